@@ -54,6 +54,7 @@
         ├── PrincipalInvalidError          also a ValueError: a caller without tenant or actor
         ├── StreamingResponseError
         ├── UnstoredWritesError            a handler has written and sent what is not stored
+        ├── AbortedTransactionError        a handler has ignored the error of a statement
         ├── ResponseTooLargeError
         └── NoTransactionError
 
@@ -64,6 +65,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 __all__ = [
+    "AbortedTransactionError",
     "BodyInvalidError",
     "BodyTimeoutError",
     "BodyTooLargeError",
@@ -457,6 +459,13 @@ class UnstoredWritesError(UsageError):
     """A handler has written, and its response below 400 is not stored: a retry would write again.
 
     Everything was rolled back.
+    """
+
+
+class AbortedTransactionError(UsageError):
+    """A statement failed, the handler ignored it, and the database rolled everything back.
+
+    A statement whose error a handler ignores belongs into a savepoint.
     """
 
 

@@ -469,7 +469,7 @@ async def test_outage_in_a_session_is_a_503_before_the_claim_and_without_a_guard
             raise ConnectionRefusedError("of another server")
         await session.execute(text("SELECT * FROM nowhere"))
 
-    order = {"json": {"item": "oats"}, "headers": sent_by("ada")}
+    order: dict[str, Any] = {"json": {"item": "oats"}, "headers": sent_by("ada")}
     async with served(shop) as client:
         for why in ("own", "statement"):
             response = await client.get("/wrong", params={"why": why})

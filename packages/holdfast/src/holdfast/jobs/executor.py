@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from holdfast.core.job import Lease
 from holdfast.core.retry import WORKER
 from holdfast.errors import (
+    AbortedTransactionError,
     CommitUnknownError,
     JobPayloadTooLargeError,
     LeaseLostError,
@@ -307,6 +308,8 @@ class JobExecutor:
             case RetryLaterError():
                 floor = error.after_seconds
                 return await self._fail("retry_later", _line(error), cause=error, floor=floor)
+            case AbortedTransactionError():  # the statement may succeed next time
+                return await self._fail("error", _line(error), cause=error)
             case NonRetryableError() | UsageError() | JobPayloadTooLargeError():
                 return await self._dead_letter("non_retryable", _line(error), cause=error)
             case _ if isinstance(error, registration.never_retry):

@@ -11,6 +11,7 @@ from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.keys import parse_key
 from holdfast.core.policy import Policy
 from holdfast.errors import (
+    AbortedTransactionError,
     CommitUnknownError,
     KeyInvalidError,
     RateLimitedError,
@@ -456,7 +457,7 @@ class _Responder:
             except (RequestError, StoreUnavailableError) as error:
                 await self._send_outcome(error, response)
                 return False
-            except UnstoredWritesError as misuse:
+            except (UnstoredWritesError, AbortedTransactionError) as misuse:
                 _log.error("%s", misuse, extra=self._head.facts())
                 self.is_sent = True
                 refusal = _render("internal", self._match.policy, self._head)
@@ -666,6 +667,11 @@ def _with_ids(send: Send, head: RequestHead) -> Send:
                     log_outage(down, head)
                     await send_response(send, _render(down, _DEFAULT_POLICY, head), head)
                     raise ResponseDiscarded from error
+                except AbortedTransactionError as misuse:
+                    is_discarded = True
+                    _log.error("%s", misuse, extra=head.facts())
+                    await send_response(send, _render("internal", _DEFAULT_POLICY, head), head)
+                    raise ResponseDiscarded from misuse
             own = ((b"x-request-id", head.request_id), (b"x-correlation-id", head.correlation_id))
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}

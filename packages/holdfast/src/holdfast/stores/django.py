@@ -33,12 +33,12 @@ from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
+    AbortedTransactionError,
     CommitUnknownError,
     ConfigurationError,
     NoTransactionError,
     StoreUnavailableError,
     SupersededError,
-    UsageError,
 )
 from holdfast.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
 from holdfast.stores.migrations import (
@@ -528,7 +528,7 @@ class DjangoUnit:
     def _refuse_aborted(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
         if self.transaction.needs_rollback:
-            raise UsageError(_ABORTED)
+            raise AbortedTransactionError(_ABORTED)
 
     def _save(self, record: Record | None, audit: AuditEvent | None) -> None:
         store = self._store
@@ -550,7 +550,7 @@ class DjangoUnit:
                         "another request with this key was committed first"
                     ) from None
                 if state == _ABORTED_STATE:
-                    raise UsageError(_ABORTED) from error
+                    raise AbortedTransactionError(_ABORTED) from error
                 raise
         elif audit is not None:
             self._save_audit(audit)

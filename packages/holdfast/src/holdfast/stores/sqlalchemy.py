@@ -66,7 +66,9 @@ from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
+    SAVEPOINT,
     SUPERSEDED_STATES,
+    is_aborted,
     is_outage,
     refuse_connection,
     translating_outages,
@@ -95,6 +97,7 @@ from holdfast.stores.sqlalchemy_sessions import (
 )
 from holdfast.stores.sqlite.epoch import reading_of
 from holdfast.stores.sqlite.rows import to_text, to_values
+from holdfast.stores.transaction_control import aborted
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
@@ -122,8 +125,6 @@ _CONNECTING: Final = (
 _ROLLBACK_SECONDS: Final = 5.0
 # Errors of asyncpg itself about a lost connection.
 _DRIVER_OUTAGES: Final = frozenset({"InterfaceError", "InternalClientError"})
-# SQLSTATE of a statement in an aborted transaction.
-_ABORTED_STATE: Final = "25P02"
 
 
 class SqlAlchemyStore:
@@ -920,7 +921,7 @@ def _flush_error(error: BaseException) -> BaseException:
     """Return what to raise for an error before the commit."""
     if isinstance(error, Exception) and is_outage(error):
         return StoreUnavailableError(f"the database is unavailable: {error}")
-    return error
+    return aborted(SAVEPOINT) if is_aborted(error) else error
 
 
 def _commit_error(error: BaseException) -> BaseException:
@@ -930,8 +931,8 @@ def _commit_error(error: BaseException) -> BaseException:
     state = getattr(getattr(error, "orig", error), "sqlstate", None)
     if state in SUPERSEDED_STATES:
         return SupersededError(SUPERSEDED)
-    if state == _ABORTED_STATE:
-        return StoreUnavailableError(f"the database is unavailable: {error}")
+    if is_aborted(error):
+        return aborted(SAVEPOINT)
     if is_outage(error):
         return CommitUnknownError(f"the connection was lost in COMMIT: {error}")
     return error

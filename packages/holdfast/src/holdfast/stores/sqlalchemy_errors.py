@@ -12,9 +12,12 @@ from holdfast.core.storable_text import UNSTORABLE
 from holdfast.errors import BodyInvalidError, ConfigurationError, StoreUnavailableError
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
 from holdfast.stores.sqlstates import is_outage_state, is_unstorable_state
+from holdfast.stores.transaction_control import aborted
 
 __all__ = [
+    "SAVEPOINT",
     "SUPERSEDED_STATES",
+    "is_aborted",
     "is_outage",
     "refuse_connection",
     "translating_outages",
@@ -26,6 +29,11 @@ SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
 
 # SQLSTATE of a statement in a transaction in which another one has failed.
 _ABORTED_STATE: Final = "25P02"
+# SQLAlchemy's code for a session that was rolled back because a flush failed.
+_FAILED_FLUSH: Final = "7s2a"
+
+# How a handler writes a savepoint.
+SAVEPOINT: Final = "`session.begin_nested()`"
 
 # No such database, no such user, a wrong password.
 _REFUSAL_STATES: Final = frozenset({"3D000", "28000", "28P01"})
@@ -44,7 +52,7 @@ def refuse_connection(bind: Any) -> None:
 def is_outage(error: BaseException) -> bool:
     """Check whether an error is about the database, not about a statement."""
     if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
-        return True
+        return not is_aborted(error)
     cause: BaseException | None = error
     if isinstance(error, sa_errors.DBAPIError):
         if error.connection_invalidated:
@@ -58,7 +66,14 @@ def is_outage(error: BaseException) -> bool:
     state = getattr(cause, "sqlstate", None)
     if state is None:  # psycopg knows no SQLSTATE if it cannot connect
         return isinstance(error, sa_errors.OperationalError)
-    return is_outage_state(state) or state == _ABORTED_STATE
+    return is_outage_state(state)
+
+
+def is_aborted(error: BaseException) -> bool:
+    """Check whether an earlier statement or flush has failed, and its error was ignored."""
+    if isinstance(error, sa_errors.PendingRollbackError):
+        return error.code == _FAILED_FLUSH
+    return getattr(getattr(error, "orig", error), "sqlstate", None) == _ABORTED_STATE
 
 
 class translating_outages:  # noqa: N801 - used like a function; a generator would cost more
@@ -74,6 +89,8 @@ class translating_outages:  # noqa: N801 - used like a function; a generator wou
             return
         if is_outage(error):
             raise StoreUnavailableError(f"the database is unavailable: {error}") from error
+        if is_aborted(error):
+            raise aborted(SAVEPOINT) from error
         if is_unstorable_state(getattr(getattr(error, "orig", error), "sqlstate", None)):
             raise BodyInvalidError(UNSTORABLE) from error
 

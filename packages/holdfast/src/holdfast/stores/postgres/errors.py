@@ -11,9 +11,10 @@ from holdfast.errors import (
     SupersededError,
 )
 from holdfast.stores.sqlstates import is_unstorable_state
+from holdfast.stores.transaction_control import aborted
 
 __all__ = [
-    "ABORTED",
+    "SAVEPOINT",
     "refuse_unstorable",
     "statement_error",
     "translate_commit_error",
@@ -25,8 +26,8 @@ _ABORTED_STATE: Final = "25P02"
 # Classes of errors that a statement without data may raise: resources, locks, cancellation, system.
 _CLEANING_CLASSES: Final = frozenset({"53", "55", "57", "58", "XX"})
 
-# PostgreSQL rolls an aborted transaction back at COMMIT, without an error.
-ABORTED: Final = "a statement failed, the handler went on, and PostgreSQL rolled everything back"
+# How a handler with plain SQL writes a savepoint.
+SAVEPOINT: Final = "SAVEPOINT a; after the error ROLLBACK TO a"
 
 
 def unavailable(error: BaseException) -> StoreUnavailableError:
@@ -64,7 +65,7 @@ def translate_commit_error(
     if isinstance(error, outages):
         raise CommitUnknownError(str(error)) from error
     if state == _ABORTED_STATE:
-        raise StoreUnavailableError(ABORTED) from error
+        raise aborted(SAVEPOINT) from error
     if is_unstorable_state(state):
         raise BodyInvalidError(UNSTORABLE) from error
     if is_cleaned and str(state)[:2] in _CLEANING_CLASSES:

@@ -6,14 +6,15 @@ from contextlib import suppress
 from typing import Any, Final, Generic, Protocol
 
 from holdfast.core.idempotency_record import AuditEvent, Record
-from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
+from holdfast.errors import CommitUnknownError, NoTransactionError
 from holdfast.ports import Params, Row, TransactionT_co
 from holdfast.stores.postgres.driver import Driver
-from holdfast.stores.postgres.errors import ABORTED, refuse_unstorable, translate_commit_error
+from holdfast.stores.postgres.errors import SAVEPOINT, refuse_unstorable, translate_commit_error
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.postgres.session import UsedSession
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values
 from holdfast.stores.sql_loader import Queries
+from holdfast.stores.transaction_control import aborted
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
 
@@ -200,8 +201,8 @@ class PostgresUnit(Generic[TransactionT_co]):
         self._ended = True
         self.statements.end()
         await self._release(tag)
-        if tag == "ROLLBACK":
-            raise StoreUnavailableError(ABORTED)
+        if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
+            raise aborted(SAVEPOINT)
 
     async def _release(self, tag: str) -> None:
         """Return the connection after COMMIT; close it if it cannot be cleaned."""
