@@ -146,7 +146,7 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
     ],
 )
 def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:
-    result = mutations.find_bug(bug, templates, max_seeds=200, shrinks=False)
+    result = mutations.find_bug(bug, templates, max_seeds=300, shrinks=False)
     assert result.broken is None
     assert result.failure is not None
     assert result.failure.violations
