@@ -74,9 +74,9 @@ _LIST_NAMES: Final = (
 class GuardedUnit:
     """Refuses ends of a session's transaction that are not the unit's."""
 
-    # How the session's class is used, for messages.
+    # How the handler flushes the session, for messages.
     flush_hint: str
-    # How it is not closed, for messages.
+    # How to use the session without closing it, for messages.
     close_hint: str
 
     def __init__(self) -> None:

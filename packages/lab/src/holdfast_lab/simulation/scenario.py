@@ -142,7 +142,7 @@ class World:
             for device in self.devices:
                 device.clock_offset, device.clock_was_set = timedelta(days=-20), True
         return Bias(
-            refusals=focuses_on("fail", "discard", "discard_all"),
+            refusals=focuses_on("fail", "retry", "discard", "discard_all"),
             conflicts=focuses_on("conflict", "resolve"),
             manual_conflicts=focuses_on("resolve"),
             walks=focuses_on("expire"),

@@ -220,9 +220,10 @@ class Users:
             resolve_conflict(queue, entry, how)
         elif entry.reason is Reason.UNKNOWN and self._world.has_happened(action):
             queue.discard(entry.id)  # the user has checked on the server
-        elif action.expect is Expect.REFUSAL or (
+        elif not self._tries_in_vain(action) and (
+            action.expect is Expect.REFUSAL
             # With a wrong clock, an action can be rejected permanently.
-            action.expect is Expect.EITHER and action.retries >= _MAX_RETRIES
+            or (action.expect is Expect.EITHER and action.retries >= _MAX_RETRIES)
         ):
             queue.discard(entry.id)
         else:
@@ -233,6 +234,10 @@ class Users:
         app.clear_retry_after(entry.idempotency_key)
         self._world.note(app.name, f"review: {action.id}, which was {entry.status}")
         return True
+
+    def _tries_in_vain(self, action: PlannedAction) -> bool:
+        """Return whether the user retries what the server will refuse again, for the fault points."""
+        return action.retries == 0 and self._world.faults.focuses_on("retry")
 
     def _leave_chain(self, queue: OutboxQueue, entry: Entry, action: PlannedAction) -> bool:
         """Discard an entry whose chain was refused, once what was refused is discarded."""
