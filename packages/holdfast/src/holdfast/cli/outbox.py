@@ -78,8 +78,8 @@ _ADVICE: Final[Mapping[Ended, str]] = {
 }
 _UNKNOWN_PROFILE: Final = "profile_must_be_known"
 _PROFILES_ADVICE: Final = (
-    "at a shell: holdfast outbox --db FILE --profiles MODULE:NAME …, where NAME is a Profile of the "
-    "app or a list of them"
+    "at a shell: holdfast outbox --db FILE --profiles MODULE:NAME …, where NAME is a Profile "
+    "of the app or a list of them"
 )
 _NOT_SIGNED_IN: Final = (
     "the server needs a token: give --token or HOLDFAST_OUTBOX_TOKEN; nothing was lost"
