@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.cli.outbox_output import print_entries, print_entry, print_report
 from holdfast.core.outbox_entry import Status
+from holdfast.outbox import EventKind
 from packages.holdfast.tests.outbox.queue_harness import Lab, new
 from packages.holdfast.tests.support.outbox_harness import Scripted, drain, response
 
@@ -58,3 +59,14 @@ def test_redirect_error_begins_with_the_path_to_use(
     print_entries([lab.queue.get(entry.id)], as_json=False)
     shown = f"\tuse the path {entry.endpoint}/: the server redirects (307) to {entry.endpoint}/?a=1"
     assert capsys.readouterr().out.rstrip().endswith(shown)
+
+
+def test_response_without_a_body_is_shown_by_its_status(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = lab.queue.enqueue(new())
+    drain(lab.queue, entry.user_id, Scripted([response(503, headers={"retry-after": "4"})]))
+    print_entries([lab.queue.get(entry.id)], as_json=False)
+    assert capsys.readouterr().out.rstrip().endswith("\tHTTP 503")
+    [retrying] = [event for event in lab.events if event.kind is EventKind.RETRYING]
+    assert retrying.detail == "HTTP 503, next attempt in 4 s"

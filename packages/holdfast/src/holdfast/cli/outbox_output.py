@@ -72,7 +72,7 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
                 _status(entry),
                 f"{entry.attempt_count}/{entry.max_attempts}",
                 _instant(entry.next_retry_at),
-                _error(entry.last_error),
+                _last_error(entry),
             )
             for entry in found
         ],
@@ -129,7 +129,9 @@ def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) 
         print(report.detail)
     for one in stuck[:_MAX_LISTED]:
         ways = "resolve" if one.status is Status.CONFLICT else "retry, edit"
-        error = f": {_error(one.last_error)}" if one.last_error else ""
+        error = (
+            "" if one.last_error_code is None and not one.last_error else f": {_last_error(one)}"
+        )
         print(f"{one.id} is {_status(one)} and needs a decision ({ways} or discard){error}")
     if len(stuck) > _MAX_LISTED:
         print(f"and {len(stuck) - _MAX_LISTED} more: see outbox ls --status failed, or conflict")
@@ -225,6 +227,13 @@ def _text(value: Any) -> str:
 
 def _status(entry: Entry) -> str:
     return entry.status.value if entry.reason is None else f"{entry.status} ({entry.reason})"
+
+
+def _last_error(entry: Entry) -> str:
+    """Return one line about the last error of an entry: its status if the body was empty."""
+    if entry.last_error or entry.last_error_code is None:
+        return _error(entry.last_error)
+    return f"HTTP {entry.last_error_code}"
 
 
 def _error(text: str | None) -> str:

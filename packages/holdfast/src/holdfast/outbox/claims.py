@@ -267,6 +267,10 @@ def retry_later(
         http_status=result.http_status,
         code=result.code,
         delay_seconds=seconds,
+        # An empty body says nothing.
+        detail=None
+        if result.http_status is None or result.error
+        else f"HTTP {result.http_status}, next attempt in {seconds:.0f} s",
     )
     return step_aside(tx, entry) if steps_aside else entry
 
