@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.cli.outbox_output import print_entries, print_entry, print_report
+from holdfast.cli.outbox_output import print_entries, print_entry, print_report, print_sides
 from holdfast.core.outbox_entry import Status
 from holdfast.outbox import EventKind
 from packages.holdfast.tests.outbox.queue_harness import Lab, new
@@ -70,3 +70,17 @@ def test_response_without_a_body_is_shown_by_its_status(
     assert capsys.readouterr().out.rstrip().endswith("\tHTTP 503")
     [retrying] = [event for event in lab.events if event.kind is EventKind.RETRYING]
     assert retrying.detail == "HTTP 503, next attempt in 4 s"
+
+
+def test_sides_of_a_conflict_name_the_fields_that_both_have_changed(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = lab.queue.enqueue(
+        new(operation="patch", endpoint="/n/5", base={"n": 1, "m": 1}, payload={"n": 2})
+    )
+    lab.queue.conflict(lab.claim(), theirs={"n": 3, "m": 1}, fields=["/n"])
+    entry = lab.queue.get(entry.id)
+    print_sides(entry, as_json=False)
+    assert "changed on both sides: /n\n" in capsys.readouterr().out
+    print_sides(entry, as_json=True)
+    assert json.loads(capsys.readouterr().out)["conflict_fields"] == ["/n"]

@@ -330,7 +330,7 @@ def outbox_resolve(
     payload: Annotated[str | None, typer.Option(help=f"With merged: {_JSON_OR_FILE}")] = None,
     json: Json = False,
 ) -> None:
-    """Resolve a conflict. Without --strategy, show mine and theirs side by side.
+    """Resolve a conflict. Without --strategy, show base, mine and theirs side by side.
 
     For example:
 

@@ -149,6 +149,7 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
                 "mine": mine,
                 "theirs": theirs,
                 "theirs_version": entry.theirs_version,
+                "conflict_fields": entry.conflict_fields,
             }
         )
         return
@@ -160,6 +161,8 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
         ("field", "base", "mine", "theirs"),
         [(name, *(_text(side[name]) if name in side else "-" for side in sides)) for name in names],
     )
+    if entry.conflict_fields:
+        print(f"changed on both sides: {', '.join(entry.conflict_fields)}")
     print("resolve it with --strategy mine, theirs, merged --payload …, or give_up")
 
 
