@@ -67,7 +67,10 @@ def test_response_without_a_body_is_shown_by_its_status(
     entry = lab.queue.enqueue(new())
     drain(lab.queue, entry.user_id, Scripted([response(503, headers={"retry-after": "4"})]))
     print_entries([lab.queue.get(entry.id)], as_json=False)
-    assert capsys.readouterr().out.rstrip().endswith("\tHTTP 503")
+    names, row = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    shown = dict(zip(names, row, strict=True))
+    # The send does not count for max_attempts, so it is not shown as part of them.
+    assert (shown["sends"], shown["error"]) == ("1", "HTTP 503")
     [retrying] = [event for event in lab.events if event.kind is EventKind.RETRYING]
     assert retrying.detail == "HTTP 503, next attempt in 4 s"
 

@@ -61,7 +61,7 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
         print_json([_facts(entry) for entry in found])
         return
     print_table(
-        ("id", "user", "#", "what", "endpoint", "status", "attempts", "next try", "error"),
+        ("id", "user", "#", "what", "endpoint", "status", "sends", "next try", "error"),
         [
             (
                 entry.id,
@@ -70,7 +70,7 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
                 f"{entry.operation} {entry.entity_type}",
                 entry.endpoint,
                 _status(entry),
-                f"{entry.attempt_count}/{entry.max_attempts}",
+                str(entry.attempt_count),
                 _instant(entry.next_retry_at),
                 _last_error(entry),
             )
