@@ -281,6 +281,33 @@ def test_entries_of_an_unknown_profile_exit_1_with_the_line_that_registers_it(
     assert outbox("show", sent["id"])["status"] == "succeeded"
 
 
+def test_profiles_of_an_app_are_named_by_module_and_name(here: Here, tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text(
+        "from holdfast.outbox import Profile\n"
+        "SHOP = Profile(name='shop', priorities={'order': 7})\n"
+        "PROFILES = [SHOP, Profile(name='other')]\n"
+        "NUMBER = 5\n"
+    )
+    more = ("--user", "ada", "--op", "create", "--entity", "order", "--endpoint", "/orders")
+    add = ("add", *more, "--profile", "shop")
+    unknown = here(*DB, *add)
+    assert unknown.returncode == 2
+    assert "--profiles MODULE:NAME" in one_line(unknown.stderr)
+    for name in ("shop:SHOP", "shop:PROFILES"):
+        done = here(*DB, "--profiles", name, *add)
+        assert done.returncode == 0, done.stderr
+    listed = here(*DB, "--profiles", "shop:SHOP", "ls", "--json")
+    assert [entry["priority"] for entry in json.loads(listed.stdout)] == [7, 7]
+    for name, text in (
+        ("shop:NUMBER", "is of type int: expected a Profile"),
+        ("shop", "is not of the form MODULE:NAME"),
+        ("shop:NONE", "shop has no NONE"),
+    ):
+        wrong = here(*DB, "--profiles", name, "ls")
+        assert wrong.returncode == 2
+        assert text in one_line(wrong.stderr)
+
+
 def test_an_encrypted_queue_opens_with_its_passphrase_only(
     here: Here, user: str, tmp_path: Path
 ) -> None:

@@ -101,7 +101,7 @@ def test_conflict_requires_resolution_strategy(lab: Lab) -> None:
 
 def test_resolving_with_theirs_discards_the_entry(lab: Lab) -> None:
     resolved = lab.queue.resolve(in_conflict(lab), Resolution.THEIRS)
-    assert (resolved.status, resolved.reason) == (Status.DISCARDED, Reason.RESPONSE)
+    assert (resolved.status, resolved.reason) == (Status.DISCARDED, Reason.PERSON)
 
 
 def test_resolving_with_mine_sends_it_forced_with_a_new_key(lab: Lab) -> None:

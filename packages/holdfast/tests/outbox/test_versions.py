@@ -316,6 +316,77 @@ def test_users_do_not_share_versions(queue: OutboxQueue) -> None:
     assert if_matches(server) == [None]
 
 
+class OneNote:
+    """A server with one note that checks ``If-Match``, and refuses some texts."""
+
+    def __init__(self) -> None:
+        self.text, self.version, self.refused = "first", 1, {"older"}
+
+    def __call__(self, request: Request) -> Response:
+        if request.method == "GET":
+            return response(200, {"id": 5, "text": self.text, "version": self.version})
+        text = json.loads(request.body or b"{}")["text"]
+        if text in self.refused:
+            return response(400, {"code": "INVALID"})
+        expected = request.headers.get("If-Match")
+        current = f'"{self.version}"'
+        if request.method != "POST" and expected not in (None, current):
+            return response(409, {"details": {"currentVersion": self.version}})
+        self.text, self.version = text, self.version + (request.method != "POST")
+        return response(200, {"id": 5, "text": text, "version": self.version})
+
+
+@pytest.mark.parametrize("base", ["named", "of a create"])
+@pytest.mark.parametrize("how", ["retry", "edit", "retry of a dependency"])
+def test_refused_edit_that_is_sent_again_does_not_overwrite_a_newer_own_edit(
+    queue: OutboxQueue, how: str, base: str
+) -> None:
+    note = OneNote()
+    more: dict[str, Any] = {"base_version": '"1"'}
+    if base == "of a create":
+        local = str(uuid4())
+        edit(queue, "first", operation="create", endpoint="/notes", local_id=local)
+        more = {"endpoint": f"/notes/{{local:{local}}}"}
+    if how == "retry of a dependency":
+        first = edit(queue, "older", endpoint="/notes/6")
+        older = edit(queue, "held", depends_on=[first.id], **more)
+    else:
+        first = older = edit(queue, "older", **more)
+    newer = edit(queue, "newer", **more)
+    drain(queue, "ada", Scripted(note))
+    assert (queue.get(older.id).status, queue.get(newer.id).status) == ("failed", "succeeded")
+    note.refused.clear()
+    if how == "edit":
+        queue.edit_payload(first.id, {"text": "corrected"})
+    else:
+        queue.retry(first.id)
+    drain(
+        queue,
+        "ada",
+        Scripted(lambda sent: response(200) if sent.target == "/notes/6" else note(sent)),
+    )
+    assert (note.text, queue.get(older.id).status) == ("newer", Status.CONFLICT)
+    queue.resolve(older.id, Resolution.MINE)
+    later = edit(queue, "later", **more)
+    sent = Scripted(note)
+    drain(queue, "ada", sent)
+    assert if_matches(sent) == ['"2"', '"3"']
+    assert queue.get(later.id).status is Status.SUCCEEDED
+
+
+def test_refused_edit_is_sent_again_with_the_current_version_if_none_was_newer(
+    queue: OutboxQueue,
+) -> None:
+    note = OneNote()
+    edit(queue, "one", base_version='"1"')
+    refused = edit(queue, "older", base_version='"1"')
+    drain(queue, "ada", Scripted(note))
+    queue.edit_payload(refused.id, {"text": "corrected"})
+    drain(queue, "ada", Scripted(note))
+    assert [entry.status for entry in queue.entries("ada")] == [Status.SUCCEEDED] * 2
+    assert note.text == "corrected"
+
+
 @pytest.mark.parametrize(
     ("given", "stored"),
     [("3", '"3"'), ('"3"', '"3"'), ("abc", '"abc"'), (None, None)],

@@ -1,4 +1,4 @@
-"""``--app MODULE:NAME``: import the ``Holdfast`` of an app. Every error is one line."""
+"""Options that name an object as ``MODULE:NAME``, such as ``--app``. Every error is one line."""
 
 import inspect
 import os
@@ -13,7 +13,7 @@ from holdfast import Holdfast
 from holdfast.cli.output import CommandError
 from holdfast.errors import MissingExtraError
 
-__all__ = ["load_holdfast"]
+__all__ = ["load_holdfast", "load_object"]
 
 _USAGE: Final = 2
 _EXAMPLE: Final = "for example --app shop.main:holdfast"
@@ -26,9 +26,14 @@ def load_holdfast(name: str) -> Holdfast:
     NAME is a ``Holdfast``, an app on which one is installed, or a function without arguments that
     returns either. The current directory is on ``sys.path``.
     """
+    return _holdfast_of(load_object(name, option="--app", example=_EXAMPLE), name)
+
+
+def load_object(name: str, *, option: str, example: str) -> Any:
+    """Import ``MODULE:NAME``. Raises ``CommandError``."""
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path) or "/" in name or module_name.endswith(".py"):
-        raise CommandError(f"--app {name} is not of the form MODULE:NAME, {_EXAMPLE}", _USAGE)
+        raise CommandError(f"{option} {name} is not of the form MODULE:NAME, {example}", _USAGE)
     directory = str(Path.cwd())
     if directory not in sys.path:
         sys.path.insert(0, directory)
@@ -41,7 +46,7 @@ def load_holdfast(name: str) -> Holdfast:
         except AttributeError as error:
             raise CommandError(f"{seen} has no {part}{_names_in(found)}", _USAGE) from error
         seen = f"{seen}:{part}" if seen == module_name else f"{seen}.{part}"
-    return _holdfast_of(found, name)
+    return found
 
 
 def _import(name: str) -> ModuleType:

@@ -13,6 +13,7 @@ from typing import Any, Final, cast
 import msgspec
 from msgspec import UNSET
 
+from holdfast.cli.app_loader import load_object
 from holdfast.cli.header_command import (
     APP_CHECK_HEADER,
     HeaderCommands,
@@ -75,6 +76,11 @@ _ADVICE: Final[Mapping[Ended, str]] = {
     Ended.OFFLINE: "the entries stay queued",
     Ended.HELD: "the entries stay queued",
 }
+_UNKNOWN_PROFILE: Final = "profile_must_be_known"
+_PROFILES_ADVICE: Final = (
+    "at a shell: holdfast outbox --db FILE --profiles MODULE:NAME …, where NAME is a Profile "
+    "of the app or a list of them"
+)
 _NOT_SIGNED_IN: Final = (
     "the server needs a token: give --token or HOLDFAST_OUTBOX_TOKEN; nothing was lost"
 )
@@ -86,6 +92,8 @@ class Place(msgspec.Struct, frozen=True):
     path: Path
     passphrase_env: str | None
     allow_weak_passphrase: bool = False
+    # Where the app has its profiles, as MODULE:NAME; those of packages are found without it.
+    profiles: str | None = None
 
     @contextmanager
     def opened(self, *, must_exist: bool = True) -> Iterator[OutboxQueue]:
@@ -95,16 +103,21 @@ class Place(msgspec.Struct, frozen=True):
         # SQLite would create an empty file for every misspelt name.
         if must_exist and not self.path.exists():
             raise CommandError(f"{self.path} does not exist: holdfast outbox … add creates it")
+        profiles = () if self.profiles is None else _load_profiles(self.profiles)
         try:
             with OutboxQueue.open(
                 self.path,
                 passphrase=self._passphrase(),
                 allow_weak_passphrase=self.allow_weak_passphrase,
                 settings=QueueSettings.from_environment(),
+                profiles=profiles,
                 create=not must_exist,
             ) as queue:
                 yield queue
         except EntryInvalidError as error:
+            if error.rule == _UNKNOWN_PROFILE:
+                text = f"{error.message} ({error.rule}); {_PROFILES_ADVICE}"
+                raise CommandError(text, _BAD_INPUT) from error
             raise CommandError(f"{error.message} ({error.rule})", _BAD_INPUT) from error
 
     def _passphrase(self) -> str | None:
@@ -116,6 +129,23 @@ class Place(msgspec.Struct, frozen=True):
                 f"the variable {self.passphrase_env} is empty: set it to the passphrase", _BAD_INPUT
             )
         return found
+
+
+def _load_profiles(name: str) -> list[Profile]:
+    """Return the ``Profile`` at ``MODULE:NAME``, or those in a list of them."""
+    found = load_object(
+        name, option="--profiles", example="for example --profiles shop.sync:PROFILES"
+    )
+    profiles = [found] if isinstance(found, Profile) else found
+    if not isinstance(profiles, list | tuple) or not all(
+        isinstance(one, Profile) for one in profiles
+    ):
+        raise CommandError(
+            f"{name} is of type {type(found).__name__}: expected a Profile of holdfast.outbox, "
+            "or a list of them",
+            _BAD_INPUT,
+        )
+    return list(profiles)
 
 
 def add(
@@ -201,7 +231,8 @@ def drain_user(
         stuck = queue.blocked_by(user)
     print_report(report, stuck, as_json=as_json)
     if report.unknown_profiles:
-        raise CommandError(unknown_profile(report.unknown_profiles[0]))
+        message = unknown_profile(report.unknown_profiles[0])
+        raise CommandError(f"{message}; {_PROFILES_ADVICE}")
     if report.ended is Ended.SIGNED_OUT and token is None:
         raise CommandError(_NOT_SIGNED_IN)
     if report.ended in _ADVICE:

@@ -60,6 +60,13 @@ def outbox(
             help="Accept a passphrase of fewer than 12 characters, or in the form of a raw key.",
         ),
     ] = False,
+    profiles: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="A Profile of the app, or a list of them; those of packages are found without it.",
+        ),
+    ] = None,
 ) -> None:
     """Inspect and drain the outbox of a device.
 
@@ -79,7 +86,7 @@ def outbox(
         if "--help" in sys.argv:
             return  # help needs no file
         raise CommandError("name the file: holdfast outbox --db FILE … (try: --help)", 2)
-    context.obj = Place(db, passphrase_env, allow_weak_passphrase)
+    context.obj = Place(db, passphrase_env, allow_weak_passphrase, profiles)
 
 
 @outbox_app.command("add")
@@ -323,7 +330,7 @@ def outbox_resolve(
     payload: Annotated[str | None, typer.Option(help=f"With merged: {_JSON_OR_FILE}")] = None,
     json: Json = False,
 ) -> None:
-    """Resolve a conflict. Without --strategy, show mine and theirs side by side.
+    """Resolve a conflict. Without --strategy, show base, mine and theirs side by side.
 
     For example:
 

@@ -61,7 +61,7 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
         print_json([_facts(entry) for entry in found])
         return
     print_table(
-        ("id", "user", "#", "what", "endpoint", "status", "attempts", "next try", "error"),
+        ("id", "user", "#", "what", "endpoint", "status", "sends", "next try", "error"),
         [
             (
                 entry.id,
@@ -70,9 +70,9 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
                 f"{entry.operation} {entry.entity_type}",
                 entry.endpoint,
                 _status(entry),
-                f"{entry.attempt_count}/{entry.max_attempts}",
+                str(entry.attempt_count),
                 _instant(entry.next_retry_at),
-                _error(entry.last_error),
+                _last_error(entry),
             )
             for entry in found
         ],
@@ -129,7 +129,9 @@ def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) 
         print(report.detail)
     for one in stuck[:_MAX_LISTED]:
         ways = "resolve" if one.status is Status.CONFLICT else "retry, edit"
-        error = f": {_error(one.last_error)}" if one.last_error else ""
+        error = (
+            "" if one.last_error_code is None and not one.last_error else f": {_last_error(one)}"
+        )
         print(f"{one.id} is {_status(one)} and needs a decision ({ways} or discard){error}")
     if len(stuck) > _MAX_LISTED:
         print(f"and {len(stuck) - _MAX_LISTED} more: see outbox ls --status failed, or conflict")
@@ -147,6 +149,7 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
                 "mine": mine,
                 "theirs": theirs,
                 "theirs_version": entry.theirs_version,
+                "conflict_fields": entry.conflict_fields,
             }
         )
         return
@@ -158,6 +161,8 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
         ("field", "base", "mine", "theirs"),
         [(name, *(_text(side[name]) if name in side else "-" for side in sides)) for name in names],
     )
+    if entry.conflict_fields:
+        print(f"changed on both sides: {', '.join(entry.conflict_fields)}")
     print("resolve it with --strategy mine, theirs, merged --payload …, or give_up")
 
 
@@ -225,6 +230,13 @@ def _text(value: Any) -> str:
 
 def _status(entry: Entry) -> str:
     return entry.status.value if entry.reason is None else f"{entry.status} ({entry.reason})"
+
+
+def _last_error(entry: Entry) -> str:
+    """Return one line about the last error of an entry: its status if the body was empty."""
+    if entry.last_error or entry.last_error_code is None:
+        return _error(entry.last_error)
+    return f"HTTP {entry.last_error_code}"
 
 
 def _error(text: str | None) -> str:

@@ -369,9 +369,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     idempotency_key: str
     # Where it is in its life.
     status: Status
-    # Claims that were not released.
+    # Sends; those during outages and with responses of others are included.
     attempt_count: int
-    # Attempts after which it fails.
+    # Attempts after which it fails. Outages and responses of others do not count for it.
     max_attempts: int
     # On the device's clock, for people. Decisions use the elapsed clock.
     next_retry_at: datetime | None
@@ -393,7 +393,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     synced_at: datetime | None
     # The strategy; None uses the profile's.
     conflict_resolution: ConflictResolution | None
-    # A lower number is sent first.
+    # A higher number is sent first.
     priority: int
     # The same on every send.
     client_generated_at: datetime

@@ -28,6 +28,7 @@ from holdfast.outbox.claim_holder import claim_holder, has_ended
 from holdfast.outbox.dependencies import (
     bind_chain,
     free_dependents,
+    is_overtaken,
     leave_lane,
     park_dependents,
     step_aside,
@@ -266,6 +267,10 @@ def retry_later(
         http_status=result.http_status,
         code=result.code,
         delay_seconds=seconds,
+        # An empty body says nothing.
+        detail=None
+        if result.http_status is None or result.error
+        else f"HTTP {result.http_status}, next attempt in {seconds:.0f} s",
     )
     return step_aside(tx, entry) if steps_aside else entry
 
@@ -342,7 +347,8 @@ def resend_on_own(
     """Return an edit to the queue that conflicts only with other edits of this device.
 
     That happens if edits of one entity are in several lanes, and are sent at once. It has a new
-    key, because the server may have stored its response. None for any other conflict.
+    key, because the server may have stored its response. None for any other conflict, and for an
+    edit that had failed while later ones of its lane succeeded.
     """
     entry = claimed.entry
     if claimed.version is None or theirs_version is None or theirs_version == claimed.version:
@@ -354,7 +360,7 @@ def resend_on_own(
         sent=claimed.version,
         version=theirs_version,
     )
-    if not is_own:
+    if not is_own or is_overtaken(tx, entry):
         return None
     release(tx, claimed, result, sent=True)
     return tx.changed("resend", id=entry.id, key=new_uuid4())

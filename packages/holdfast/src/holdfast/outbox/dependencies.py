@@ -24,6 +24,7 @@ __all__ = [
     "check_acyclic",
     "find_dependencies",
     "free_dependents",
+    "is_overtaken",
     "leave_lane",
     "park_dependents",
     "rejoin_lane",
@@ -256,7 +257,23 @@ def rejoin_lane(tx: Transaction, entry: Entry) -> Entry:
         lane=entry.left_lane,
         sequence_number=entry.sequence_number,
     )
-    return tx.changed("rejoin_lane", id=entry.id)
+    back = tx.changed("rejoin_lane", id=entry.id)
+    # The server then reports a conflict, and the newer edit is not overwritten.
+    return tx.changed("keep_version", id=entry.id) if is_overtaken(tx, back) else back
+
+
+def is_overtaken(tx: Transaction, entry: Entry) -> bool:
+    """Return whether a later edit of the same entity has succeeded while this one had failed."""
+    if entry.entity is None or entry.lane is None:
+        return False
+    found = tx.rows(
+        "overtaken",
+        user_id=entry.user_id,
+        lane=entry.lane,
+        entity=entry.entity,
+        sequence_number=entry.sequence_number,
+    )
+    return bool(found)
 
 
 def revive_dependents(tx: Transaction, parent: Entry) -> list[Entry]:

@@ -124,7 +124,8 @@ def resolve(
             _check_conflict(entry, Transition.DISCARD)
             if adopts:
                 record_adopted(tx, entry)
-            return settle_unclaimed(tx, entry, Status.DISCARDED, Reason.RESPONSE, None)
+            reason = Reason.PERSON if adopts else Reason.RESPONSE
+            return settle_unclaimed(tx, entry, Status.DISCARDED, reason, None)
         case Resolution.GIVE_UP:
             _check_conflict(entry, Transition.GIVE_UP)
             entry = tx.changed("give_up", id=entry_id, reason=Reason.RESPONSE.value)

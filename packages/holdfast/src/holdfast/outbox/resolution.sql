@@ -126,6 +126,25 @@ UPDATE offline_sync_queue AS back
  WHERE id = :id
 RETURNING ENTRY;
 
+-- name: keep_version
+-- Send an edit with the version it was made on, not with that of the device's later edits.
+UPDATE offline_sync_queue AS back
+   SET sent_version = coalesce(
+           sent_version, nullif(base_version, ''),
+           -- Made on a version that was not known then: one before the latest.
+           (SELECT CASE json_type(own, '$[#-2]') WHEN 'text' THEN json_extract(own, '$[#-2]') END
+              FROM entity_versions AS known
+             WHERE known.user_id = back.user_id AND known.entity = back.entity))
+ WHERE id = :id AND operation <> 'create'
+RETURNING ENTRY;
+
+-- name: overtaken
+-- Whether a later edit of the entity has succeeded in the lane of an entry, which had left it.
+SELECT 1 FROM offline_sync_queue
+ WHERE user_id = :user_id AND lane = :lane AND entity = :entity AND status = 'succeeded'
+   AND sequence_number > :sequence_number
+ LIMIT 1;
+
 -- name: chain_behind
 SELECT id FROM offline_sync_queue
  WHERE user_id = :user_id AND chain = :chain AND sequence_number > :sequence_number
