@@ -236,7 +236,7 @@ class Users:
         return True
 
     def _tries_in_vain(self, action: PlannedAction) -> bool:
-        """Return whether the user retries what the server will refuse again, for the fault points."""
+        """Return whether the user retries what will be refused again, for the fault points."""
         return action.retries == 0 and self._world.faults.focuses_on("retry")
 
     def _leave_chain(self, queue: OutboxQueue, entry: Entry, action: PlannedAction) -> bool:
