@@ -281,6 +281,16 @@ def test_entries_of_an_unknown_profile_exit_1_with_the_line_that_registers_it(
     assert outbox("show", sent["id"])["status"] == "succeeded"
 
 
+def test_base_of_an_edit_is_queued_with_it(here: Here) -> None:
+    more = ("--user", "ada", "--op", "patch", "--entity", "note", "--endpoint", "/notes/5")
+    add = (*DB, "add", *more, "--payload", '{"a": 2}')
+    done = here(*add, "--base", '{"a": 1}', "--json")
+    assert json.loads(done.stdout)["base"] == {"a": 1}
+    wrong = here(*add, "--base", "{a")
+    assert wrong.returncode == 2
+    one_line(wrong.stderr)
+
+
 def test_profiles_of_an_app_are_named_by_module_and_name(here: Here, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
         "from holdfast.outbox import Profile\n"

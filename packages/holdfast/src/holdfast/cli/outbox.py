@@ -158,6 +158,7 @@ def add(
     payload: str | None,
     headers: Sequence[str],
     as_json: bool,
+    base: str | None = None,
     **more: Any,
 ) -> None:
     """Queue one mutation, and add the user."""
@@ -168,6 +169,7 @@ def add(
         endpoint=endpoint,
         payload=None if payload is None else _raw(payload),
         headers=_headers(headers),
+        base=None if base is None else _raw(base),
         **{name: value for name, value in more.items() if value is not None},
     )
     with place.opened(must_exist=False) as queue, queue.transaction():

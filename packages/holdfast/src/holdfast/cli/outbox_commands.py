@@ -114,6 +114,10 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
     base_version: Annotated[
         str | None, typer.Option(help="The version of the entity that the change was made on.")
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(help=f"The entity as the person saw it, for merges: {_JSON_OR_FILE}"),
+    ] = None,
     once: Annotated[
         str | None,
         typer.Option(
@@ -150,6 +154,7 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
         priority=priority,
         conflict_resolution=conflict,
         base_version=base_version,
+        base=base,
         once=once,
         key=key,
         profile=profile,
