@@ -80,7 +80,7 @@ def test_files_of_a_page_are_a_project_whose_tests_pass(page: str, tmp_path: Pat
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
-    assert re.search(r"Ran 6 tests|5 passed", output), output
+    assert re.search(r"Ran 7 tests|6 passed", output), output
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def claim_holder() -> str:
 
 
 def has_ended(holder: str) -> bool:
-    """Return whether the process is known to have ended; False if that is not known here."""
+    """Return whether the process is known to have ended. False if it is not certain."""
     fields, own = holder.split("/"), claim_holder().split("/")
     if len(fields) != _FIELDS or fields[2:] != own[2:] or not fields[0].isdigit():
         return False

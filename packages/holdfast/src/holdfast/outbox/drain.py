@@ -650,7 +650,7 @@ class _Run:
         report.ended = state.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
         leases = queue.lease_seconds_left(self._user_id)
         if leases is not None:
-            # Claimed by another process. If that one has ended and this cannot be known from here,
+            # Claimed by another process. If that one has ended and this is not known here,
             # only a later drain notices, when the lease has expired.
             due = report.next_due_seconds
             report.next_due_seconds = leases[0] if due is None else min(due, leases[0])
