@@ -155,6 +155,8 @@ class Users:
         self.forget_keys()
         for action in self._world.actions.values():
             action.lost = action.lost or action.id in lost or action.kind == "change"
+            # The server has other versions than the device has seen: there may be conflicts.
+            action.rekeyed = action.rekeyed or action.kind == "change"
             if action.kind == "change" and action.expect is Expect.EFFECT:
                 action.expect = Expect.EITHER  # the note may be lost
         return [self._world.actions[name] for name in sorted(lost) if name in self._world.actions]
