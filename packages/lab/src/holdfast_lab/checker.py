@@ -285,9 +285,14 @@ def _overwrites(history: History) -> Iterator[Violation]:
             if write.is_foreign or action is None:
                 continue
             known = seen.get((action.user, entity), [])
-            is_first = not any(one.version < write.version for one in known)
+            # A read for another edit does not say what this one was made on.
+            is_first = not any(
+                one.version < write.version
+                for one in known
+                if one.how == "response" or one.at < action.enqueued_at
+            )
             if not write.is_checked and is_first and action.may_force:
-                # No version of it was ever seen.
+                # No version of it was known.
                 continue
             noticed = max(_noticed(action, known, write, writes), default=0)
             for other in writes:

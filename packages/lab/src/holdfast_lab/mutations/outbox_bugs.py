@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping
-from datetime import timedelta
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +26,7 @@ from holdfast.outbox.sender import Sender
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transaction import Transactions
 from holdfast.outbox.transport import NoResponse
+from holdfast.outbox.versions import Produced
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 from holdfast_lab.simulation.determinism import SimulatedLeaseRenewer
 
@@ -133,7 +133,9 @@ def in_flight_guessed_as_success() -> list[Replacement]:
         back = []
         for entry_id, number in work.rows("lapsed", ms=work.ms):
             claimed = Claimed(work.entry(entry_id), number, 0.0)
-            back.append(CLAIMS.succeed(work, claimed, AttemptResult(), server_id=None))
+            back.append(
+                CLAIMS.succeed(work, claimed, AttemptResult(), server_id=None, produced=Produced())
+            )
         return back
 
     return [(CLAIMS, "return_expired_claims", watchdog)]
@@ -258,11 +260,14 @@ def forgotten_keys_sent_again() -> list[Replacement]:
 
 @bug
 def age_by_the_wall_clock() -> list[Replacement]:
-    def expire_stale(work: Any, user_id: str, cap: timedelta) -> list[Entry]:
+    def expire_stale(work: Any, user_id: str, settings: QueueSettings) -> list[Entry]:
         old = []
         for _, entry_id, *_ in work.rows("pending_by_age", user_id=user_id, after=0, limit=200):
             entry = work.entry(entry_id)
-            if work.now - entry.created_at > cap and entry.status is Status.PENDING:
+            if (
+                work.now - entry.created_at > settings.stale_after
+                and entry.status is Status.PENDING
+            ):
                 old.append(settle_unclaimed(work, entry, Status.EXPIRED, Reason.STALE, None))
         return old
 

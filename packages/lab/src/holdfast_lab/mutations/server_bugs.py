@@ -180,8 +180,8 @@ def second_process_not_noticed() -> list[Replacement]:
     right = STORE.load_queries
     condition = " WHERE holdfast_idempotency_records.expires_at <= excluded.created_at"
 
-    def load(package: str, **options: Any) -> Queries:
-        found = right(package, **options)
+    def load(package: str, *args: Any, **options: Any) -> Queries:
+        found = right(package, *args, **options)
         wrong = found["save_record"].replace(condition, "")
         assert wrong != found["save_record"]
         return Queries(package, found | {"save_record": wrong})

@@ -200,7 +200,9 @@ class AppProcess:
             )
         self._device.begin_send(key, self)
         observer, action = self._device.observer, self._action_of(request)
-        observer.on_send(request, action)
+        if self._device.name not in self._world.network.offline:  # otherwise it is not sent
+            is_parallel = self._world.actions[action].is_parallel
+            observer.on_send(request, action, is_parallel=is_parallel)
         try:
             response: Response | NoResponse = thread.wait(
                 lambda resume: self._world.network.send(self._device.name, request, resume)

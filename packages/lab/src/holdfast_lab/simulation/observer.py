@@ -46,13 +46,16 @@ class DeviceObserver:
         # Entries that may not be sent, with the refused one of their chain.
         self._behind_refused: dict[str, str] = {}
 
-    def on_send(self, request: Request, action: str) -> None:
-        """Note the version that a request names."""
+    def on_send(self, request: Request, action: str, *, is_parallel: bool) -> None:
+        """Note the version that a request names.
+
+        After a crash it is derived again, so ``is_parallel`` edits may get another one.
+        """
         if request.method != "PATCH":
             return
         key, version = request.headers["Idempotency-Key"], request.headers.get("If-Match")
         first = self._version_of_key.setdefault(key, version)
-        if first != version:
+        if first != version and not is_parallel:
             self.changed_retries.append(f"{action} was sent with {first}, and then with {version}")
         self._sent[action] = version
 

@@ -155,6 +155,8 @@ class Users:
         self.forget_keys()
         for action in self._world.actions.values():
             action.lost = action.lost or action.id in lost or action.kind == "change"
+            # The server has other versions than the device has seen: there may be conflicts.
+            action.rekeyed = action.rekeyed or action.kind == "change"
             if action.kind == "change" and action.expect is Expect.EFFECT:
                 action.expect = Expect.EITHER  # the note may be lost
         return [self._world.actions[name] for name in sorted(lost) if name in self._world.actions]
@@ -180,18 +182,21 @@ class Users:
     def _review(self, app: AppProcess, queue: OutboxQueue, device: Device) -> None:
         acted = False
         for user in device.users:
-            acted = self._decide_about_all(queue, user) or acted
+            acted = self._decide_about_all(app, queue, user) or acted
             for entry in queue.entries(user, status=(Status.FAILED, Status.CONFLICT)):
                 acted = self._resolve(app, queue, entry) or acted
         if acted:
             app.notify()
 
-    def _decide_about_all(self, queue: OutboxQueue, user: str) -> bool:
+    def _decide_about_all(self, app: AppProcess, queue: OutboxQueue, user: str) -> bool:
         """Retry all entries that failed after their last attempt, or discard all refused ones."""
         focuses_on = self._world.faults.focuses_on
         draw = self._rng.random()
         if draw < (0.9 if focuses_on("retry_all") else 0.1):
-            return bool(queue.retry_all(user, reason=Reason.ATTEMPTS))
+            retried = queue.retry_all(user, reason=Reason.ATTEMPTS)
+            for entry in retried:
+                app.clear_retry_after(entry.idempotency_key)
+            return bool(retried)
         if draw < (0.9 if focuses_on("discard_all") else 0.2):
             refused = queue.discard_all(user, code="INSUFFICIENT_POINTS", dry_run=True)
             actions = [self._action_of(entry) for entry in refused]
