@@ -40,6 +40,8 @@ def migration(name: str) -> str:
 @pytest.mark.parametrize("name", RELEASED)
 def test_migration_with_the_names_of_version_0_1_is_the_released_one(name: str) -> None:
     sql = TableNames(is_unprefixed=True).render(migration(name))
+    # Since then: functions are replaced that were left behind when all tables were dropped.
+    sql = sql.replace("CREATE OR REPLACE FUNCTION", "CREATE FUNCTION")
     assert sha256(sql.encode()).hexdigest()[:32] == RELEASED[name]
 
 

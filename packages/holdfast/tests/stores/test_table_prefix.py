@@ -258,8 +258,15 @@ async def test_statements_of_the_documentation_remove_everything_from_postgresql
     connection = await asyncpg.connect(clean_postgres_url)
     try:
         await connection.execute(script)
-        left = "SELECT relname FROM pg_class WHERE relname LIKE '%holdfast%'"
-        functions = "SELECT proname FROM pg_proc WHERE proname LIKE '%holdfast%'"
+        # Other tests have used other schemas of this database.
+        left = (
+            "SELECT relname FROM pg_class"
+            " WHERE relname LIKE '%holdfast%' AND relnamespace = 'public'::regnamespace"
+        )
+        functions = (
+            "SELECT proname FROM pg_proc"
+            " WHERE proname LIKE '%holdfast%' AND pronamespace = 'public'::regnamespace"
+        )
         assert await connection.fetch(f"{left} UNION ALL {functions}") == []
     finally:
         await connection.close()

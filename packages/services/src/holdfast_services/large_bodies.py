@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 
 from holdfast.core.canonical_json import decode_json
 from holdfast.server.request_body import LARGE_BODY_BYTES
+from holdfast.server.route_table import SAFE_METHODS
 
 if TYPE_CHECKING:
     from holdfast import Holdfast
@@ -28,6 +29,8 @@ class LargeBodyRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_request(request: Request) -> Response:
+            if request.method in SAFE_METHODS:  # without a body; it may be a stream of events
+                return await handle(request)
             request = _Request(request.scope, request.receive)
             if len(await request.body()) <= LARGE_BODY_BYTES:
                 return await handle(request)
