@@ -198,6 +198,7 @@ class KeyServer:
 
 @pytest.fixture
 def key_server() -> Iterator[KeyServer]:
+    until(lambda: not refreshing())  # a download of an earlier test may still be ending
     server = KeyServer()
     yield server
     server.close()
