@@ -56,8 +56,8 @@ async def test_checks_run_in_the_documented_order(database: str) -> None:
             return response.status_code, response.json()["error"]
 
         huge, bad = b"[" + b" " * 100, b'{"a":1,"a":2}'
-        assert await refused("no key", "nobody", huge) == (413, "BODY_TOO_LARGE")
-        assert await refused("no key", "nobody", bad) == (401, "UNAUTHENTICATED")
+        assert await refused("no key", "not-signed-in", huge) == (413, "BODY_TOO_LARGE")
+        assert await refused("no key", "not-signed-in", bad) == (401, "UNAUTHENTICATED")
         assert limiter.calls.total() == 1, "unauthenticated requests are not counted"
         assert await refused("no key", "ada", bad) == (429, "RATE_LIMITED")
         limiter.left = 99

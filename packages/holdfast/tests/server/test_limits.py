@@ -42,7 +42,7 @@ async def test_a_caller_who_is_not_signed_in_is_refused_before_the_body_is_read(
     database: str, short_linger: None
 ) -> None:
     async with open_lab(database) as lab:
-        connection = Connection(headers={"x-tenant": "nobody", "content-length": "1000"})
+        connection = Connection(headers={"x-tenant": "not-signed-in", "content-length": "1000"})
         task = connection.run(lab.app)
         while not connection.sent:
             await asyncio.sleep(0.001)
@@ -53,7 +53,7 @@ async def test_a_caller_who_is_not_signed_in_is_refused_before_the_body_is_read(
 
 async def test_a_refused_caller_whose_body_is_there_keeps_its_connection(database: str) -> None:
     async with open_lab(database) as lab:
-        connection = Connection(headers={"x-tenant": "nobody"})
+        connection = Connection(headers={"x-tenant": "not-signed-in"})
         connection.feed(b"{}", more=True)
         connection.feed(b"")
         await connection.run(lab.app)
@@ -64,7 +64,7 @@ async def test_the_rest_of_a_refused_body_is_read_so_that_the_client_gets_the_re
     database: str, short_linger: None
 ) -> None:
     async with open_lab(database) as lab:
-        connection = Connection(headers={"x-tenant": "nobody", "content-length": "1000"})
+        connection = Connection(headers={"x-tenant": "not-signed-in", "content-length": "1000"})
         task = connection.run(lab.app)
         while len(connection.sent) < 2:
             await asyncio.sleep(0.001)

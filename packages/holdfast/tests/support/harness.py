@@ -50,9 +50,9 @@ class HeldClock:
 
 
 def by_header(head: RequestHead) -> Principal:
-    """Take the tenant from a header; ``nobody`` is not authenticated."""
+    """Take the tenant from a header; ``not-signed-in`` is not authenticated."""
     tenant = head.header("x-tenant") or "ada"
-    if tenant == "nobody":
+    if tenant == "not-signed-in":
         raise NotAuthenticatedError("sign in first")
     return Principal(tenant, f"{tenant}'s phone")
 

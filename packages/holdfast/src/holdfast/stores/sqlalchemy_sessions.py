@@ -6,6 +6,7 @@ connection without one.
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final, Protocol
@@ -71,7 +72,7 @@ _LIST_NAMES: Final = (
 # -- sessions -------------------------------------------------------------------------------------
 
 
-class GuardedUnit:
+class GuardedUnit(ABC):
     """Refuses ends of a session's transaction that are not the unit's."""
 
     # How the handler flushes the session, for messages.
@@ -86,9 +87,9 @@ class GuardedUnit:
         # True if the handler has ended the transaction on the session's connection.
         self._ended_by_connection = False
 
+    @abstractmethod
     def prepare(self) -> None:
         """Get ready for a statement or flush, before it takes a connection."""
-        raise NotImplementedError
 
     def refuse_commit(self, session: Session) -> None:
         """Raise if the handler commits."""
