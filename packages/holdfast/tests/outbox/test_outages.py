@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,6 +203,28 @@ def test_online_probes_at_once_unless_the_server_has_named_a_time() -> None:
     # Each failed probe is further away, up to the limit of the caller.
     assert outages.end("e", "/notes") == [""]
     assert outages.server_seconds() == 0
+
+
+class PassesAfterTheClaim(Outages):
+    """Holds every endpoint at the first claim, and none from then on."""
+
+    is_first = True
+
+    def paths(self) -> Mapping[str, float]:
+        held = {"*": 0.001} if self.is_first else {}
+        self.is_first = False
+        return held
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_hold_that_passes_after_the_claim_does_not_end_the_drain(
+    queue: OutboxQueue, wait: bool
+) -> None:
+    queue.enqueue(activity("ada", "one"))
+    server = Scripted(created)
+    outages = PassesAfterTheClaim(time.monotonic)
+    report = drain(queue, "ada", server, outages=outages, max_seconds=5, wait=wait)
+    assert (report.ended, report.succeeded) == (Ended.EMPTY, 1)
 
 
 @pytest.mark.parametrize(

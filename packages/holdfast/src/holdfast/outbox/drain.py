@@ -295,6 +295,8 @@ class _Run:
         self._lanes = max(1, min(queue.settings.parallel_lanes, exchanges.connections))
         # The last claim found something, so there may be more.
         self._may_claim_more = True
+        # Something was held at the last claim, so it may have left out what is ready.
+        self._was_held = False
 
     def run(self) -> DrainReport:
         queue, state = self._queue, self._state
@@ -484,6 +486,7 @@ class _Run:
             if self._outages.is_unsaved:
                 self._queue.save_holds(self._server, self._outages.to_store())
             is_held = state.hold_seconds is not None or self._outages.server_seconds() > 0
+            self._was_held = is_held
             if is_held:
                 # The next request is a probe.
                 self._size = self._least_size = 1
@@ -513,8 +516,10 @@ class _Run:
         unknown = state.unknown_profiles
         known_before = len(unknown)
         again: list[Claimed] = []
+        held_paths = self._outages.paths()
+        self._was_held = bool(held_paths)
         for claimed in self._queue.claim_some(
-            self._user_id, wanted, skip_profiles=unknown, held_paths=self._outages.paths()
+            self._user_id, wanted, skip_profiles=unknown, held_paths=held_paths
         ):
             if self._queue.profiles.find(claimed.entry.profile) is None:
                 # Never sent under the rules of another profile: later claims skip it.
@@ -625,9 +630,12 @@ class _Run:
             outages.server_seconds(),
             outages.paths(),
         )
-        if not server and not paths:
+        if not server and not paths and not self._was_held:
             return due
         is_ready = queue.next_eligible(user_id) is not None
+        if not server and not paths:
+            # The hold has passed since the last claim.
+            return 0.0 if is_ready else due
         if server:
             return server if is_ready else None if due is None else max(due, server)
         # What is ready and was not claimed is held.
