@@ -14,6 +14,7 @@ from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event
 from holdfast.outbox.transport import HttpTransport
+from packages.holdfast.tests.outbox.queue_harness import PocketClock
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     CuttingProxy,
@@ -168,8 +169,8 @@ def test_a_drain_stops_between_entries_and_is_resumed(
 def test_an_entry_left_in_flight_is_sent_after_its_lease(
     server: Server, tmp_path: Path, user: str
 ) -> None:
-    settings = QueueSettings(lease_seconds=0.2)
-    with OutboxQueue.open(tmp_path / "outbox.db", settings=settings) as queue:
+    settings, clock = QueueSettings(lease_seconds=0.2), PocketClock()
+    with OutboxQueue.open(tmp_path / "outbox.db", settings=settings, clock=clock) as queue:
         queue.add_user(user)
         queue.enqueue(activity(user, "visit"))
         assert queue.claim(user) is not None  # and then this process dies
@@ -181,7 +182,8 @@ def test_an_entry_left_in_flight_is_sent_after_its_lease(
                 "1 entry is claimed by another process, for at most 1 s"
             )
             assert 0 <= (at_once.next_due_seconds or 0) <= settings.lease_seconds
-            later = drain(queue, user, transport, token_of, max_seconds=5)
+            clock.pass_by(seconds=0.3)
+            later = drain(queue, user, transport, token_of, max_seconds=30)
     assert (later.revived, later.succeeded) == (1, 1)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -540,7 +541,7 @@ def test_max_seconds_ends_the_drain_between_entries(queue: OutboxQueue) -> None:
 
 
 def test_a_lease_is_renewed_while_a_send_takes_long(tmp_path: Path) -> None:
-    settings = QueueSettings(lease_seconds=0.3)
+    settings = QueueSettings(lease_seconds=1.5)
     with (
         OutboxQueue.open(tmp_path / "slow.db", settings=settings) as queue,
         OutboxQueue.open(tmp_path / "slow.db", settings=settings) as other,
@@ -549,12 +550,21 @@ def test_a_lease_is_renewed_while_a_send_takes_long(tmp_path: Path) -> None:
         queue.enqueue(activity("ada", "visit"))
         stolen: list[Any] = []
 
-        def slow(request: Request) -> Response:
-            import time
+        def lease() -> float:
+            left = other.lease_seconds_left("ada")
+            assert left is not None
+            return left[0]
 
-            for _ in range(8):
-                time.sleep(0.1)
-                stolen.extend(other.watchdog())
+        def slow(request: Request) -> Response:
+            renewals, before, end = 0, lease(), time.monotonic() + 60
+            while renewals < 2 and time.monotonic() < end:
+                time.sleep(0.02)
+                now = lease()
+                if now > before:
+                    renewals += 1
+                    stolen.extend(other.watchdog())
+                before = now
+            assert renewals == 2
             return created(request)
 
         report = drain(queue, "ada", Scripted(slow))

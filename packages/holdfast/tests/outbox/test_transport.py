@@ -380,7 +380,7 @@ def test_a_body_that_comes_too_slowly_times_out(make: Maker) -> None:
             threading.Event().wait(0.05)
 
     url, thread = responding(trickle)
-    with make(url, timeout_seconds=0.3) as transport:
+    with make(url, timeout_seconds=1) as transport:
         got = transport.send(GET)
     thread.join()
     assert got == NoResponse("no response: it was not complete in time")
@@ -397,7 +397,7 @@ def test_headers_that_come_too_slowly_time_out() -> None:
             threading.Event().wait(0.05)
 
     url, thread = responding(trickle)
-    with HttpTransport(url, timeout_seconds=0.3) as transport:
+    with HttpTransport(url, timeout_seconds=1) as transport:
         got = transport.send(GET)
     thread.join()
     assert got == NoResponse("no response: it was not complete in time")
