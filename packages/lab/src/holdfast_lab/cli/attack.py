@@ -4,12 +4,15 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json, printable
+from holdfast_lab.attack.lost_commits import lose_commit
 from holdfast_lab.attack.run import ATTACKS, GROUPS, attack
 from holdfast_lab.attack.target import Attack, Limits
 from holdfast_lab.cli.conform import host_of, is_loopback, json_option, local_sign_in
@@ -45,6 +48,7 @@ class AttackOptions(msgspec.Struct, frozen=True, kw_only=True):
     other_body: str | None = None
     group: str | None = None
     redis_url: str | None = None
+    database_url: str | None = None
     health_path: str = "/healthz"
     limits: Limits = Limits()
     is_own_server: bool = False
@@ -116,7 +120,12 @@ async def _collect(
     as_json: bool,
 ) -> list[Result]:
     results = []
-    with _showing_progress(len(attacks), as_json=as_json) as (on_attack, on_result):
+    async with AsyncExitStack() as stack:
+        lose = None
+        if options.database_url is not None:
+            store = await stack.enter_async_context(opened(options.database_url))
+            lose = partial(lose_commit, store)
+        on_attack, on_result = stack.enter_context(_showing_progress(len(attacks), as_json=as_json))
         async for result in attack(
             url,
             profile,
@@ -124,6 +133,7 @@ async def _collect(
             limits=options.limits,
             redis_url=options.redis_url,
             health_path=options.health_path,
+            lose_commit=lose,
             attacks=attacks,
             on_attack=on_attack,
         ):
