@@ -23,10 +23,16 @@ class WeakServer:
     """Speaks HTTP/1.1 leniently, verifies nothing, limits nothing, and locks nothing."""
 
     def __init__(self, redis_url: str) -> None:
+        self.url = ""
         self._redis: Any = Redis.from_url(redis_url)
         self._stored: dict[str, bytes] = {}
         # Tenant and key of each execution.
         self._executed: list[tuple[str, str]] = []
+
+    async def forget(self, key: str) -> None:
+        """Lose what was executed with a key, as a restore does; Redis keeps its response."""
+        del self._stored[key]
+        self._executed = [each for each in self._executed if each[1] != key]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, OSError):
@@ -109,13 +115,13 @@ def _claims(authorization: str) -> dict[str, Any] | None:
 
 
 @asynccontextmanager
-async def weak_server(redis_url: str) -> AsyncIterator[str]:
-    """Run the server in this event loop; gives its URL."""
+async def weak_server(redis_url: str) -> AsyncIterator[WeakServer]:
+    """Run the server in this event loop."""
     weak = WeakServer(redis_url)
     server = await asyncio.start_server(weak.serve, "127.0.0.1", 0, limit=2**24)
     async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        url = weak.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         async with httpx.AsyncClient() as client:
             await client.get(url)
-        yield url
+        yield weak
     await weak._redis.aclose()

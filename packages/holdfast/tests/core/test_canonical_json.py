@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core import canonical_json as canonical_json_module
 from holdfast.core.canonical_json import canonical_json
 from holdfast.errors import BodyInvalidError
 
@@ -354,3 +355,35 @@ def test_no_body_of_one_mebibyte_takes_half_a_second_of_cpu(item: bytes) -> None
 def test_a_number_too_large_for_a_double_is_refused_in_a_large_body() -> None:
     with pytest.raises(BodyInvalidError, match="too large"):
         canonical_json(b"[" + b"1e308," * 2000 + b"1e309]")
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 5, 40])
+def test_canonical_form_does_not_depend_on_how_a_text_is_split(
+    piece_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.core.canonical_json._PIECE_BYTES", piece_bytes)
+    for case in GOLDEN["cases"]:
+        assert canonical_json(case["json"].encode()) == case["canonical"].encode(), case["name"]
+    for case in GOLDEN["refused"]:
+        with pytest.raises(BodyInvalidError):
+            canonical_json(case["json"].encode())
+    text = b'{"b":[{"\xf0\x9f\x98\x80":1,"\xef\xbf\xbf":[1.0,-0.0,1e21]},"x.0,",[]],"a":{},"t":[1]}'
+    expected = b'{"a":{},"b":[{"\xf0\x9f\x98\x80":1,"\xef\xbf\xbf":[1,0,1e+21]},"x.0,",[]]}'
+    assert canonical_json(text, volatile=frozenset("t")) == expected
+
+
+@pytest.mark.parametrize("item", [b"[" * 100 + b"]" * 100, b"9" * 4300, b'{"a":[1.0,"x.0,"]}'])
+def test_no_more_than_64_kib_are_decoded_by_one_call(
+    item: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    real = canonical_json_module._decode_any
+
+    def decode(raw: bytes) -> object:
+        sizes.append(len(raw))
+        return real(raw)
+
+    monkeypatch.setattr(canonical_json_module, "_decode_any", decode)
+    canonical_json(b'{"a":[' + b",".join([item] * (500_000 // len(item))) + b"]}")
+    assert sum(sizes) > 400_000
+    assert max(sizes) <= 64 * 1024

@@ -88,6 +88,27 @@ async def test_a_body_that_stalls_is_408_and_the_connection_is_closed(
         assert not lab.runs
 
 
+async def test_a_body_that_arrived_while_the_process_was_stopped_is_in_time(database: str) -> None:
+    policy = Policy(body_deadline=timedelta(seconds=0.05))
+    async with open_lab(database, policy) as lab:
+        connection = Connection()
+        connection.feed(b'{"a":', more=True)
+        connection.feed(b"1}")
+        is_stopped = False
+
+        async def receive() -> Any:
+            nonlocal is_stopped
+            if connection.to_app.qsize() == 1 and not is_stopped:
+                is_stopped = True
+                time.sleep(0.1)
+                for _ in range(3):
+                    await asyncio.sleep(0)
+            return await connection.to_app.get()
+
+        await lab.app(connection.scope, receive, connection.send)
+        assert connection.status == 201
+
+
 async def test_large_bodies_above_the_memory_limit_are_503_until_others_are_done(
     database: str, short_linger: None
 ) -> None:

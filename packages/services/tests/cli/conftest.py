@@ -35,6 +35,7 @@ class Server:
     """``holdfast serve`` on a free port, after it printed that it is ready."""
 
     def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
+        self.directory = directory
         self.errors = (directory / "stderr.txt").open("ab+")
         self.process = subprocess.Popen(
             [HOLDFAST, "serve", "--port", "0", *arguments],

@@ -19,14 +19,18 @@ the RFC are found by searching for bytes, which is fast too:
 - *Depth.* At most the number of opening brackets.
 - *Order.* msgspec sorts by code points, the RFC by UTF-16 code units; these differ only for
   characters beyond U+FFFF.
+
+A call into C holds the interpreter's lock, and other threads wait. So a large text is split where
+its arrays and objects are, and each piece is decoded and encoded by itself.
 """
 
 import json
 import re
 from array import array
+from collections.abc import Iterator
 from itertools import accumulate
 from math import isinf
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -34,10 +38,17 @@ from holdfast.errors import BodyInvalidError
 
 __all__ = ["MAX_DEPTH", "canonical_json", "decode_json"]
 
+T = TypeVar("T")
+
 MAX_DEPTH = 128
 """Levels of arrays and objects a body may have; part of the protocol."""
 
 _BOM = b"\xef\xbb\xbf"
+# A text of this size takes 1 to 4 ms. Larger ones are split into pieces of up to twice the size.
+_PIECE_BYTES = 32 * 1024
+_SPACE = b" \t\r\n"
+# Positions in a piece say nothing about the text.
+_POSITION = re.compile(r" \(byte [0-9]+\)")
 _QUOTE, _MINUS = b'"-'
 # The last quote is optional; else a text without it would be searched again from every quote.
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
@@ -72,24 +83,125 @@ def canonical_json(raw: bytes, *, volatile: frozenset[str] = frozenset()) -> byt
     Raises ``BodyInvalidError``, with a one-line reason, unless the text is one unambiguous JSON
     value.
     """
+    if len(raw) > 2 * _PIECE_BYTES:
+        return _canonical_large(raw, volatile)
     try:
         value = decode_json(raw)
     except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets one line
         raise _decode_error(raw, error) from None
+    quotes = _check_depth(raw)
+    removed = _remove(value, volatile) if volatile else b""
+    out = _encode_sorted(value)
+    _check_duplicates(raw, quotes, out.count(b'"') + (removed.count(b'"') if removed else 0))
+    return _finished(out, value)
+
+
+def _check_depth(raw: bytes) -> int:
+    """Raise if a text is nested too deeply; return how many quotes it has."""
     structure = raw.translate(None, _NOT_STRUCTURE)
     quotes = structure.count(b'"')
     if len(structure) - quotes > MAX_DEPTH and _is_too_deep(raw):
         raise _too_deep()
-    removed = _remove(value, volatile) if volatile else b""
-    out = _encode_sorted(value)
+    return quotes
+
+
+def _check_duplicates(raw: bytes, quotes: int, encoded_quotes: int) -> None:
+    """Raise if an object has a key twice: then quotes were lost."""
     escaped = raw.count(b"\\u0022") if b"\\" in raw else 0
     if escaped and b"\\\\u0022" in raw:
         _refuse_duplicates(raw)
-    elif quotes + escaped != out.count(b'"') + (removed.count(b'"') if removed else 0):
+    elif quotes + escaped != encoded_quotes:
         raise _duplicate()
+
+
+def _finished(out: bytes, value: Any) -> bytes:
+    """Return the canonical form of a value, of which ``out`` is the sorted encoding."""
     if not out.isascii() and _has_supplementary(out):
         out = _encode_as_is(_in_utf16_order(value))
     return _with_ecmascript_numbers(out)
+
+
+def _canonical_large(raw: bytes, volatile: frozenset[str]) -> bytes:
+    """As ``canonical_json``, in pieces."""
+    try:
+        parts = _split(raw)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets one line
+        raise _decode_error(raw, error) from None
+    quotes = _check_depth(raw)
+    removed = 0
+    try:
+        if isinstance(parts, dict):
+            taken = {name: parts.pop(name) for name in volatile if name in parts}
+            removed = _canonical_members(taken).count(b'"') if taken else 0
+        out = _canonical_parts(parts, raw)
+    except BodyInvalidError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise _decode_error(raw, error, in_piece=True) from None
+    _check_duplicates(raw, quotes, out.count(b'"') + removed)
+    return out
+
+
+def _split(raw: bytes) -> dict[str, msgspec.Raw] | list[msgspec.Raw] | None:
+    """Return the members of an array or an object, not decoded; None for another value."""
+    first = raw[:1] if raw[:1] not in _SPACE else raw.lstrip(_SPACE)[:1]
+    if first == b"{":
+        return _decode_members(raw)
+    return _decode_items(raw) if first == b"[" else None
+
+
+def _canonical_piece(raw: bytes) -> bytes:
+    if len(raw) > 2 * _PIECE_BYTES:
+        return _canonical_parts(_split(raw), raw)
+    value = decode_json(raw)
+    return _finished(_encode_sorted(value), value)
+
+
+def _canonical_parts(parts: dict[str, msgspec.Raw] | list[msgspec.Raw] | None, raw: bytes) -> bytes:
+    if isinstance(parts, dict):
+        return b"{" + _canonical_members(parts) + b"}"
+    if isinstance(parts, list):
+        return b"[" + _canonical_items(parts) + b"]"
+    value = decode_json(raw)
+    return _finished(_encode_sorted(value), value)
+
+
+def _canonical_items(items: list[msgspec.Raw]) -> bytes:
+    """Return the canonical items of an array, separated by commas."""
+    text = _encode_as_is(items)
+    if len(text) <= 2 * _PIECE_BYTES:
+        return _canonical_piece(text)[1:-1]
+    if len(items) == 1:
+        return _canonical_piece(bytes(items[0]))
+    return b",".join([_canonical_items(part) for part in _slices(items, len(text))])
+
+
+def _canonical_members(members: dict[str, msgspec.Raw]) -> bytes:
+    """Return the canonical members of an object, separated by commas."""
+    names = sorted(members)
+    if any(not name.isascii() and max(name) > "\uffff" for name in names):
+        names.sort(key=_utf16)
+    return _canonical_sorted_members(names, members)
+
+
+def _canonical_sorted_members(names: list[str], members: dict[str, msgspec.Raw]) -> bytes:
+    text = _encode_as_is({name: members[name] for name in names})
+    if len(text) <= 2 * _PIECE_BYTES:
+        return _canonical_piece(text)[1:-1]
+    if len(names) == 1:
+        value = _canonical_piece(bytes(members[names[0]]))
+        return _encode_as_is(names[0]) + b":" + value
+    return b",".join(
+        [_canonical_sorted_members(part, members) for part in _slices(names, len(text))]
+    )
+
+
+def _slices(items: list[T], size: int) -> Iterator[list[T]]:
+    """Cut a list whose text has so many bytes into slices for pieces, if they are alike."""
+    pieces = -(-size // _PIECE_BYTES)
+    step = -(-len(items) // pieces)
+    for start in range(0, len(items), step):
+        yield items[start : start + step]
 
 
 def decode_json(raw: bytes) -> Any:
@@ -181,11 +293,13 @@ def _double(literal: str) -> float:
 
 _decode_any = msgspec.json.Decoder().decode
 _decode_long_exponents = msgspec.json.Decoder(float_hook=_double).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode_sorted = msgspec.json.Encoder(order="sorted").encode
 _encode_as_is = msgspec.json.Encoder().encode
 
 
-def _decode_error(raw: bytes, error: Exception) -> Exception:
+def _decode_error(raw: bytes, error: Exception, *, in_piece: bool = False) -> Exception:
     """Return the error to raise for a body that msgspec cannot decode."""
     if isinstance(error, UnicodeDecodeError):
         return BodyInvalidError("The body is not valid UTF-8.")
@@ -197,7 +311,8 @@ def _decode_error(raw: bytes, error: Exception) -> Exception:
             )
         return _too_large()
     if isinstance(error, msgspec.DecodeError):
-        return BodyInvalidError(_what_is_wrong(raw, error))
+        reason = _what_is_wrong(raw, error)
+        return BodyInvalidError(_POSITION.sub("", reason) if in_piece else reason)
     # RecursionError is also raised when the caller is deep in the stack; then the body is not
     # the cause.
     if isinstance(error, RecursionError) and _is_too_deep(raw):
@@ -221,8 +336,14 @@ def _what_is_wrong(raw: bytes, error: msgspec.DecodeError) -> str:
 
 def _is_too_deep(raw: bytes) -> bool:
     """Measure exactly: the sum of the brackets outside strings, up to each of them."""
-    brackets = _STRING.sub(b"", raw).translate(_LEVELS, _NOT_BRACKETS)
-    return max(accumulate(array("b", brackets)), default=0) > MAX_DEPTH
+    levels = array("b", _STRING.sub(b"", raw).translate(_LEVELS, _NOT_BRACKETS))
+    depth = 0
+    for start in range(0, len(levels), _PIECE_BYTES):
+        piece = levels[start : start + _PIECE_BYTES]
+        if depth + max(accumulate(piece)) > MAX_DEPTH:
+            return True
+        depth += sum(piece)
+    return False
 
 
 def _refuse_duplicates(raw: bytes) -> None:
@@ -236,10 +357,14 @@ def _refuse_duplicates(raw: bytes) -> None:
     json.loads(raw, object_pairs_hook=check, parse_int=str, parse_float=str)
 
 
+def _utf16(name: str) -> bytes:
+    return name.encode("utf-16-be")
+
+
 def _in_utf16_order(value: Any) -> Any:
     """Copy a value with the members of every object in the order of UTF-16 code units."""
     if isinstance(value, dict):
-        names = sorted(value, key=lambda name: name.encode("utf-16-be"))
+        names = sorted(value, key=_utf16)
         return {name: _in_utf16_order(value[name]) for name in names}
     if isinstance(value, list):
         return [_in_utf16_order(item) for item in value]

@@ -42,6 +42,11 @@ _LINGER_IDLE_SECONDS: Final = 1.0
 
 _MAX_PAUSE_SECONDS: Final = 0.1
 
+# After the deadline, what has arrived is still read: it may have arrived in time, while this
+# process was stopped or busy. A part that has arrived is there within the first limit.
+_LATE_PART_SECONDS: Final = 0.1
+_LATE_SECONDS: Final = 1.0
+
 
 class Disconnected(Exception):  # noqa: N818 - an event, not an error
     """The client disconnected before its body was complete; nothing has been done."""
@@ -157,7 +162,16 @@ def _is_sync() -> bool:
 class RequestBody:
     """The body of one request, read once, with limits on size, time and memory."""
 
-    __slots__ = ("_bodies", "_head", "_held", "_policy", "_receive", "_tenant", "is_complete")
+    __slots__ = (
+        "_bodies",
+        "_head",
+        "_held",
+        "_parts",
+        "_policy",
+        "_receive",
+        "_tenant",
+        "is_complete",
+    )
 
     def __init__(
         self, receive: Receive, head: RequestHead, policy: Policy, bodies: RequestBodies
@@ -167,6 +181,8 @@ class RequestBody:
         self._policy = policy
         self._bodies = bodies
         self._held = 0
+        # What was received so far, of a body in several parts.
+        self._parts: bytearray | None = None
         self._tenant: str | None = None
         # Whether the client has sent all of it, or has disconnected.
         self.is_complete = False
@@ -186,6 +202,11 @@ class RequestBody:
         try:
             async with asyncio.timeout(seconds):
                 return await self._read()
+        except TimeoutError:
+            pass
+        try:
+            async with asyncio.timeout(_LATE_SECONDS):
+                return await self._read(_LATE_PART_SECONDS)
         except TimeoutError:
             raise BodyTimeoutError(f"the body was not complete after {seconds:g} seconds") from None
 
@@ -209,11 +230,16 @@ class RequestBody:
         """Discard what the client still sends, for a few seconds."""
         await self._discard(_LINGER_SECONDS, idle_seconds=_LINGER_IDLE_SECONDS)
 
-    async def _read(self) -> bytes:
+    async def _read(self, part_seconds: float | None = None) -> bytes:
+        """Read on until the body is complete, and give each part so long."""
         limit = self._policy.max_body_bytes
-        parts: bytearray | None = None
+        parts = self._parts
         while True:
-            message = await self._receive()
+            if part_seconds is None:
+                message = await self._receive()
+            else:
+                async with asyncio.timeout(part_seconds):
+                    message = await self._receive()
             if message["type"] == "http.disconnect":
                 self.is_complete = True
                 raise Disconnected
@@ -229,7 +255,7 @@ class RequestBody:
             if parts is None:
                 if self.is_complete:
                     return body
-                parts = bytearray(body)
+                parts = self._parts = bytearray(body)
             else:
                 parts += body
             if self.is_complete:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -20,7 +20,12 @@ from holdfast_lab.conformance.harness import (
 __all__ = ["ATTACKS"]
 
 _GROUP: Final = "cache"
-_WAIT_SECONDS: Final = 2.0
+# A server may write to Redis after it has responded, and not at all for a while after an error.
+_WAIT_SECONDS: Final = 30.0
+_WRITTEN_SECONDS: Final = 2.0
+_REDIS_SECONDS: Final = 30.0
+_POLL_SECONDS: Final = 0.05
+_REPLAY_POLL_SECONDS: Final = 0.2
 _UNIT: Final = 8
 
 
@@ -28,7 +33,7 @@ _UNIT: Final = 8
 async def _connected(target: Target) -> AsyncIterator[Any]:
     if target.redis_url is None:
         raise CheckSkippedError("needs --redis")
-    redis: Any = Redis.from_url(target.redis_url, socket_timeout=5)
+    redis: Any = Redis.from_url(target.redis_url, socket_timeout=_REDIS_SECONDS)
     try:
         await redis.ping()
         yield redis
@@ -38,19 +43,39 @@ async def _connected(target: Target) -> AsyncIterator[Any]:
         await redis.aclose()
 
 
-async def _stored(target: Target, redis: Any) -> tuple[Request, str, Response, bytes, bytes]:
-    """Send a request, and return it with its key, response, and name and value in Redis."""
-    request, key = await target.harness.new_request(), target.harness.new_key()
-    first = await target.harness.send(request, key)
+class _Stored(NamedTuple):
+    """A request, and what the server has written to Redis for it."""
+
+    request: Request
+    key: str
+    response: Response
+    name: bytes
+    value: bytes
+
+    def name_for(self, key: str) -> bytes:
+        """Return the name of another key of the same tenant."""
+        return self.name.replace(self.key.encode(), key.encode())
+
+
+async def _stored(target: Target, redis: Any, *, of_other: bool = False) -> _Stored:
+    """Send requests until the server has written one to Redis."""
+    harness = target.harness
+    credentials = harness.other_credentials if of_other else None
     loop = asyncio.get_running_loop()
     end = loop.time() + _WAIT_SECONDS
-    while loop.time() < end:
-        names = [name async for name in redis.scan_iter(match=f"*{key}*", count=1000)]
-        if names and await redis.type(names[0]) == b"string":
-            value = await redis.get(names[0])
-            if value:
-                return request, key, first, names[0], value
-        await asyncio.sleep(0.05)
+    while loop.time() < end and not target.is_redis_unused:
+        own = harness.other_request() if of_other else None
+        request, key = own or await harness.new_request(), harness.new_key()
+        response = await target.send_until_served(request, key, credentials=credentials)
+        end_of_wait = loop.time() + _WRITTEN_SECONDS
+        while loop.time() < end_of_wait:
+            names = [name async for name in redis.scan_iter(match=f"*{key}*", count=1000)]
+            if names and await redis.type(names[0]) == b"string":
+                value = await redis.get(names[0])
+                if value:
+                    return _Stored(request, key, response, names[0], value)
+            await asyncio.sleep(_POLL_SECONDS)
+    target.is_redis_unused = True
     raise CheckSkippedError("no text in Redis has the key in its name")
 
 
@@ -63,7 +88,7 @@ async def _expect_executed(
     credentials: Credentials | None = None,
 ) -> None:
     """Send a request whose key has a planted value; it must run as a new one."""
-    response = await target.harness.send(request, key, credentials=credentials)
+    response = await target.send_until_served(request, key, credentials=credentials)
     if response.is_replay or not response.is_success:
         raise CheckFailedError(f"{what}: {response.summary()}, expected a new execution")
 
@@ -85,12 +110,12 @@ def _forgeries(value: bytes) -> dict[str, bytes]:
 
 async def _forged(target: Target) -> str:
     async with _connected(target) as redis:
-        request, key, _, name, value = await _stored(target, redis)
-        forgeries = _forgeries(value)
+        stored = await _stored(target, redis)
+        forgeries = _forgeries(stored.value)
         for what, forged in forgeries.items():
             other = target.harness.new_key()
-            await redis.set(name.replace(key.encode(), other.encode()), forged, ex=600)
-            await _expect_executed(target, request, other, what)
+            await redis.set(stored.name_for(other), forged, ex=600)
+            await _expect_executed(target, stored.request, other, what)
         return f"{len(forgeries)} values ignored"
 
 
@@ -98,37 +123,30 @@ async def _swapped(target: Target) -> str:
     """Copy a valid value to another key of the same tenant, and of another tenant."""
     harness = target.harness
     async with _connected(target) as redis:
-        request, key, first, name, value = await _stored(target, redis)
+        stored = await _stored(target, redis)
         other_key = harness.new_key()
-        await redis.set(name.replace(key.encode(), other_key.encode()), value, ex=600)
-        await _expect_executed(target, request, other_key, "a copy for another key")
+        await redis.set(stored.name_for(other_key), stored.value, ex=600)
+        await _expect_executed(target, stored.request, other_key, "a copy for another key")
         credentials = harness.other_credentials
-        own = harness.other_request() or await harness.new_request()
-        own_key = harness.new_key()
-        await harness.send(own, own_key, credentials=credentials)
-        own_name = None
-        async for found in redis.scan_iter(match=f"*{own_key}*", count=1000):
-            own_name = found
-        if own_name is None:
-            raise CheckSkippedError("nothing of the other tenant is in Redis")
-        planted = harness.new_key()
-        for source in (value, await redis.get(own_name)):
-            await redis.set(own_name.replace(own_key.encode(), key.encode()), source, ex=600)
-            response = await harness.send(request, key, credentials=credentials)
-            if response.is_replay and response.body == first.body:
-                raise CheckFailedError("a copy for another tenant: replayed to it")
-            key_name = own_name.replace(own_key.encode(), planted.encode())
-            await redis.set(key_name, source, ex=600)
-            await _expect_executed(
-                target, own, planted, "a copy for another tenant", credentials=credentials
+        own = await _stored(target, redis, of_other=True)
+        for source in (stored.value, own.value):
+            await redis.set(own.name_for(stored.key), source, ex=600)
+            response = await target.send_until_served(
+                stored.request, stored.key, credentials=credentials
             )
+            if response.is_replay and response.body == stored.response.body:
+                raise CheckFailedError("a copy for another tenant: replayed to it")
             planted = harness.new_key()
+            await redis.set(own.name_for(planted), source, ex=600)
+            await _expect_executed(
+                target, own.request, planted, "a copy for another tenant", credentials=credentials
+            )
         return "copies for another key and another tenant ignored"
 
 
 async def _garbage(target: Target) -> str:
     async with _connected(target) as redis:
-        request, key, first, name, _ = await _stored(target, redis)
+        stored = await _stored(target, redis)
         planted: dict[str, Any] = {
             "an empty text": b"",
             "one byte": b"\x00",
@@ -138,16 +156,46 @@ async def _garbage(target: Target) -> str:
         }
         for what, value in planted.items():
             other = target.harness.new_key()
-            await redis.set(name.replace(key.encode(), other.encode()), value, ex=600)
-            await _expect_executed(target, request, other, what)
+            await redis.set(stored.name_for(other), value, ex=600)
+            await _expect_executed(target, stored.request, other, what)
         other = target.harness.new_key()
-        await redis.lpush(name.replace(key.encode(), other.encode()), b"a", b"b")
-        await _expect_executed(target, request, other, "a list")
-        await redis.set(name, b"attack", ex=600)
-        replay = await target.harness.send(request, key)
-        if not replay.is_replay or replay.body != first.body:
+        await redis.lpush(stored.name_for(other), b"a", b"b")
+        await _expect_executed(target, stored.request, other, "a list")
+        await redis.set(stored.name, b"attack", ex=600)
+        replay = await target.send_until_served(stored.request, stored.key)
+        if not replay.is_replay or replay.body != stored.response.body:
             raise CheckFailedError(f"a stored response was lost: {replay.summary()}")
         return f"{len(planted) + 2} values ignored"
+
+
+async def _former_epoch(target: Target) -> str:
+    """Make the database lose a commit, and write back what the server had cached of it."""
+    if target.lose_commit is None:
+        raise CheckSkippedError("needs --database")
+    async with _connected(target) as redis:
+        stored = await _stored(target, redis)
+        await target.lose_commit(stored.key)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + target.limits.patience_seconds
+        while True:
+            await redis.set(stored.name, stored.value, ex=600)
+            response = await target.send_until_served(stored.request, stored.key)
+            if not response.is_replay:
+                break
+            if loop.time() > end:
+                raise CheckFailedError(
+                    f"{response.summary()} after {target.limits.patience_seconds:g} seconds, for a "
+                    "commit that the database has lost"
+                )
+            await asyncio.sleep(_REPLAY_POLL_SECONDS)
+        if not response.is_success:
+            raise CheckFailedError(f"{response.summary()}, expected a new execution")
+        # What was executed now counts, also if the former value is written once more.
+        await redis.set(stored.name, stored.value, ex=600)
+        again = await target.send_until_served(stored.request, stored.key)
+        if not again.is_replay or again.body != response.body:
+            raise CheckFailedError(f"{again.summary()}, expected a replay of the new execution")
+        return "executed as a new request; the cached record of before was ignored"
 
 
 ATTACKS: Final = (
@@ -175,5 +223,14 @@ ATTACKS: Final = (
         _garbage,
         why="A cache that fails must not fail requests, and unpickling runs code.",
         change="Treat a value that cannot be read as a miss; never unpickle.",
+    ),
+    Attack(
+        "values of Redis from before a restore",
+        _GROUP,
+        "executed as a new request",
+        _former_epoch,
+        why="The caller would get a success for rows that the restored database does not have.",
+        change="Give the database an epoch that a restore changes, authenticate cached values with "
+        "it, and empty memory when it changes.",
     ),
 )

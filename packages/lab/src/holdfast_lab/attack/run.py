@@ -1,6 +1,6 @@
 """Runs the attacks one after another and yields what held."""
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Final
 
 import httpx
@@ -8,6 +8,7 @@ import httpx
 from holdfast_lab.attack import cache, floods, headers, json_bodies, slow, tokens
 from holdfast_lab.attack.latencies import measure
 from holdfast_lab.attack.target import Attack, Limits, Target
+from holdfast_lab.attack.transport import RetryingTransport
 from holdfast_lab.conformance.harness import (
     CheckFailedError,
     CheckSkippedError,
@@ -38,6 +39,7 @@ ATTACKS: Final[tuple[Attack, ...]] = (
 GROUPS: Final = tuple(dict.fromkeys(each.group for each in ATTACKS))
 
 _TIMEOUT_SECONDS: Final = 60.0
+_KEEP_ALIVE_SECONDS: Final = 1.0
 _QUIET_SECONDS: Final = 0.5
 _UNAUTHORIZED: Final = (401, 403)
 _SUCCESS: Final = range(200, 300)
@@ -51,17 +53,27 @@ async def attack(
     limits: Limits,
     redis_url: str | None = None,
     health_path: str = "/healthz",
+    lose_commit: Callable[[str], Awaitable[None]] | None = None,
     attacks: Sequence[Attack] = ATTACKS,
     on_attack: Callable[[str], None] = lambda _name: None,
 ) -> AsyncIterator[Result]:
     """Attack a server and yield each result. ``on_attack`` gets the name of the next attack.
 
+    ``lose_commit`` gets a key, and makes the database of the server lose what was committed for it.
+
     Raises ``UnreachableError`` if no server responds, ``NotSignedInError`` if it refuses the
     credentials, ``NoOperationError`` if it refuses the operation's own request.
     """
-    connections = httpx.Limits(max_connections=2 * limits.connections + 10)
+    connections = httpx.Limits(
+        max_connections=2 * limits.connections + 10,
+        # Servers close idle connections, and the next request on one of them would be lost.
+        keepalive_expiry=_KEEP_ALIVE_SECONDS,
+    )
     async with httpx.AsyncClient(
-        base_url=url, timeout=_TIMEOUT_SECONDS, limits=connections, follow_redirects=False
+        base_url=url,
+        timeout=_TIMEOUT_SECONDS,
+        transport=RetryingTransport(limits=connections, trust_env=False),
+        follow_redirects=False,
     ) as client:
         credentials = (
             Credentials(profile.sign_in) if profile.sign_in else sign_in.credentials(sign_in.token)
@@ -79,7 +91,13 @@ async def attack(
             other_credentials=other,
         )
         target = Target(
-            url, harness, sign_in, limits=limits, redis_url=redis_url, health_path=health_path
+            url,
+            harness,
+            sign_in,
+            limits=limits,
+            redis_url=redis_url,
+            health_path=health_path,
+            lose_commit=lose_commit,
         )
         try:
             target.quiet = await measure(target.health, seconds=_QUIET_SECONDS)

@@ -10,7 +10,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast_lab.attack.latencies import Latencies
-from holdfast_lab.conformance.harness import CheckFailedError, Harness, Request
+from holdfast_lab.conformance.harness import (
+    CheckFailedError,
+    Credentials,
+    Harness,
+    Request,
+    Response,
+)
 from holdfast_lab.conformance.run import SignIn
 
 __all__ = [
@@ -25,9 +31,13 @@ __all__ = [
 
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2}) ")
 _IDLE_SECONDS: Final = 0.4
+_TRIES: Final = 10
+_PAUSE_SECONDS: Final = 0.5
 _CLIENT_ERROR: Final = 400
 _SERVER_ERROR: Final = 500
 _OVERLOADED: Final = 503
+# Statuses after which a client sends the same request again.
+_BUSY: Final = frozenset({408, 425, 429, 503})
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,8 +78,13 @@ class Target:
         limits: Limits,
         redis_url: str | None = None,
         health_path: str = "/healthz",
+        lose_commit: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
-        """``sign_in`` may have the secret with which the server verifies tokens."""
+        """``sign_in`` may have the secret with which the server verifies tokens.
+
+        ``lose_commit`` makes the database of the server lose the effects of a key, as a restore of
+        an earlier backup does.
+        """
         parts = urlsplit(url)
         self.url = url.rstrip("/")
         self.harness = harness
@@ -77,7 +92,10 @@ class Target:
         self.limits = limits
         self.redis_url = redis_url
         self.health_path = health_path
+        self.lose_commit = lose_commit
         self.quiet = Latencies()
+        # Set after an attack has found nothing of the server in Redis.
+        self.is_redis_unused = False
         self._host = parts.hostname or "127.0.0.1"
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._port = parts.port or (443 if self._tls else 80)
@@ -145,6 +163,20 @@ class Target:
         """Send a valid signed-in write; returns the status."""
         request, key = await self.harness.new_request(), self.harness.new_key()
         return (await self.harness.send(request, key)).status
+
+    async def send_until_served(
+        self, request: Request, key: str, *, credentials: Credentials | None = None
+    ) -> Response:
+        """Send a valid request, and again while the server is busy.
+
+        For attacks that are not about load.
+        """
+        for _ in range(_TRIES - 1):
+            response = await self.harness.send(request, key, credentials=credentials)
+            if response.status not in _BUSY:
+                return response
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return await self.harness.send(request, key, credentials=credentials)
 
 
 class Attack(msgspec.Struct, frozen=True):

@@ -4,11 +4,15 @@ import asyncio
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Final
 
 import msgspec
 
+from holdfast.cli.database import opened
 from holdfast.cli.output import CommandError, print_json
+from holdfast_lab.attack.lost_commits import lose_commit
 from holdfast_lab.attack.run import ATTACKS, GROUPS, attack
 from holdfast_lab.attack.target import Attack, Limits
 from holdfast_lab.cli.results import print_line, print_table, showing_progress
@@ -46,6 +50,7 @@ class AttackOptions(msgspec.Struct, frozen=True, kw_only=True):
     other_body: str | None = None
     group: str | None = None
     redis_url: str | None = None
+    database_url: str | None = None
     health_path: str = "/healthz"
     limits: Limits = Limits()
     is_own_server: bool = False
@@ -120,10 +125,14 @@ async def _collect(
     as_json: bool,
 ) -> list[Result]:
     results = []
-    with showing_progress(len(attacks), as_json=as_json, on_line=_print_line) as (
-        on_attack,
-        on_result,
-    ):
+    async with AsyncExitStack() as stack:
+        lose = None
+        if options.database_url is not None:
+            store = await stack.enter_async_context(opened(options.database_url))
+            lose = partial(lose_commit, store)
+        on_attack, on_result = stack.enter_context(
+            showing_progress(len(attacks), as_json=as_json, on_line=_print_line)
+        )
         async for result in attack(
             url,
             profile,
@@ -131,6 +140,7 @@ async def _collect(
             limits=options.limits,
             redis_url=options.redis_url,
             health_path=options.health_path,
+            lose_commit=lose,
             attacks=attacks,
             on_attack=on_attack,
         ):

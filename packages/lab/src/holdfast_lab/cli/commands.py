@@ -279,6 +279,13 @@ def attack(  # noqa: PLR0917 - typer turns them into options
             help="URL of the server's Redis, to write forged values to it.",
         ),
     ] = None,
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_ATTACK_DATABASE_URL",
+            help="With --redis: URL of the server's database, to lose a commit in it.",
+        ),
+    ] = None,
     group: Annotated[
         str | None,
         typer.Option(
@@ -346,6 +353,7 @@ def attack(  # noqa: PLR0917 - typer turns them into options
                     other_body=other_body,
                     group=group,
                     redis_url=redis,
+                    database_url=database,
                     health_path=health_path,
                     limits=Limits(
                         connections=connections,
