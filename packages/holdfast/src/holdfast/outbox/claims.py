@@ -107,7 +107,7 @@ def claim_some(
     }
     skip = {
         "skip": msgspec.json.encode(sorted(skip_profiles)).decode(),
-        "held": msgspec.json.encode(sorted(held_paths)).decode(),
+        "held": _patterns(held_paths),
     }
     versions: dict[str, str] = {}
 
@@ -137,6 +137,12 @@ def claim_some(
         Claimed(entry, entry.claim_number, lease_seconds, versions.get(entry.id))
         for entry in entries
     ]
+
+
+def _patterns(paths: Iterable[str]) -> str:
+    """Return each path template with a pattern of the paths that have more segments."""
+    patterns = [(path, "*/" * (path.count("/") + 1) + "*") for path in sorted(paths)]
+    return msgspec.json.encode(patterns).decode()
 
 
 def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: dict[str, str]) -> list[str]:
