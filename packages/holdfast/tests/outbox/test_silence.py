@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import NewEntry, Status
+from holdfast.core.outbox_entry import NewEntry, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import OutboxQueue, Profile, QueueSettings
@@ -19,9 +19,11 @@ from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.round_trips import RoundTrips
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from packages.holdfast.tests.outbox.queue_harness import Lab
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     CuttingProxy,
+    Scripted,
     activity,
     all_entries,
     drain,
@@ -126,6 +128,46 @@ def test_the_time_box_ends_an_attempt_that_is_in_flight(queue: OutboxQueue, user
     assert (first.status, first.outcome_unknown) == (Status.PENDING, True)
     assert [attempt.code for attempt in queue.attempts(first.id)] == ["abandoned"] * 2
     assert drain(queue, user, Parallel(created)).succeeded == 3
+
+
+def test_silence_for_hours_fails_no_entry(lab: Lab) -> None:
+    ids = [lab.add(max_attempts=3).id for _ in range(5)]
+    is_silent = True
+    server = Scripted(lambda request: SILENCE if is_silent else created(request))
+    worker = Drain(lab.queue, server, clock=lab.clock)
+    for _ in range(40):
+        worker.run("ada")
+        lab.clock.pass_by(minutes=31)
+        worker.wake_up()
+    entries = [lab.queue.get(entry_id) for entry_id in ids]
+    assert max(entry.attempt_count for entry in entries) > 10
+    assert {entry.status for entry in entries} == {Status.PENDING}
+    assert all(entry.outcome_unknown for entry in entries if entry.attempt_count)
+    assert {one.code for one in lab.queue.attempts(ids[0])} == {"silent"}
+    is_silent = False
+    assert worker.run("ada").succeeded == 5
+    keys = {lab.queue.get(entry_id).idempotency_key for entry_id in ids}
+    assert set(server.keys) == keys
+
+
+def test_an_entry_that_alone_gets_no_response_fails_after_its_attempts(lab: Lab) -> None:
+    broken = lab.add(max_attempts=3)
+
+    def reply(request: Request) -> Response | NoResponse:
+        lab.clock.pass_by(seconds=1)
+        is_broken = request.headers["Idempotency-Key"] == broken.idempotency_key
+        return SILENCE if is_broken else created(request)
+
+    worker = Drain(lab.queue, Scripted(reply), clock=lab.clock)
+    for sends in range(1, 5):
+        worker.run("ada")
+        found = lab.queue.get(broken.id)
+        assert found.attempt_count == sends
+        assert found.status is (Status.PENDING if sends < 4 else Status.FAILED)
+        lab.add()
+        assert worker.run("ada").succeeded == 1  # the server responds to others meanwhile
+        lab.clock.pass_by(minutes=31)
+    assert (found.reason, found.outcome_unknown) == (Reason.ATTEMPTS, True)
 
 
 def test_a_silent_request_holds_up_only_its_own_lane(queue: OutboxQueue, user: str) -> None:
