@@ -60,11 +60,13 @@ class Parallel:
         self._reply = reply
         self._lock = threading.Lock()
         self.requests: list[Request] = []
+        self.timeouts: list[float] = []
         self.running = self.most = 0
 
     def send(self, request: Request, *, timeout_seconds: float = 30.0) -> Response | NoResponse:
         with self._lock:
             self.requests.append(request)
+            self.timeouts.append(timeout_seconds)
             self.running += 1
             self.most = max(self.most, self.running)
         try:
@@ -326,6 +328,25 @@ def test_time_outs_follow_the_round_trips() -> None:
     assert trips.timeout_seconds("/notes", silent=2) == 8
     assert trips.timeout_seconds("/notes", silent=50) == 30
     assert trips.timeout_seconds("/notes", size=163_840) == 12
+
+
+def test_a_profile_has_its_own_limits_of_time_outs(tmp_path: Path, user: str) -> None:
+    reports = Profile(name="reports", response_floor_seconds=40, response_ceiling_seconds=90)
+    patient = Profile(name="patient", response_ceiling_seconds=60)
+    fixed = Profile(name="fixed", response_floor_seconds=12, response_ceiling_seconds=12)
+    profiles = [patient, reports, fixed]
+    entries = [activity(user, one.name, profile=one.name, lane="a") for one in profiles]
+    with OutboxQueue.open(tmp_path / "slow.db", profiles=profiles) as queue:
+        queue.add_user(user)
+        queue.enqueue_many(entries)
+        transport = Parallel(created)
+        assert drain(queue, user, transport).succeeded == 3
+    # Before the first response a third of the ceiling, after that the floor.
+    assert [round(seconds) for seconds in transport.timeouts] == [20, 40, 12]
+    with pytest.raises(ConfigurationError, match=r"^profile x: 0 < response_floor_seconds"):
+        Profile(name="x", response_floor_seconds=3, response_ceiling_seconds=2)
+    with pytest.raises(ConfigurationError):
+        Profile(name="x", response_ceiling_seconds=0)
 
 
 @pytest.mark.parametrize(
