@@ -7,6 +7,7 @@ import pytest
 from holdfast.core.outbox_entry import Entry, Operation, Status
 from holdfast.core.response_classification import (
     BY_CODE,
+    SILENT,
     UNREACHABLE,
     UNRECOGNISED,
     AttestationNeeded,
@@ -211,6 +212,7 @@ def test_a_response_of_the_service_is_json_or_empty_or_has_one_of_its_headers(
         (422, "NEW", True),
         (None, None, True),  # silence: it may be this very request that the server dies of
         (None, UNREACHABLE, False),
+        (None, SILENT, False),
         (200, UNRECOGNISED, False),
         (500, UNRECOGNISED, False),
         *((status, "any", False) for status in (401, 429, 502, 503, 504)),

@@ -57,9 +57,9 @@ class Lab:
         self.queue = self.open()
         self.queue.add_user("ada")
 
-    def open(self, **options: Any) -> OutboxQueue:
+    def open(self, path: Path | None = None, **options: Any) -> OutboxQueue:
         return OutboxQueue.open(
-            self.path,
+            path or self.path,
             **{
                 "clock": self.clock,
                 "listeners": [self.events.append],

@@ -143,9 +143,17 @@ def test_settings_from_the_environment_may_be_fractions() -> None:
         "HOLDFAST_OUTBOX_CAP_DAYS": "14",
         "HOLDFAST_OUTBOX_KEEP_SUCCEEDED_DAYS": "0.25",
         "HOLDFAST_OUTBOX_KEEP_SETTLED_DAYS": "",
+        "HOLDFAST_OUTBOX_WARN_DAYS": "0.5",
+        "HOLDFAST_OUTBOX_RESPONSE_CEILING_SECONDS": "7.5",
+        "HOLDFAST_OUTBOX_PARALLEL_LANES": "12",
     }
     assert QueueSettings.from_environment(given) == QueueSettings(
-        lease_seconds=0.5, stale_after=timedelta(days=14), keep_succeeded=timedelta(hours=6)
+        lease_seconds=0.5,
+        stale_after=timedelta(days=14),
+        keep_succeeded=timedelta(hours=6),
+        warn_before=timedelta(hours=12),
+        response_ceiling_seconds=7.5,
+        parallel_lanes=12,
     )
 
 
@@ -161,7 +169,7 @@ def test_every_variable_of_the_outbox_is_on_its_page_with_its_default() -> None:
     text = page.read_text(encoding="utf-8")
     for name, variable in VARIABLES.items():
         default = getattr(QueueSettings(), name)
-        number = default if name == "lease_seconds" else default / timedelta(days=1)
+        number = default / timedelta(days=1) if isinstance(default, timedelta) else default
         assert f"\n| `{variable}` | `{number:g}` | `{name}` |" in text
     known = {*VARIABLES.values(), "HOLDFAST_OUTBOX_RETRY_SECONDS"}
     assert set(re.findall(r"HOLDFAST_\w+", text)) == known

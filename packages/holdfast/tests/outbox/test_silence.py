@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import NewEntry, Status
+from holdfast.core.outbox_entry import NewEntry, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.errors import ConfigurationError
 from holdfast.outbox import OutboxQueue, Profile, QueueSettings
@@ -19,9 +19,11 @@ from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.round_trips import RoundTrips
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from packages.holdfast.tests.outbox.queue_harness import Lab
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     CuttingProxy,
+    Scripted,
     activity,
     all_entries,
     drain,
@@ -58,11 +60,13 @@ class Parallel:
         self._reply = reply
         self._lock = threading.Lock()
         self.requests: list[Request] = []
+        self.timeouts: list[float] = []
         self.running = self.most = 0
 
     def send(self, request: Request, *, timeout_seconds: float = 30.0) -> Response | NoResponse:
         with self._lock:
             self.requests.append(request)
+            self.timeouts.append(timeout_seconds)
             self.running += 1
             self.most = max(self.most, self.running)
         try:
@@ -126,6 +130,46 @@ def test_the_time_box_ends_an_attempt_that_is_in_flight(queue: OutboxQueue, user
     assert (first.status, first.outcome_unknown) == (Status.PENDING, True)
     assert [attempt.code for attempt in queue.attempts(first.id)] == ["abandoned"] * 2
     assert drain(queue, user, Parallel(created)).succeeded == 3
+
+
+def test_silence_for_hours_fails_no_entry(lab: Lab) -> None:
+    ids = [lab.add(max_attempts=3).id for _ in range(5)]
+    is_silent = True
+    server = Scripted(lambda request: SILENCE if is_silent else created(request))
+    worker = Drain(lab.queue, server, clock=lab.clock)
+    for _ in range(40):
+        worker.run("ada")
+        lab.clock.pass_by(minutes=31)
+        worker.wake_up()
+    entries = [lab.queue.get(entry_id) for entry_id in ids]
+    assert max(entry.attempt_count for entry in entries) > 10
+    assert {entry.status for entry in entries} == {Status.PENDING}
+    assert all(entry.outcome_unknown for entry in entries if entry.attempt_count)
+    assert {one.code for one in lab.queue.attempts(ids[0])} == {"silent"}
+    is_silent = False
+    assert worker.run("ada").succeeded == 5
+    keys = {lab.queue.get(entry_id).idempotency_key for entry_id in ids}
+    assert set(server.keys) == keys
+
+
+def test_an_entry_that_alone_gets_no_response_fails_after_its_attempts(lab: Lab) -> None:
+    broken = lab.add(max_attempts=3)
+
+    def reply(request: Request) -> Response | NoResponse:
+        lab.clock.pass_by(seconds=1)
+        is_broken = request.headers["Idempotency-Key"] == broken.idempotency_key
+        return SILENCE if is_broken else created(request)
+
+    worker = Drain(lab.queue, Scripted(reply), clock=lab.clock)
+    for sends in range(1, 5):
+        worker.run("ada")
+        found = lab.queue.get(broken.id)
+        assert found.attempt_count == sends
+        assert found.status is (Status.PENDING if sends < 4 else Status.FAILED)
+        lab.add()
+        assert worker.run("ada").succeeded == 1  # the server responds to others meanwhile
+        lab.clock.pass_by(minutes=31)
+    assert (found.reason, found.outcome_unknown) == (Reason.ATTEMPTS, True)
 
 
 def test_a_silent_request_holds_up_only_its_own_lane(queue: OutboxQueue, user: str) -> None:
@@ -284,6 +328,25 @@ def test_time_outs_follow_the_round_trips() -> None:
     assert trips.timeout_seconds("/notes", silent=2) == 8
     assert trips.timeout_seconds("/notes", silent=50) == 30
     assert trips.timeout_seconds("/notes", size=163_840) == 12
+
+
+def test_a_profile_has_its_own_limits_of_time_outs(tmp_path: Path, user: str) -> None:
+    reports = Profile(name="reports", response_floor_seconds=40, response_ceiling_seconds=90)
+    patient = Profile(name="patient", response_ceiling_seconds=60)
+    fixed = Profile(name="fixed", response_floor_seconds=12, response_ceiling_seconds=12)
+    profiles = [patient, reports, fixed]
+    entries = [activity(user, one.name, profile=one.name, lane="a") for one in profiles]
+    with OutboxQueue.open(tmp_path / "slow.db", profiles=profiles) as queue:
+        queue.add_user(user)
+        queue.enqueue_many(entries)
+        transport = Parallel(created)
+        assert drain(queue, user, transport).succeeded == 3
+    # Before the first response a third of the ceiling, after that the floor.
+    assert [round(seconds) for seconds in transport.timeouts] == [20, 40, 12]
+    with pytest.raises(ConfigurationError, match=r"^profile x: 0 < response_floor_seconds"):
+        Profile(name="x", response_floor_seconds=3, response_ceiling_seconds=2)
+    with pytest.raises(ConfigurationError):
+        Profile(name="x", response_ceiling_seconds=0)
 
 
 @pytest.mark.parametrize(

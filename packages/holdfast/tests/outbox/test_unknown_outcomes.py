@@ -132,7 +132,8 @@ def test_an_entry_whose_key_may_be_expired_waits_for_the_servers_date(lab: Lab) 
 
 
 def test_a_retry_before_the_key_expired_does_not_reset_its_lifetime(lab: Lab) -> None:
-    entry_id = lost(lab, profile="planning", max_attempts=1)
+    entry_id = lab.add(profile="planning", max_attempts=1).id
+    drain(lab.queue, "ada", Scripted([response(500)]))
     assert lab.queue.get(entry_id).reason is Reason.ATTEMPTS
     lab.clock.pass_by(hours=1)
     lab.queue.retry(entry_id)

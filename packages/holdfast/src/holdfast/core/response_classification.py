@@ -31,6 +31,7 @@ from holdfast.core.retry import is_transient
 
 __all__ = [
     "BY_CODE",
+    "SILENT",
     "UNREACHABLE",
     "UNRECOGNISED",
     "AttestationNeeded",
@@ -120,6 +121,10 @@ UNREACHABLE: Final = "unreachable"
 UNRECOGNISED: Final = "unrecognised"
 """In the history, the code of a send whose response is not the service's."""
 
+SILENT: Final = "silent"
+"""In the history, the code of a send without a response while the server responded to no other. It
+may have happened."""
+
 BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
     {
         # The key was used for another request: a bug, so sending it again cannot succeed.
@@ -142,7 +147,7 @@ _GONE: Final = frozenset({404, 410})
 # refuses the request itself does so again each time.
 _SAID_BY_OTHERS: Final = frozenset({403, 404, 407, 410})
 _OUTAGES: Final = frozenset({429, 502, 503, 504})
-_NOT_ABOUT_THE_ENTRY: Final = frozenset({UNREACHABLE, UNRECOGNISED})
+_NOT_ABOUT_THE_ENTRY: Final = frozenset({UNREACHABLE, UNRECOGNISED, SILENT})
 _UNAUTHORIZED: Final = 401
 _NO_CODES: Final[Mapping[str, Verdict]] = MappingProxyType({})
 
@@ -206,8 +211,8 @@ def is_service_response(status: int, headers: Mapping[str, str], body: bytes) ->
 def counts_as_attempt(status: int | None, code: str | None) -> bool:
     """Return whether a send with this result counts against ``max_attempts``.
 
-    Outages, responses that are not the service's, and a refused token or attestation do not:
-    none of them is about the entry.
+    Outages, responses that are not the service's, a silent server, and a refused token or
+    attestation do not: none of them is about the entry.
     """
     return not (status in _OUTAGES or status == _UNAUTHORIZED or code in _NOT_ABOUT_THE_ENTRY)
 

@@ -21,6 +21,7 @@ from holdfast.core.outbox_entry import (
     Transition,
     after,
 )
+from holdfast.core.response_classification import SILENT
 from holdfast.core.retry import RetryPolicy
 from holdfast.errors import ClaimLostError
 from holdfast.ids import new_uuid4
@@ -57,6 +58,9 @@ __all__ = [
 
 ABANDONED: Final = "abandoned"
 """In the history, the code of a send that was not waited for. It may have happened."""
+
+_SENT_UNHEARD: Final = frozenset({None, ABANDONED, SILENT})
+"""In the history, the codes of sends without a response."""
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +111,7 @@ def claim_some(
     }
     skip = {
         "skip": msgspec.json.encode(sorted(skip_profiles)).decode(),
-        "held": msgspec.json.encode(sorted(held_paths)).decode(),
+        "held": _patterns(held_paths),
     }
     versions: dict[str, str] = {}
 
@@ -137,6 +141,12 @@ def claim_some(
         Claimed(entry, entry.claim_number, lease_seconds, versions.get(entry.id))
         for entry in entries
     ]
+
+
+def _patterns(paths: Iterable[str]) -> str:
+    """Return each path template with a pattern of the paths that have more segments."""
+    patterns = [(path, "*/" * (path.count("/") + 1) + "*") for path in sorted(paths)]
+    return msgspec.json.encode(patterns).decode()
 
 
 def _sendable_behind(tx: Transaction, head: Entry, limit: int, skip: dict[str, str]) -> list[str]:
@@ -493,7 +503,7 @@ def _is_frozen(transition: Transition, result: AttemptResult, *, unknown: bool) 
     """
     if transition is Transition.FAIL:
         return unknown
-    was_sent = result.http_status is not None or (unknown and result.code in (None, ABANDONED))
+    was_sent = result.http_status is not None or (unknown and result.code in _SENT_UNHEARD)
     return was_sent and transition in (Transition.RETRY_LATER, Transition.CONFLICT)
 
 

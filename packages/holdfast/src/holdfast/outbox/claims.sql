@@ -1,4 +1,4 @@
--- Claims and outcomes. IS_HELD is whether the endpoint matches a pattern in :held.
+-- Claims and outcomes. IS_HELD is whether the endpoint matches one of the HELD_PATTERNS.
 
 -- name: promote_due
 -- Make entries claimable whose delay is over. At most 500 at once, so that claims stay fast after a
@@ -15,7 +15,8 @@ UPDATE offline_sync_queue
        claimed_by = :claimed_by, claimed_at = :now, lease_ms = :lease_ms, next_retry_at = NULL,
        maybe_since_ms = coalesce(maybe_since_ms, :ms),
        maybe_since_at = coalesce(maybe_since_at, :now)
- WHERE rowid IN (SELECT rowid FROM offline_sync_queue
+ WHERE rowid IN (WITH HELD_PATTERNS
+                 SELECT rowid FROM offline_sync_queue
                   WHERE user_id = :user_id
                     AND status = 'pending' AND turn = 1 AND waiting_for = 0 AND due_ms IS NULL
                     AND profile NOT IN (SELECT value FROM json_each(:skip))
@@ -25,6 +26,7 @@ RETURNING ENTRY, VERSION_TO_SEND;
 
 -- name: behind
 -- The next entries of a lane, and whether each could be sent if all before it had succeeded.
+WITH HELD_PATTERNS
 SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL
            AND profile NOT IN (SELECT value FROM json_each(:skip)) AND NOT IS_HELD
   FROM offline_sync_queue

@@ -460,10 +460,13 @@ class _Run:
     def _timeout_seconds(self, entry: Entry, request: Request) -> float:
         if not self._exchanges.connections:
             return 0.0  # the transport has its own
+        profile = self._queue.profiles.get(entry.profile)
         seconds = self._round_trips.timeout_seconds(
             entry.endpoint,
             size=len(request.body or b""),
             silent=self._sender.failed_attempts(entry),
+            floor_seconds=profile.response_floor_seconds,
+            ceiling_seconds=profile.response_ceiling_seconds,
         )
         left = self._started + self._max_seconds - self._clock.monotonic()
         return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)

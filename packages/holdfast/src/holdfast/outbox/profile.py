@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from math import inf
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -157,6 +158,13 @@ class Profile:
     """Delays between attempts. With ``attempts`` set, an entry has that many per wake-up and then
     stays queued for the next one; otherwise it fails after the entry's own ``max_attempts``."""
 
+    response_floor_seconds: float | None = None
+    """The shortest time that a response may take; None is that of ``QueueSettings``."""
+
+    response_ceiling_seconds: float | None = None
+    """The longest time that a response may take, for an API that is slower or faster than others;
+    None is that of ``QueueSettings``. If the floor is above it, this one holds."""
+
     key_lifetime: timedelta = timedelta(days=1)
     """How long the server remembers an idempotency key, at least."""
 
@@ -218,6 +226,12 @@ class Profile:
         """Check the name and freeze the mappings."""
         if not (self.name.isascii() and self.name.isprintable() and 0 < len(self.name) <= 100):  # noqa: PLR2004
             raise ConfigurationError("a profile's name must be 1 to 100 printable ASCII characters")
+        floor, ceiling = self.response_floor_seconds, self.response_ceiling_seconds
+        if not 0 < (1 if floor is None else floor) <= (inf if ceiling is None else ceiling):
+            raise ConfigurationError(
+                f"profile {self.name}: 0 < response_floor_seconds <= response_ceiling_seconds "
+                "must hold"
+            )
         object.__setattr__(self, "priorities", MappingProxyType(dict(self.priorities)))
         object.__setattr__(self, "on_refusal", member_named(OnRefusal, self.on_refusal))
         object.__setattr__(self, "unknown_base", member_named(UnknownBase, self.unknown_base))

@@ -58,16 +58,27 @@ class RoundTrips:
                     deviation + _DEVIATION_GAIN * (abs(seconds - smoothed) - deviation),
                 )
 
-    def timeout_seconds(self, endpoint: str, *, size: int = 0, silent: int = 0) -> float:
+    def timeout_seconds(
+        self,
+        endpoint: str,
+        *,
+        size: int = 0,
+        silent: int = 0,
+        floor_seconds: float | None = None,
+        ceiling_seconds: float | None = None,
+    ) -> float:
         """Return how long to wait for a response to a body of this size.
 
-        ``silent`` is how many sends in a row of the same entry had no response.
+        ``silent`` is how many sends in a row of the same entry had no response. The limits are the
+        queue's, unless they are given; the ceiling holds in any case.
         """
+        floor = self._floor if floor_seconds is None else floor_seconds
+        ceiling = self._ceiling if ceiling_seconds is None else ceiling_seconds
         known = self._known.get(path_template(endpoint)) or self._known.get(_ALL)
         if known is None:
-            seconds = self._ceiling * _FIRST_SHARE
+            seconds = ceiling * _FIRST_SHARE
         else:
             smoothed, deviation = known
             seconds = smoothed + _DEVIATIONS * deviation
-        seconds = max(seconds, self._floor) * float(2 ** min(silent, _MAX_DOUBLINGS))
-        return min(seconds + size / _BYTES_PER_SECOND, self._ceiling)
+        seconds = max(seconds, floor) * float(2 ** min(silent, _MAX_DOUBLINGS))
+        return min(seconds + size / _BYTES_PER_SECOND, ceiling)

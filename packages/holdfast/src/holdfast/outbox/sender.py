@@ -30,6 +30,7 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.core.response_classification import (
     BY_CODE,
+    SILENT,
     UNREACHABLE,
     UNRECOGNISED,
     AttestationNeeded,
@@ -79,6 +80,8 @@ _log = logging.getLogger(__name__)
 
 _MAX_SILENT_SENDS: Final = 3
 """After this many consecutive sends without a response, the network counts as down."""
+
+_MAX_SILENT_ENTRIES: Final = 10_000
 
 _MAX_REBUILDS: Final = 3
 _MAX_MERGES: Final = 5
@@ -153,6 +156,9 @@ class Sender:
         self._rounds: Counter[str] = Counter()
         self._attempts: Counter[str] = Counter()
         self._refused_attestations: Counter[str] = Counter()
+        # When the service last responded, and by entry id: when its last silent send began.
+        self._last_response = float("-inf")
+        self._silent_since: dict[str, float] = {}
 
     def reset_attempts(self) -> None:
         """Begin a new wake-up."""
@@ -231,6 +237,7 @@ class Sender:
             return unsent
         self.reach("drain.before_send")
         state.note_sent(entry.id)
+        began = self._clock.monotonic()
         try:
             response = yield request
         except GeneratorExit:
@@ -243,7 +250,7 @@ class Sender:
         state.report.sent += 1
         if isinstance(response, NoResponse):
             queue.emit_about(EventKind.SENT, entry, detail=response.reason)
-            return self._no_response(entry, state, response)
+            return self._no_response(entry, state, response, began)
         state.note_received(entry.id)
         queue.emit_about(
             EventKind.SENT,
@@ -291,6 +298,8 @@ class Sender:
         state.note_verdict(verdict)
         if not isinstance(verdict, Misdirected | NotTheService):
             self._resume(entry)
+            self._last_response = self._clock.monotonic()
+            self._silent_since.pop(entry.id, None)
         match verdict:
             case Done():
                 server_id = _server_id_in(entry, response)
@@ -416,29 +425,46 @@ class Sender:
             )
         )
 
-    def _no_response(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
+    def _not_sent(self, entry: Entry, state: DrainState, reason: str) -> Outcome:
+        """Wait for the network; the entry can be sent as soon as it is back."""
+        state.hold(self._delay(entry), reason)
+        return self._retry_later(
+            entry,
+            AttemptResult(code=UNREACHABLE, error=reason),
+            outcome_unknown=entry.outcome_unknown,
+            delay_seconds=0,
+        )
+
+    def _no_response(
+        self, entry: Entry, state: DrainState, failure: NoResponse, began: float
+    ) -> Outcome:
         if not failure.may_have_been_sent:
-            # The drain waits for the network; the entry can be sent as soon as it is back.
-            state.hold(self._delay(entry), failure.reason)
-            return self._retry_later(
-                entry,
-                AttemptResult(code=UNREACHABLE, error=failure.reason),
-                outcome_unknown=entry.outcome_unknown,
-                delay_seconds=0,
-            )
+            return self._not_sent(entry, state, failure.reason)
         is_alone = not self._count_silent_send(entry, state, failure.reason)
         return self._retry_later(
             entry,
-            AttemptResult(error=failure.reason),
+            AttemptResult(code=self._silence_code(entry, began), error=failure.reason),
             outcome_unknown=True,
             # The server has responded to others meanwhile: only this connection was silent.
             delay_seconds=0 if is_alone and not self._attempts[entry.id] else None,
         )
 
+    def _silence_code(self, entry: Entry, began: float) -> str | None:
+        """Return the code of a send without a response; None if it counts as an attempt.
+
+        It counts only if the service has responded to others since the entry's last silent send: a
+        server, or a network, that responds to nothing says nothing about the entry.
+        """
+        since = self._silent_since.get(entry.id, began)
+        if len(self._silent_since) >= _MAX_SILENT_ENTRIES:
+            self._silent_since.clear()
+        self._silent_since[entry.id] = began
+        return None if self._last_response > since else SILENT
+
     def _no_response_to_read(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
         """Retry later without counting an attempt: the entry itself was not sent."""
         if not failure.may_have_been_sent:
-            return self._no_response(entry, state, failure)
+            return self._not_sent(entry, state, failure.reason)
         self._count_silent_send(entry, state, failure.reason)
         return self._retry_later(
             entry,

@@ -19,11 +19,18 @@ VARIABLES: Final[Mapping[str, str]] = {
     "keep_failed": "HOLDFAST_OUTBOX_KEEP_FAILED_DAYS",
     "keep_mappings": "HOLDFAST_OUTBOX_KEEP_MAPPINGS_DAYS",
     "keep_versions": "HOLDFAST_OUTBOX_KEEP_VERSIONS_DAYS",
+    "warn_before": "HOLDFAST_OUTBOX_WARN_DAYS",
+    "prune_notice": "HOLDFAST_OUTBOX_PRUNE_NOTICE_DAYS",
+    "response_floor_seconds": "HOLDFAST_OUTBOX_RESPONSE_FLOOR_SECONDS",
+    "response_ceiling_seconds": "HOLDFAST_OUTBOX_RESPONSE_CEILING_SECONDS",
+    "max_probe_seconds": "HOLDFAST_OUTBOX_MAX_PROBE_SECONDS",
+    "parallel_lanes": "HOLDFAST_OUTBOX_PARALLEL_LANES",
 }
 """Environment variable by setting."""
 
 # The elapsed clock has milliseconds.
 _MIN_SPAN: Final = timedelta(milliseconds=1)
+_MAX_LANES: Final = 64
 # Unit and maximum, by the last word of a variable's name.
 _UNITS: Final = {
     "SECONDS": (timedelta(seconds=1), 86_400),
@@ -111,16 +118,32 @@ class QueueSettings:
         """Return settings from the environment; what is not set there has its default.
 
         The variables of ``VARIABLES``, such as ``HOLDFAST_OUTBOX_CAP_DAYS``, are numbers above 0,
-        fractions too. An empty one counts as not set. Anything else raises a ``ConfigurationError``
-        that names the variable. ``holdfast outbox`` reads them, an app only if it calls this;
-        ``dataclasses.replace`` sets the rest.
+        fractions too, except for the number of lanes. An empty one counts as not set. Anything else
+        raises a ``ConfigurationError`` that names the variable. ``holdfast outbox`` reads them, an
+        app only if it calls this; ``dataclasses.replace`` sets the rest.
         """
         given: dict[str, Any] = {}
         for name, variable in VARIABLES.items():
+            if name == "parallel_lanes":
+                lanes = _lanes_in(environment, variable)
+                given |= {} if lanes is None else {name: lanes}
+                continue
             span = span_in(environment, variable)
             if span is not None:
-                given[name] = span.total_seconds() if name == "lease_seconds" else span
+                given[name] = span.total_seconds() if name.endswith("_seconds") else span
         return cls(**given)
+
+
+def _lanes_in(environment: Mapping[str, str], variable: str) -> int | None:
+    """Return a number of lanes; None if not set."""
+    given = environment.get(variable)
+    if not given:
+        return None
+    if given.isascii() and given.isdigit() and 0 < int(given[:9]) <= _MAX_LANES:
+        return int(given)
+    raise ConfigurationError(
+        f"{variable} should be a number of lanes from 1 to {_MAX_LANES}, not {given!r}"
+    )
 
 
 def span_in(environment: Mapping[str, str], variable: str) -> timedelta | None:

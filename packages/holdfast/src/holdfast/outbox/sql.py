@@ -74,14 +74,23 @@ _MACROS: Final = (
                                       WHERE value = base_version) END),
                 base_version) END""",
     ),
-    # Whether the path matches a pattern with as many segments.
+    # Patterns of endpoints, as the claims pass them: read once, not for each of the entries.
+    (
+        re.compile(r"\bHELD_PATTERNS\b"),
+        """held AS MATERIALIZED (
+               SELECT json_extract(value, '$[0]') AS pattern, json_extract(value, '$[1]') AS deeper
+                 FROM json_each(:held))""",
+    ),
+    # Whether the path matches a pattern, and has no more segments than that.
     (
         re.compile(r"\bIS_HELD\b"),
-        """EXISTS (SELECT 1 FROM json_each(:held) AS held,
-                         (SELECT substr(endpoint, 1, instr(endpoint || '?', '?') - 1) AS target)
-                   WHERE target GLOB held.value
-                     AND length(target) - length(replace(target, '/', ''))
-                         = length(held.value) - length(replace(held.value, '/', '')))""",
+        """EXISTS (SELECT 1 FROM held
+                   WHERE HELD_PATH GLOB held.pattern AND NOT HELD_PATH GLOB held.deeper)""",
+    ),
+    (
+        re.compile(r"\bHELD_PATH\b"),
+        """CASE instr(endpoint, '?') WHEN 0 THEN endpoint
+                ELSE substr(endpoint, 1, instr(endpoint, '?') - 1) END""",
     ),
     # No other entry about the same entity is in flight: a retry of that one must send the version
     # of its first send, and another lane, or another process, must not produce a newer one.
