@@ -41,6 +41,9 @@ _LONG_SLEEP_SHARE: Final = 0.12
 _RESTORE_SHARE: Final = 0.5
 _CONTESTED_SHARE: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
+_REPORTED_SHARE: Final = 0.5
+"""How often an app gets to know that the network is back."""
+
 _WAKE_UPS: Final = (150.0, 50.0)
 """Seconds between the wake-ups of devices while no person decides: longer than a lease."""
 
@@ -416,7 +419,12 @@ class World:
     def _disconnect(self, device: Device, seconds: float) -> None:
         self.note(device.name, f"no network for {seconds:.0f} s")
         self.network.offline.add(device.name)
-        self._later(seconds, lambda: self.network.offline.discard(device.name))
+        self._later(seconds, partial(self._reconnect, device))
+
+    def _reconnect(self, device: Device) -> None:
+        self.network.offline.discard(device.name)
+        if self._rng.random() < _REPORTED_SHARE:
+            device.online()
 
     def _let_users_act(self, draw: float) -> None:
         users = self.users
@@ -447,6 +455,7 @@ class World:
         for device in self.devices:
             for app in device.apps:
                 app.process.resume()
+            device.online()
 
     def _is_finished(self) -> bool:
         waits = self._reader.execute("SELECT 1 FROM holdfast_jobs LIMIT 1").fetchone()
