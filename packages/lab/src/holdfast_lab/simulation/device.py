@@ -11,8 +11,10 @@ import apsw
 import msgspec
 
 from holdfast.core.outbox_entry import OPEN, Entry, Reason, Status
+from holdfast.core.retry import DEVICE
 from holdfast.errors import HoldfastError, OutboxFileError
 from holdfast.outbox.drain import Drain
+from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Request, Response
@@ -100,6 +102,9 @@ class AppProcess:
         self.queue: _SimulatedQueue | None = None
         self._vfs = FaultyVFS(device.disk)
         self._wakeups: list[Callable[[Any], None]] = []
+        # Users whose drains found no network: how often in a row, and when to try again.
+        self._backing_off: dict[str, tuple[int, float]] = {}
+        self._drainer: Drain | None = None
         # Retry-After of each key: the earliest time, and the pauses of the process so far.
         self._not_before: dict[str, tuple[float, int]] = {}
         self.process.on_kill.append(self._stop_writes)
@@ -136,7 +141,7 @@ class AppProcess:
             self.queue = queue
         for user in device.users:
             queue.add_user(user)
-        drain = Drain(
+        drain = self._drainer = Drain(
             queue,
             _Transport(self, thread),
             token=self._token,
@@ -147,14 +152,36 @@ class AppProcess:
         while True:
             soonest = _IDLE_SECONDS
             for user in device.users:
-                # Without a time limit the drain does not wait for entries that are due later.
-                seconds = 4.0 if device.random() < _TIME_LIMIT_SHARE else None
-                stop: Any = _NeverStop(self, thread)
-                report = drain.run(user, max_seconds=seconds, stop=stop)
-                if report.next_due_seconds is not None:
-                    soonest = min(soonest, report.next_due_seconds)
+                soonest = min(soonest, self._drain_user(thread, drain, user))
             drain.wake_up()
             self.wait(thread, max(0.1, soonest))
+
+    def _drain_user(self, thread: CooperativeThread, drain: Drain, user: str) -> float:
+        """Drain one user, unless there was no network; returns after how long to do so again.
+
+        Backs off as ``BackgroundDrain`` does.
+        """
+        device, loop = self._device, self._world.loop
+        failures, until = self._backing_off.get(user, (0, 0.0))
+        if loop.time() < until:
+            return until - loop.time()
+        # Without a time limit the drain does not wait for entries that are due later.
+        seconds = 4.0 if device.random() < _TIME_LIMIT_SHARE else None
+        stop: Any = _NeverStop(self, thread)
+        report = drain.run(user, max_seconds=seconds, stop=stop)
+        if report.ended is Ended.OFFLINE:
+            pause = DEVICE.delay_seconds(failures + 1, random=device.random())
+            self._backing_off[user] = (failures + 1, loop.time() + pause)
+            return pause
+        self._backing_off.pop(user, None)
+        return _IDLE_SECONDS if report.next_due_seconds is None else report.next_due_seconds
+
+    def online(self) -> None:
+        """Try at once: the system reports a network."""
+        self._backing_off.clear()
+        if self._drainer is not None:
+            self._drainer.outages.probe_now()
+        self.notify()
 
     def _on_event(self, event: Event) -> None:
         if event.kind is EventKind.EXPIRING:
@@ -399,6 +426,11 @@ class Device:
         """End a send that ``begin_send`` has recorded."""
         if self._sending.get(key) is app:
             del self._sending[key]
+
+    def online(self) -> None:
+        """Let all processes try at once: the system reports a network."""
+        for app in self.apps:
+            app.online()
 
     def shut_down(self) -> None:
         """Kill all processes; none is restarted."""

@@ -17,6 +17,12 @@ __all__ = ["PORTALS", "Network", "NetworkWorld", "outage_response"]
 
 _TIMEOUT_SECONDS: Final = 30.0
 _LONG_TIMEOUT_SECONDS: Final = 130.0
+_COPY_SECONDS: Final = (0.0, 0.001, 0.002, 0.003, 0.005, 0.01, 1.0, 40.0)
+"""How long after a request its copy arrives. A request takes some milliseconds."""
+
+_COPIED_SHARE: Final = 0.5
+"""How often a request is doubled if there are two servers."""
+
 _CREATED: Final = 201
 _ERROR: Final = 400
 
@@ -134,17 +140,27 @@ class Network:
             return
         self._world.note(device, line)
         delay = self._delay("request late")
-        is_doubled = faults.happens("request doubled")
-        epoch = self._epoch
-        self._later(delay, self._deliver, epoch, device, request, on_response, is_doubled)
+        count = len(self._world.http_servers)
+        # Two servers are there to have the same request at the same time.
+        is_doubled = faults.happens("request doubled", _COPIED_SHARE if count > 1 else None)
+        server = self._rng.randrange(count)
+        arguments = (self._epoch, device, request, on_response, is_doubled)
+        self._later(delay, self._deliver, server, *arguments)
         if is_doubled:
             self._world.note(device, f"{line} doubled")
-            # A proxy that retries returns the first response.
-            delay = self._rng.choice((0.0, 0.01, 1.0, 40.0))
-            self._later(delay, self._deliver, epoch, device, request, on_response, is_doubled)
+            # A proxy that retries uses the next server, perhaps while the first one is at work. It
+            # returns the first response.
+            delay += self._rng.choice(_COPY_SECONDS)
+            self._later(delay, self._deliver, server + 1, *arguments)
 
-    def _deliver(
-        self, epoch: int, device: str, request: Request, on_response: OnResponse, is_doubled: bool
+    def _deliver(  # noqa: PLR0917
+        self,
+        number: int,
+        epoch: int,
+        device: str,
+        request: Request,
+        on_response: OnResponse,
+        is_doubled: bool,
     ) -> None:
         if epoch != self._epoch:
             return
@@ -153,7 +169,8 @@ class Network:
                 self._world.note("net", f"{refusal.status} to {request.target} of {device}")
                 self._later(0.01, on_response, refusal)
                 return
-        server = self._rng.choice(self._world.http_servers)
+        servers = self._world.http_servers
+        server = servers[number % len(servers)]
         if server.app is None:
             # A proxy has received the request, so the device has sent it.
             self._later(

@@ -39,8 +39,12 @@ _POLL_SECONDS: Final = 15.0
 _MAX_POLL_SECONDS: Final = 300.0
 _LONG_SLEEP_SHARE: Final = 0.12
 _RESTORE_SHARE: Final = 0.5
+_MAX_RESTORE_SECONDS: Final = 600.0
 _CONTESTED_SHARE: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
+_REPORTED_SHARE: Final = 0.5
+"""How often an app gets to know that the network is back."""
+
 _WAKE_UPS: Final = (150.0, 50.0)
 """Seconds between the wake-ups of devices while no person decides: longer than a lease."""
 
@@ -125,7 +129,9 @@ class World:
             self._long_sleep = LongSleep(
                 10.0 + 100.0 * self._rng.random(), _ALMOST_STALE_DAYS, False
             )
-        self._restore = Restore.maybe(stream()) if self._can_restore() else None
+        times = [action.at for action in planned]
+        self._restore = Restore.maybe(stream(), times) if self._can_restore() else None
+        self._is_restore_over = False
         self._fast_disk_until = 0.0
 
     def _can_restore(self) -> bool:
@@ -254,7 +260,7 @@ class World:
             self._later(self._restore.backup_at, self._back_up)
         self._repeat(5.0, 60.0, self._inject_external_faults)
         self._repeat(100.0, 250.0, self._review_failures)
-        self.loop.run_until(_MAX_FAULT_SECONDS, lambda: self.users.are_done)
+        self.loop.run_until(_MAX_FAULT_SECONDS, self._is_played)
         self.loop.run_until(self.loop.time() + self.faults.between(1.0, 60.0), _never)
         self._stop_faults()
         if self._has_refusals():
@@ -269,6 +275,10 @@ class World:
             poll_seconds = min(2 * poll_seconds, _MAX_POLL_SECONDS)
         history = self._history()
         return self._outcome(seed, history)
+
+    def _is_played(self) -> bool:
+        """Return whether everything that was planned has happened."""
+        return self.users.are_done and (self._restore is None or self._is_restore_over)
 
     def _has_refusals(self) -> bool:
         return any(
@@ -388,8 +398,17 @@ class World:
             self._later(restore.after_seconds, lambda: self._restore_backup(backup))
 
     def _restore_backup(self, backup: Contents) -> None:
-        """Lose what was committed since the backup, while the server goes on."""
+        """Lose what was committed since the backup, while the server goes on.
+
+        Waits until there is something to lose, if it does not take too long.
+        """
+        effects = self._reader.execute("SELECT count(*) FROM effects").fetchone()[0]
+        has_news = effects > len(backup["effects"])
+        if not has_news and not self.faults.is_stopped and self.loop.time() < _MAX_RESTORE_SECONDS:
+            self._later(self.faults.between(1.0, 30.0), partial(self._restore_backup, backup))
+            return
         if self.faults.is_stopped or not self.faults.record(RESTORE):
+            self._is_restore_over = True
             return
         for server in self.servers:
             if server.runs_jobs and server.process.alive:
@@ -412,11 +431,20 @@ class World:
                 for seconds in (SETTLED_SECONDS / 3, SETTLED_SECONDS + 1.0):
                     self._later(seconds, partial(self.network.resend, action.user, action.key))
         self._later(SETTLED_SECONDS, self.users.forget_keys)
+        self._later(SETTLED_SECONDS + 2.0, self._end_restore)
+
+    def _end_restore(self) -> None:
+        self._is_restore_over = True
 
     def _disconnect(self, device: Device, seconds: float) -> None:
         self.note(device.name, f"no network for {seconds:.0f} s")
         self.network.offline.add(device.name)
-        self._later(seconds, lambda: self.network.offline.discard(device.name))
+        self._later(seconds, partial(self._reconnect, device))
+
+    def _reconnect(self, device: Device) -> None:
+        self.network.offline.discard(device.name)
+        if self._rng.random() < _REPORTED_SHARE:
+            device.online()
 
     def _let_users_act(self, draw: float) -> None:
         users = self.users
@@ -447,6 +475,7 @@ class World:
         for device in self.devices:
             for app in device.apps:
                 app.process.resume()
+            device.online()
 
     def _is_finished(self) -> bool:
         waits = self._reader.execute("SELECT 1 FROM holdfast_jobs LIMIT 1").fetchone()
@@ -600,11 +629,11 @@ class Restore(NamedTuple):
     after_seconds: float
 
     @classmethod
-    def maybe(cls, rng: Random) -> "Restore | None":
-        """Decide whether the database is restored."""
+    def maybe(cls, rng: Random, times: list[float]) -> "Restore | None":
+        """Decide whether the database is restored, and lose what follows one of these times."""
         if rng.random() > _RESTORE_SHARE:
             return None
-        return cls(5.0 + 60.0 * rng.random(), 5.0 + 60.0 * rng.random())
+        return cls(max(1.0, rng.choice(times) - 5.0 * rng.random()), 5.0 + 60.0 * rng.random())
 
 
 class _ErrorLogHandler(logging.Handler):
