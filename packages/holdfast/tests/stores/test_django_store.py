@@ -15,6 +15,7 @@ import pytest
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import RecordId
 from holdfast.errors import (
+    BodyInvalidError,
     CommitUnknownError,
     StoreUnavailableError,
     SupersededError,
@@ -29,7 +30,9 @@ from packages.holdfast.tests.support import django_project
 assert django_project
 
 from django.db import connections, transaction  # noqa: E402
+from django.http import HttpRequest  # noqa: E402
 
+from holdfast.server.django_views import _response_of  # noqa: E402
 from holdfast.stores.django import DjangoStore, DjangoUnit  # noqa: E402
 
 T = TypeVar("T")
@@ -210,6 +213,15 @@ def test_statement_that_failed_and_was_ignored_rolls_everything_back(store: Djan
         run(unit.commit(first, None))
     assert orders(store) == 0
     assert run(store.find(first.id, LATER)) is None
+
+
+def test_text_with_a_nul_is_an_error_of_the_caller(store: DjangoStore) -> None:
+    def view() -> None:
+        with connections[store.using].cursor() as cursor:
+            cursor.execute("INSERT INTO orders VALUES (%s)", ["a\x00b"])
+
+    with pytest.raises(BodyInvalidError, match="cannot store"):
+        _response_of(view, HttpRequest(), (), {})
 
 
 def test_connection_lost_at_commit_is_reported_and_replaced(store: DjangoStore) -> None:

@@ -8,9 +8,11 @@ from holdfast_services.large_bodies import LargeBodyRoute
 __all__ = ["extend_router", "service_router"]
 
 
-def service_router(tag: str, *, prefix: str = "") -> APIRouter:
+def service_router(
+    tag: str, *, prefix: str = "", route_class: type[LargeBodyRoute] = LargeBodyRoute
+) -> APIRouter:
     """Create a router whose operations are documented as needing a bearer token."""
-    return APIRouter(prefix=prefix, tags=[tag], dependencies=[REQUIRED], route_class=LargeBodyRoute)
+    return APIRouter(prefix=prefix, tags=[tag], dependencies=[REQUIRED], route_class=route_class)
 
 
 def extend_router(api: APIRouter, *parts: APIRouter) -> APIRouter:

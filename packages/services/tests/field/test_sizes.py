@@ -11,14 +11,15 @@ import httpx
 import pytest
 
 from holdfast.clock import SystemClock
-from holdfast.core.canonical_json import decode_json
 from holdfast_services.field.model import (
     SERVER_FIELDS_BYTES,
     encode,
+    merge_patch,
     response_text,
     server_fields,
 )
 from holdfast_services.field.repository import next_change
+from holdfast_services.large_bodies import decode_document
 from packages.services.tests.conftest import Serve
 
 ACTIVITIES = "/api/v1/activities"
@@ -117,7 +118,9 @@ async def test_large_documents_are_decoded_and_encoded_in_the_thread(
 
         return run
 
-    monkeypatch.setattr("holdfast_services.large_bodies.decode_json", recording(decode_json))
+    monkeypatch.setattr(
+        "holdfast_services.large_bodies.decode_document", recording(decode_document)
+    )
     monkeypatch.setattr("holdfast_services.field.api.encode", recording(encode))
     body = {"a": [1.0, 12345678901234567890123, 5e-324, "é"] * 5000}
     made = await client.post(ACTIVITIES, json=body, headers=key())
@@ -162,3 +165,46 @@ def test_server_fields_fit_their_size_limit() -> None:
 @pytest.mark.parametrize("fields", [{}, {"a": [1.0, "é}"]}, {"b": {}, "c": None}])
 def test_response_is_the_document_with_the_fields_of_the_server(fields: dict[str, Any]) -> None:
     assert response_text(encode(fields), {"id": "x"}) == encode(fields | {"id": "x"})
+
+
+async def test_a_page_of_a_list_has_at_most_so_many_bytes_as_a_response(
+    serve: Serve, sqlite_url: str
+) -> None:
+    async with serve(sqlite_url, max_response_bytes=4000) as client:
+        for number in range(40):
+            # Every tenth is large; the others are small.
+            note = "x" * (3000 if number % 10 == 9 else 10)
+            body = {"number": number, "note": note}
+            assert (await client.post(ACTIVITIES, json=body, headers=key())).is_success
+        for limit in (1, 7, 20, 39, 40, 500):
+            found: list[int] = []
+            after: str | None = "0"
+            while after is not None:
+                query = f"?limit={limit}&after={after}"
+                response = await client.get(ACTIVITIES + query)
+                page = response.json()
+                assert 1 <= len(page["items"]) <= limit
+                assert len(response.content) <= 4000 + 100
+                found += [item["number"] for item in page["items"]]
+                after = page["next"]
+            assert found == list(range(40)), limit
+
+
+@pytest.mark.parametrize(
+    ("old", "patch"),
+    [
+        ({"a": {"b": 1, "c": [None, {"d": None}]}}, {"a": {"b": None, "e": {"f": None, "g": []}}}),
+        ({"a": [1]}, {"a": {"b": {"c": None, "d": {}}}}),
+        ({"a": {"b": 1}, "z": 1.0}, {"a": None, "z": [{"a": None}]}),
+        ({}, {"a": "{", "b": {"c": "null"}}),
+    ],
+)
+def test_members_that_stay_encoded_are_merged_like_others(
+    old: dict[str, Any], patch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = merge_patch(old, patch)
+    monkeypatch.setattr("holdfast_services.large_bodies._SMALL_MEMBER_BYTES", 4)
+    merged = merge_patch(
+        decode_document(json.dumps(old).encode()), decode_document(json.dumps(patch).encode())
+    )
+    assert json.loads(encode(merged)) == expected

@@ -27,16 +27,16 @@ its arrays and objects are, and each piece is decoded and encoded by itself.
 import json
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from math import isinf
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from holdfast.errors import BodyInvalidError
 
-__all__ = ["MAX_DEPTH", "canonical_json", "decode_json"]
+__all__ = ["MAX_DEPTH", "canonical_json", "decode_json", "encode_again", "split_object"]
 
 T = TypeVar("T")
 
@@ -132,8 +132,8 @@ def _canonical_large(raw: bytes, volatile: frozenset[str]) -> bytes:
     try:
         if isinstance(parts, dict):
             taken = {name: parts.pop(name) for name in volatile if name in parts}
-            removed = _canonical_members(taken).count(b'"') if taken else 0
-        out = _canonical_parts(parts, raw)
+            removed = _members_in(_CANONICAL, taken).count(b'"') if taken else 0
+        out = _parts_in(_CANONICAL, parts, raw)
     except BodyInvalidError:
         raise
     except Exception as error:  # noqa: BLE001
@@ -150,50 +150,70 @@ def _split(raw: bytes) -> dict[str, msgspec.Raw] | list[msgspec.Raw] | None:
     return _decode_items(raw) if first == b"[" else None
 
 
+class _Form(NamedTuple):
+    """How the pieces of a text are written."""
+
+    piece: Callable[[bytes], bytes]
+    names: Callable[[Iterable[str]], list[str]]
+
+
 def _canonical_piece(raw: bytes) -> bytes:
-    if len(raw) > 2 * _PIECE_BYTES:
-        return _canonical_parts(_split(raw), raw)
     value = decode_json(raw)
     return _finished(_encode_sorted(value), value)
 
 
-def _canonical_parts(parts: dict[str, msgspec.Raw] | list[msgspec.Raw] | None, raw: bytes) -> bytes:
+def _sorted_names(names: Iterable[str]) -> list[str]:
+    found = sorted(names)
+    if any(not name.isascii() and max(name) > "\uffff" for name in found):
+        found.sort(key=_utf16)
+    return found
+
+
+def _plain_piece(raw: bytes) -> bytes:
+    return _encode_as_is(decode_json(raw))
+
+
+_CANONICAL = _Form(_canonical_piece, _sorted_names)
+_PLAIN = _Form(_plain_piece, list)
+
+
+def _piece_in(form: _Form, raw: bytes) -> bytes:
+    return _parts_in(form, _split(raw), raw) if len(raw) > 2 * _PIECE_BYTES else form.piece(raw)
+
+
+def _parts_in(
+    form: _Form, parts: dict[str, msgspec.Raw] | list[msgspec.Raw] | None, raw: bytes
+) -> bytes:
     if isinstance(parts, dict):
-        return b"{" + _canonical_members(parts) + b"}"
+        return b"{" + _members_in(form, parts) + b"}"
     if isinstance(parts, list):
-        return b"[" + _canonical_items(parts) + b"]"
-    value = decode_json(raw)
-    return _finished(_encode_sorted(value), value)
+        return b"[" + _items_in(form, parts) + b"]"
+    return form.piece(raw)
 
 
-def _canonical_items(items: list[msgspec.Raw]) -> bytes:
-    """Return the canonical items of an array, separated by commas."""
+def _items_in(form: _Form, items: list[msgspec.Raw]) -> bytes:
+    """Write the items of an array, separated by commas."""
     text = _encode_as_is(items)
     if len(text) <= 2 * _PIECE_BYTES:
-        return _canonical_piece(text)[1:-1]
+        return form.piece(text)[1:-1]
     if len(items) == 1:
-        return _canonical_piece(bytes(items[0]))
-    return b",".join([_canonical_items(part) for part in _slices(items, len(text))])
+        return _piece_in(form, bytes(items[0]))
+    return b",".join([_items_in(form, part) for part in _slices(items, len(text))])
 
 
-def _canonical_members(members: dict[str, msgspec.Raw]) -> bytes:
-    """Return the canonical members of an object, separated by commas."""
-    names = sorted(members)
-    if any(not name.isascii() and max(name) > "\uffff" for name in names):
-        names.sort(key=_utf16)
-    return _canonical_sorted_members(names, members)
-
-
-def _canonical_sorted_members(names: list[str], members: dict[str, msgspec.Raw]) -> bytes:
+def _members_in(
+    form: _Form, members: dict[str, msgspec.Raw], names: list[str] | None = None
+) -> bytes:
+    """Write the members of an object, separated by commas; ``names`` are some in their order."""
+    if names is None:
+        names = form.names(members)
     text = _encode_as_is({name: members[name] for name in names})
     if len(text) <= 2 * _PIECE_BYTES:
-        return _canonical_piece(text)[1:-1]
+        return form.piece(text)[1:-1]
     if len(names) == 1:
-        value = _canonical_piece(bytes(members[names[0]]))
+        value = _piece_in(form, bytes(members[names[0]]))
         return _encode_as_is(names[0]) + b":" + value
-    return b",".join(
-        [_canonical_sorted_members(part, members) for part in _slices(names, len(text))]
-    )
+    return b",".join([_members_in(form, members, part) for part in _slices(names, len(text))])
 
 
 def _slices(items: list[T], size: int) -> Iterator[list[T]]:
@@ -202,6 +222,23 @@ def _slices(items: list[T], size: int) -> Iterator[list[T]]:
     step = -(-len(items) // pieces)
     for start in range(0, len(items), step):
         yield items[start : start + step]
+
+
+def encode_again(raw: bytes) -> bytes:
+    """Return a JSON text as msgspec encodes its value, in pieces. Members keep their order.
+
+    For a text that has a canonical form. Raises what msgspec raises.
+    """
+    return _piece_in(_PLAIN, raw)
+
+
+def split_object(raw: bytes) -> dict[str, msgspec.Raw] | None:
+    """Return the members of a JSON object, not decoded; None if it is no object.
+
+    For a text that has a canonical form. Raises what msgspec raises.
+    """
+    parts = _split(raw) if raw.lstrip(_SPACE)[:1] == b"{" else None
+    return parts if isinstance(parts, dict) else None
 
 
 def decode_json(raw: bytes) -> Any:

@@ -52,6 +52,7 @@ from holdfast.server.response_buffer import (
     send_response,
 )
 from holdfast.server.route_table import SAFE_METHODS, Match
+from holdfast.stores.sqlstates import unstorable_error
 
 __all__ = [
     "MIDDLEWARE_KEY",
@@ -205,11 +206,15 @@ class GuardMiddleware:
         except ResponseDiscarded:  # the commit has failed, and the client knows
             pass
         except Exception as error:
-            outage = None if head.transaction is None else head.transaction.outage_of(error)
-            if outage is None or head.is_started:
+            if head.transaction is None or head.is_started:
                 raise
-            log_outage(outage, head)
-            response = render_error(outage, scope["holdfast.error_format"], head.request_id)
+            outage = head.transaction.outage_of(error)
+            refused = outage or unstorable_error(error)
+            if refused is None:
+                raise
+            if outage is not None:
+                log_outage(outage, head)
+            response = render_error(refused, scope["holdfast.error_format"], head.request_id)
             await send_response(send, response, head)
         finally:
             if head.transaction is not None:
@@ -402,7 +407,8 @@ class GuardMiddleware:
             await self._app(scope, receive, send_to)
         except Exception as error:
             if not buffer.is_discarded:
-                known = _outage_of(error, claimed, head, idempotency.session_store) or error
+                outage = _outage_of(error, claimed, head, idempotency.session_store)
+                known = outage or unstorable_error(error) or error
                 if responder.is_sent or not isinstance(
                     known, RequestError | StoreUnavailableError | SupersededError
                 ):

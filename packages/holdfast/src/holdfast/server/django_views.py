@@ -66,6 +66,7 @@ from holdfast.server.view_guard import (
 )
 from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
 from holdfast.stores.django import DjangoStore
+from holdfast.stores.sqlstates import unstorable_error
 
 __all__ = ["HoldfastMiddleware", "django_holdfast", "execution", "guard", "user_principal"]
 
@@ -192,6 +193,7 @@ class HoldfastMiddleware:
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Respond with a Holdfast error that a view raised."""
+        error = unstorable_error(error) or error
         if not isinstance(error, RequestError | StoreUnavailableError):
             return None
         scope = scope_of(request.META, request.method or "GET", request.path_info)
@@ -476,6 +478,9 @@ def _response_of(view: Any, request: Any, args: tuple[Any, ...], kwargs: dict[st
     except HoldfastError:
         raise
     except Exception as error:
+        refused = unstorable_error(error)
+        if refused is not None:
+            raise refused from error
         if rest_view is not None:
             response = rest_view.handle_exception(error)  # raises what it does not handle
         elif isinstance(error, _HANDLED):

@@ -53,6 +53,7 @@ from holdfast.server.view_guard import (
     with_route,
 )
 from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
+from holdfast.stores.sqlstates import unstorable_error
 
 __all__ = ["FlaskGuard", "login_principal"]
 
@@ -415,7 +416,13 @@ def _response_of(
         try:
             result = view(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - raised again unless the app handles it
-            result = app.handle_user_exception(error)
+            try:
+                result = app.handle_user_exception(error)
+            except Exception as unhandled:
+                refused = unstorable_error(unhandled)
+                if refused is None:
+                    raise
+                result = app.handle_user_exception(refused)
             if isinstance(result, HTTPException):
                 result = result.get_response(current.environ)
         return app.make_response(result)

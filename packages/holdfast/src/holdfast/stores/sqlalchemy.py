@@ -97,6 +97,7 @@ from holdfast.stores.sqlalchemy_sessions import (
 )
 from holdfast.stores.sqlite.epoch import reading_of
 from holdfast.stores.sqlite.rows import to_text, to_values
+from holdfast.stores.sqlstates import unstorable_error
 from holdfast.stores.transaction_control import aborted
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
@@ -921,7 +922,9 @@ def _flush_error(error: BaseException) -> BaseException:
     """Return what to raise for an error before the commit."""
     if isinstance(error, Exception) and is_outage(error):
         return StoreUnavailableError(f"the database is unavailable: {error}")
-    return aborted(SAVEPOINT) if is_aborted(error) else error
+    if is_aborted(error):
+        return aborted(SAVEPOINT)
+    return unstorable_error(error) or error
 
 
 def _commit_error(error: BaseException) -> BaseException:

@@ -8,10 +8,9 @@ from typing import Any, Final
 from sqlalchemy import Connection
 from sqlalchemy import exc as sa_errors
 
-from holdfast.core.storable_text import UNSTORABLE
-from holdfast.errors import BodyInvalidError, ConfigurationError, StoreUnavailableError
+from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
-from holdfast.stores.sqlstates import is_outage_state, is_unstorable_state
+from holdfast.stores.sqlstates import is_outage_state, unstorable_error
 from holdfast.stores.transaction_control import aborted
 
 __all__ = [
@@ -91,8 +90,9 @@ class translating_outages:  # noqa: N801 - used like a function; a generator wou
             raise StoreUnavailableError(f"the database is unavailable: {error}") from error
         if is_aborted(error):
             raise aborted(SAVEPOINT) from error
-        if is_unstorable_state(getattr(getattr(error, "orig", error), "sqlstate", None)):
-            raise BodyInvalidError(UNSTORABLE) from error
+        refused = unstorable_error(error)
+        if refused is not None:
+            raise refused
 
 
 @contextmanager

@@ -29,10 +29,11 @@ from holdfast_services.field.repository import (
     change,
     find,
     find_in,
-    list_items,
+    list_page,
     next_change,
     remove,
 )
+from holdfast_services.large_bodies import LargeDocumentRoute
 from holdfast_services.openapi import errors
 from holdfast_services.routing import service_router
 from holdfast_services.settings import Settings
@@ -62,10 +63,10 @@ IfMatch = Annotated[
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the field service."""
-    api = service_router("field")
+    api = service_router("field", route_class=LargeDocumentRoute)
     for kind in KINDS:
         _add_writes(api, holdfast, settings, kind)
-        _add_reads(api, holdfast, kind)
+        _add_reads(api, holdfast, settings, kind)
     return api
 
 
@@ -198,8 +199,9 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         return Response(status_code=204)
 
 
-def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
+def _add_reads(api: APIRouter, holdfast: Holdfast, settings: Settings, kind: Kind) -> None:
     path, one, what = _paths(kind)
+    max_bytes = settings.policies().field.max_response_bytes
 
     @api.get(
         one,
@@ -218,32 +220,31 @@ def _add_reads(api: APIRouter, holdfast: Holdfast, kind: Kind) -> None:
         summary=f"List: {kind}",
         operation_id=f"list_{kind}",
         description="Ordered by last change, oldest first. With `updated_since` the list includes "
-        "deleted documents as tombstones, so that a device can fetch all changes.",
+        "deleted documents as tombstones, so that a device can fetch all changes. A page may have "
+        "fewer documents than `limit` if they are large; `next` is null on the last page.",
         responses={200: _DOCUMENT, **errors(400, 401, 422, 503)},
     )
-    async def list_page(
+    async def list_documents(
         caller: CurrentPrincipal,
         limit: Annotated[int, Query(ge=1, le=_MAX_LIMIT)] = 50,
         after: Annotated[str | None, Query(description="`next` of the previous page.")] = None,
         updated_since: Annotated[
             str | None, Query(description="An instant with a zone, ISO 8601.")
         ] = None,
-    ) -> dict[str, Any]:
+    ) -> Response:
         since = None if updated_since is None else parse_instant(updated_since, "updated_since")
-        items = await list_items(
+        page = await list_page(
             holdfast.store,
             caller.tenant,
             kind,
             after=_cursor(after),
             since=since,
-            limit=limit + 1,
+            limit=limit,
+            max_bytes=max_bytes,
         )
-        page = items[:limit]
-        more = len(items) > limit
-        return {
-            "items": [item.as_json() for item in page],
-            "next": str(page[-1].seq) if more else None,
-        }
+        following = f'"{page.last_seq}"' if page.has_more else "null"
+        text = f'{{"items":[{",".join(page.texts)}],"next":{following}}}'
+        return Response(text, media_type="application/json")
 
 
 def _paths(kind: Kind) -> tuple[str, str, str]:

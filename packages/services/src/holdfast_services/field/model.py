@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from holdfast.core.canonical_json import MAX_DEPTH
+from holdfast.core.canonical_json import MAX_DEPTH, split_object
 from holdfast.errors import BodyInvalidError, BodyTooLargeError, FieldNotAllowedError
 
 __all__ = [
@@ -27,6 +27,8 @@ KINDS: Final[tuple[Kind, ...]] = ("activities", "contacts", "expenses")
 
 # Set by the server. A device that sends back a document may include them; they are ignored.
 _SERVER_FIELDS: Final = frozenset({"id", "version", "created_at", "updated_at", "deleted"})
+
+_NULL: Final = msgspec.Raw(b"null")
 
 # An upper bound of what they add to a response: 180 bytes with the largest version.
 SERVER_FIELDS_BYTES: Final = 256
@@ -73,12 +75,24 @@ def merge_patch(old: dict[str, Any], patch: dict[str, Any], depth: int = 0) -> d
     for name, value in patch.items():
         if value is None:
             result.pop(name, None)
-        elif isinstance(value, dict):
-            before = result.get(name)
-            result[name] = merge_patch(before if isinstance(before, dict) else {}, value, depth + 1)
+        elif (members := _members(value)) is not None:
+            result[name] = merge_patch(_members(result.get(name)) or {}, members, depth + 1)
         else:
             result[name] = value
     return result
+
+
+def _members(value: Any) -> dict[str, Any] | None:
+    """Return the members of an object; None for another value.
+
+    Those of a large object, which is still encoded, are only decoded as far as a merge needs it.
+    """
+    if isinstance(value, msgspec.Raw):
+        members = split_object(bytes(value))
+        if members is None:
+            return None
+        return {name: None if raw == _NULL else raw for name, raw in members.items()}
+    return value if isinstance(value, dict) else None
 
 
 def references(kind: Kind, fields: dict[str, Any]) -> list[tuple[str, Kind, str]]:

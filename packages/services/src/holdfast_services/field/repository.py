@@ -1,30 +1,32 @@
 """Queries of field documents. The same SQL on SQLite and PostgreSQL, always by tenant."""
 
-import json
 import re
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from holdfast import Transaction
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import Queries, load_queries
-from holdfast_services.field.model import Kind, response_text, server_fields
+from holdfast_services.field.model import Kind, encode, response_text, server_fields
+from holdfast_services.large_bodies import decode_document
 
 __all__ = [
     "Change",
     "Item",
+    "Page",
     "add",
     "change",
     "find",
     "find_in",
-    "list_items",
+    "list_page",
     "next_change",
     "remove",
 ]
 
 # The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+_FIRST_READ: Final = 16
 
 
 class Change(NamedTuple):
@@ -47,16 +49,14 @@ class Item(NamedTuple):
     is_deleted: bool
 
     def fields(self) -> dict[str, Any]:
-        """Decode the app's fields."""
-        fields: dict[str, Any] = json.loads(self.document)
+        """Decode the app's fields; large ones stay encoded."""
+        fields: dict[str, Any] = decode_document(self.document.encode())
         return fields
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the fields of an entry in a list."""
-        return self._server_fields() if self.is_deleted else self.fields() | self._server_fields()
-
     def as_text(self) -> str:
-        """Return the JSON text of a response, for a document that is not deleted."""
+        """Return the JSON text of a response, and of an entry in a list."""
+        if self.is_deleted:
+            return encode(self._server_fields())
         return response_text(self.document, self._server_fields())
 
     def _server_fields(self) -> dict[str, Any]:
@@ -148,16 +148,51 @@ async def remove(tx: Transaction, tenant: str, kind: Kind, item: Item, at: Chang
     )
 
 
-async def list_items(
-    store: Store, tenant: str, kind: Kind, *, after: int, since: datetime | None, limit: int
-) -> Sequence[Item]:
-    """Return documents by last change; with ``since``, tombstones of deleted ones too."""
-    values: dict[str, Any] = {"tenant": tenant, "kind": kind, "after": after, "limit": limit}
+class Page(NamedTuple):
+    """Some entries of a list, as JSON texts, and whether there are more."""
+
+    texts: list[str]
+    last_seq: int
+    has_more: bool
+
+
+async def list_page(
+    store: Store,
+    tenant: str,
+    kind: Kind,
+    *,
+    after: int,
+    since: datetime | None,
+    limit: int,
+    max_bytes: int,
+) -> Page:
+    """Return documents by last change; with ``since``, tombstones of deleted ones too.
+
+    A page has at least one document if there is one, and ends before ``max_bytes`` are exceeded. A
+    few documents are read first: all of a page may be large.
+    """
+    values: dict[str, Any] = {"tenant": tenant, "kind": kind, "since": since}
     if since is None:
-        rows = await store.read(_sql()["list"], values)
-    else:
-        rows = await store.read(_sql()["list_changes"], values | {"since": since})
-    return [_item(row) for row in rows]
+        del values["since"]
+    sql = _sql()["list" if since is None else "list_changes"]
+    texts: list[str] = []
+    size, last_seq, count = 0, after, _FIRST_READ
+    while True:
+        # One more than fits, to know whether there are more.
+        count = min(count, limit + 1 - len(texts))
+        rows = await store.read(sql, values | {"after": last_seq, "limit": count})
+        for row in rows:
+            item = _item(row)
+            text = item.as_text()
+            size += len(text) if text.isascii() else len(text.encode())
+            if texts and (size > max_bytes or len(texts) == limit):
+                return Page(texts, last_seq, has_more=True)
+            texts.append(text)
+            last_seq = item.seq
+        if len(rows) < count:
+            return Page(texts, last_seq, has_more=False)
+        # As many as the rest of the page has space for, if the others are like these.
+        count = max(_FIRST_READ, (max_bytes - size) * len(texts) // max(size, 1))
 
 
 def _not_deleted(row: Row | None) -> Item | None:

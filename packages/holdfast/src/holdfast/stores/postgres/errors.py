@@ -10,7 +10,7 @@ from holdfast.errors import (
     StoreUnavailableError,
     SupersededError,
 )
-from holdfast.stores.sqlstates import is_unstorable_state
+from holdfast.stores.sqlstates import is_unstorable_state, unstorable_error
 from holdfast.stores.transaction_control import aborted
 
 __all__ = [
@@ -45,10 +45,9 @@ def statement_error(error: BaseException) -> HoldfastError:
 
 def refuse_unstorable(error: Exception) -> None:
     """Raise ``BodyInvalidError`` if a value of a handler's statement cannot be stored."""
-    state = getattr(error, "sqlstate", None)
-    # psycopg refuses NUL by itself, without a SQLSTATE.
-    if is_unstorable_state(state) or (state is None and "NUL (0x00)" in str(error)):
-        raise BodyInvalidError(UNSTORABLE) from error
+    refused = unstorable_error(error)
+    if refused is not None:
+        raise refused
 
 
 def translate_commit_error(
