@@ -48,7 +48,7 @@ class Trace:
 
 @pytest.fixture
 def lab(quick_path: Path) -> Iterator[Lab]:
-    """Without listeners, and with a clock that stands still: it is not saved in between."""
+    """Without listeners, and with a clock that does not move, so it is not saved in between."""
     made = Lab(quick_path / "outbox.db", listeners=[])
     yield made
     made.queue.close()

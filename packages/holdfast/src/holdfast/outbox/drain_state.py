@@ -110,6 +110,10 @@ class DrainState:
         """Note that the send of an entry begins."""
         self._sent[entry_id] = self._monotonic()
 
+    def sent_at(self, entry_id: str) -> float:
+        """Return when the send of an entry began that has no response yet."""
+        return self._sent.get(entry_id, self._monotonic())
+
     def note_received(self, entry_id: str) -> None:
         """Note that a response to an entry has come."""
         self._sent.pop(entry_id, None)

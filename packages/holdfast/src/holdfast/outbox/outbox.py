@@ -12,11 +12,11 @@
 import asyncio
 import os
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Iterable
+from functools import partial
 from threading import Event as Flag
 from threading import Lock, RLock, Thread
-from typing import Any, Self, TypedDict, TypeVar, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 from msgspec import UNSET
 
@@ -33,15 +33,15 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import UsageError
+from holdfast.outbox.async_calls import AsyncCalls, AsyncUserOutbox, drain_on_thread, finished
 from holdfast.outbox.background import IDLE_SECONDS, BackgroundDrain
 from holdfast.outbox.conflicts import Merge, resolve_conflict
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.event_stream import EventStream, Publisher
-from holdfast.outbox.events import Event, Listener
+from holdfast.outbox.events import Listener
 from holdfast.outbox.maintenance import PayloadMigration
 from holdfast.outbox.outage import Outages
-from holdfast.outbox.outcome_wait import wait_for_outcome_async
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.round_trips import RoundTrips
@@ -51,8 +51,6 @@ from holdfast.outbox.transport import HttpTransport, Transport
 from holdfast.outbox.user_outbox import UserOutbox
 
 __all__ = ["AsyncOutbox", "AsyncUserOutbox", "Outbox", "OutboxOptions"]
-
-_Result = TypeVar("_Result")
 
 
 class _Run:
@@ -352,128 +350,28 @@ class Outbox:
         return stream
 
 
-class AsyncOutbox:
+class AsyncOutbox(AsyncCalls):
     """The same for asyncio: waits for disk or network happen on threads."""
 
     def __init__(self, outbox: Outbox) -> None:
         """Wrap an outbox. The caller still closes it."""
+        super().__init__(outbox, outbox.queue)
         # The outbox that was given.
         self.outbox = outbox
-
-    async def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:
-        """Queue one mutation durably."""
-        return await asyncio.to_thread(self.outbox.enqueue, new, coalesce=coalesce)
-
-    async def enqueue_many(
-        self, news: Iterable[NewEntry], *, coalesce: bool = False
-    ) -> list[Entry]:
-        """Queue several mutations in one commit."""
-        return await asyncio.to_thread(self.outbox.enqueue_many, list(news), coalesce=coalesce)
-
-    async def resolve(
-        self, entry_id: str, how: Resolution | ResolutionName, *, payload: Any = UNSET
-    ) -> Entry:
-        """End a conflict as a person has decided."""
-        return await asyncio.to_thread(self.outbox.resolve, entry_id, how, payload=payload)
 
     async def drain(
         self, user_id: str, *, max_seconds: float | None = None, wait: bool | None = None
     ) -> DrainReport:
         """Send now. If the task is cancelled, the entry that is being sent is finished first."""
-        stop = Flag()
-        work = asyncio.ensure_future(
-            asyncio.to_thread(
-                self.outbox.drain, user_id, max_seconds=max_seconds, wait=wait, stop=stop
-            )
-        )
-        return await _finished(work, stop.set)
+        send = partial(self.outbox.drain, user_id, max_seconds=max_seconds, wait=wait)
+        return await drain_on_thread(send)
 
     async def run_forever(self) -> None:
         """Send in a loop until the task is cancelled or ``Outbox.stop`` is called."""
         # Made here, because a cancellation may come before the thread starts.
         run, stop = self.outbox._new_run(), self.outbox._request_stop  # noqa: SLF001 - same module
-        await _finished(asyncio.ensure_future(asyncio.to_thread(run)), stop)
+        await finished(asyncio.ensure_future(asyncio.to_thread(run)), stop)
 
-    async def wait(self, entry_id: str, timeout: float | None = None) -> Entry:  # noqa: ASYNC109
-        """Wait until an entry has an outcome, without a thread. See ``OutboxQueue.wait``."""
-        return await wait_for_outcome_async(self.outbox.queue, entry_id, timeout)
-
-    def for_user(self, user_id: str) -> "AsyncUserOutbox":
+    def for_user(self, user_id: str) -> AsyncUserOutbox:
         """Return the outbox as one user may see it."""
         return AsyncUserOutbox(self.outbox.for_user(user_id))
-
-    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        """Yield the events from now on: ``async with outbox.events() as events: async for …``."""
-        return _events_of(self.outbox)
-
-
-class AsyncUserOutbox:
-    """``UserOutbox`` for asyncio: waits for disk or network happen on threads."""
-
-    def __init__(self, outbox: UserOutbox) -> None:
-        """Wrap the outbox of a user."""
-        # The outbox that was given, for calls that are not here.
-        self.outbox = outbox
-
-    async def enqueue(self, new: NewEntry, *, coalesce: bool = False) -> Entry:
-        """Queue one mutation of this user durably."""
-        return await asyncio.to_thread(self.outbox.enqueue, new, coalesce=coalesce)
-
-    async def enqueue_many(
-        self, news: Iterable[NewEntry], *, coalesce: bool = False
-    ) -> list[Entry]:
-        """Queue several mutations of this user in one commit."""
-        return await asyncio.to_thread(self.outbox.enqueue_many, list(news), coalesce=coalesce)
-
-    async def resolve(
-        self, entry_id: str, how: Resolution | ResolutionName, *, payload: Any = UNSET
-    ) -> Entry:
-        """End a conflict as the user has decided."""
-        return await asyncio.to_thread(self.outbox.resolve, entry_id, how, payload=payload)
-
-    async def drain(
-        self, *, max_seconds: float | None = None, wait: bool | None = None
-    ) -> DrainReport:
-        """Send now. If the task is cancelled, the entry that is being sent is finished first."""
-        stop = Flag()
-        work = asyncio.ensure_future(
-            asyncio.to_thread(self.outbox.drain, max_seconds=max_seconds, wait=wait, stop=stop)
-        )
-        return await _finished(work, stop.set)
-
-    async def wait(self, entry_id: str, timeout: float | None = None) -> Entry:  # noqa: ASYNC109
-        """Wait until an entry has an outcome, without a thread. See ``OutboxQueue.wait``."""
-        return await wait_for_outcome_async(self.outbox, entry_id, timeout)
-
-    def events(self) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
-        """Yield the events about this user from now on."""
-        return _events_of(self.outbox)
-
-
-@asynccontextmanager
-async def _events_of(publisher: Publisher) -> AsyncIterator[AsyncIterator[Event]]:
-    loop = asyncio.get_running_loop()
-    events: asyncio.Queue[Event] = asyncio.Queue()
-
-    def on_event(event: Event) -> None:
-        loop.call_soon_threadsafe(events.put_nowait, event)
-
-    async def stream() -> AsyncIterator[Event]:
-        while True:
-            yield await events.get()
-
-    unsubscribe = publisher.subscribe(on_event)
-    try:
-        yield stream()
-    finally:
-        unsubscribe()
-
-
-async def _finished(work: "asyncio.Future[_Result]", stop: Callable[[], object]) -> _Result:
-    """Wait for work on a thread; a cancellation stops it and waits until it has ended."""
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        stop()
-        await work
-        raise

@@ -1,4 +1,4 @@
-"""Build the request of an entry, send it, and turn the response into an outcome for the drain.
+"""Send an entry, and turn the response into an outcome for the drain.
 
 The request is the same on every send, except for its submission time.
 
@@ -9,7 +9,6 @@ the drain can record outcomes and claim the next entries in one short transactio
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from datetime import datetime
 from email.utils import parsedate_to_datetime
 from random import random
 from typing import Final, TypeVar, assert_never
@@ -17,10 +16,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.core.if_match import ANY_TAG, if_match_in, without_if_match
-from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace_in_path
 from holdfast.core.outbox_entry import (
-    METHODS,
     Claimed,
     Entry,
     Operation,
@@ -53,6 +49,7 @@ from holdfast.outbox.claims import ABANDONED, AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
 from holdfast.outbox.correlation import correlation_headers, without_correlation
 from holdfast.outbox.drain_state import DrainState, Ended
+from holdfast.outbox.entry_request import build_request, entity_path
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.outage import TOO_MANY, Outages, is_outage, path_template
 from holdfast.outbox.outcome import (
@@ -69,7 +66,6 @@ from holdfast.outbox.outcome import (
 )
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.sql import instant
 from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
@@ -119,9 +115,6 @@ Reading = Generator[Request, Response | NoResponse, _Result]
 
 Sending = Reading[Outcome]
 """The sending of one entry."""
-
-_Ids = Mapping[str, str | int]
-_Mappings = Callable[[str, Iterable[str]], _Ids]
 
 
 class Sender:
@@ -237,7 +230,6 @@ class Sender:
             return unsent
         self.reach("drain.before_send")
         state.note_sent(entry.id)
-        began = self._clock.monotonic()
         try:
             response = yield request
         except GeneratorExit:
@@ -250,7 +242,7 @@ class Sender:
         state.report.sent += 1
         if isinstance(response, NoResponse):
             queue.emit_about(EventKind.SENT, entry, detail=response.reason)
-            return self._no_response(entry, state, response, began)
+            return self._no_response(entry, state, response)
         state.note_received(entry.id)
         queue.emit_about(
             EventKind.SENT,
@@ -435,26 +427,26 @@ class Sender:
             delay_seconds=0,
         )
 
-    def _no_response(
-        self, entry: Entry, state: DrainState, failure: NoResponse, began: float
-    ) -> Outcome:
+    def _no_response(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
         if not failure.may_have_been_sent:
             return self._not_sent(entry, state, failure.reason)
+        code = self._silence_code(entry, state)
         is_alone = not self._count_silent_send(entry, state, failure.reason)
         return self._retry_later(
             entry,
-            AttemptResult(code=self._silence_code(entry, began), error=failure.reason),
+            AttemptResult(code=code, error=failure.reason),
             outcome_unknown=True,
             # The server has responded to others meanwhile: only this connection was silent.
             delay_seconds=0 if is_alone and not self._attempts[entry.id] else None,
         )
 
-    def _silence_code(self, entry: Entry, began: float) -> str | None:
+    def _silence_code(self, entry: Entry, state: DrainState) -> str | None:
         """Return the code of a send without a response; None if it counts as an attempt.
 
         It counts only if the service has responded to others since the entry's last silent send: a
         server, or a network, that responds to nothing says nothing about the entry.
         """
+        began = state.sent_at(entry.id)
         since = self._silent_since.get(entry.id, began)
         if len(self._silent_since) >= _MAX_SILENT_ENTRIES:
             self._silent_since.clear()
@@ -475,7 +467,7 @@ class Sender:
     def _redirect(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
         """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
         where = response.headers.get("location", "")
-        path = _entity_path(entry, self._queue.mappings)
+        path = entity_path(entry, self._queue.mappings)
         spelling = _other_spelling(where, getattr(self._transport, "origin", None), path)
         if spelling is not None:
             why = f"use the path {spelling}: the server redirects ({response.status}) to {where}"
@@ -621,7 +613,7 @@ class Sender:
         base = queue.base_of(claimed)
         read = None
         if entry.operation is not Operation.CREATE:
-            read = yield from self._read(_entity_path(entry, queue.mappings), entry, token)
+            read = yield from self._read(entity_path(entry, queue.mappings), entry, token)
         plan = conflicts.plan_for(
             msgspec.structs.replace(entry, base=base),
             queue.profiles.get(entry.profile),
@@ -645,7 +637,7 @@ class Sender:
 
         None: send it, because the server has no versions, or no such entity.
         """
-        read = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
+        read = yield from self._read(entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(read, NoResponse):
             return self._no_response_to_read(entry, state, read)
         if read.status == _UNAUTHORIZED:
@@ -724,7 +716,7 @@ class Sender:
         self, entry: Entry, state: DrainState, token: str | None
     ) -> Reading[Outcome | None]:
         """Learn how long the device was off, from the ``Date`` of any response to a read."""
-        response = yield from self._read(_entity_path(entry, self._queue.mappings), entry, token)
+        response = yield from self._read(entity_path(entry, self._queue.mappings), entry, token)
         if isinstance(response, NoResponse):
             return self._no_response_to_read(entry, state, response)
         self._learn_time(response, self._queue.profiles.get(entry.profile), state)
@@ -774,45 +766,7 @@ class Sender:
         self._queue.emit_about(kind, entry, detail=detail)
 
 
-# -- requests --------------------------------------------------------------------------------------
-
-
-def build_request(
-    entry: Entry,
-    profile: Profile,
-    mappings: _Mappings,
-    *,
-    now: Callable[[], datetime],
-    extra: Mapping[str, str],
-    version: str | None = None,
-) -> Request:
-    """Return the request of an entry; ``extra`` are headers made anew at each send.
-
-    ``version`` is sent as ``If-Match``, unless the entry itself has ``If-Match: *``.
-
-    ``now`` returns the server's time, for request formats that carry the submission time. Raises
-    ``EntryInvalidError`` if a local id has no server id yet, or one that cannot be written there.
-    """
-    ids = _resolve_ids(entry, mappings)
-    target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
-    headers = replace_in_headers(entry.headers, ids) if ids else dict(entry.headers)
-    if version is not None and if_match_in(headers) != ANY_TAG:
-        headers = without_if_match(headers) | {"If-Match": version}
-    headers = without_correlation(headers) | correlation_headers(entry)
-    headers[profile.key_header] = entry.idempotency_key
-    if profile.request_format is None:
-        headers["X-Client-Generated-At"] = instant(entry.client_generated_at)
-        body = _body(entry, ids)
-    else:
-        payload = replace_in_body(entry.decoded(), ids)
-        # Not before it was made, even if the device's clock was set back in between.
-        submitted_at = max(now(), entry.client_generated_at)
-        added, value = profile.request_format.build(entry, payload, submitted_at)
-        headers |= added
-        body = None if value is None else msgspec.json.encode(value)
-    if body is not None and not any(name.lower() == "content-type" for name in headers):
-        headers["Content-Type"] = "application/json"
-    return Request(METHODS[entry.operation], target, headers | dict(extra), body)
+# -- before a send ---------------------------------------------------------------------------------
 
 
 def _has_unknown_base(claimed: Claimed, profile: Profile) -> bool:
@@ -828,13 +782,6 @@ def _has_unknown_base(claimed: Claimed, profile: Profile) -> bool:
     )
 
 
-def _entity_path(entry: Entry, mappings: _Mappings) -> str:
-    """Return the path of the entity that an entry changes, without a query."""
-    ids = _resolve_ids(entry, mappings)
-    target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
-    return target.partition("?")[0]
-
-
 def bearer_token(token: Token, user_id: str) -> str | None:
     """Return the user's current token; None if they are not signed in."""
     found = token(user_id) if callable(token) else token
@@ -842,27 +789,6 @@ def bearer_token(token: Token, user_id: str) -> str | None:
         # Not shown: it was meant to be a secret.
         raise UsageError("token contains whitespace or non-ASCII characters")
     return found
-
-
-def _resolve_ids(entry: Entry, mappings: _Mappings) -> _Ids:
-    if not entry.local_refs:
-        return {}
-    ids = mappings(entry.user_id, entry.local_refs)
-    missing = [local_id for local_id in entry.local_refs if local_id not in ids]
-    if missing:
-        raise EntryInvalidError(
-            "local_id_resolution_before_replay",
-            f"the local id {missing[0]} has no server id yet",
-        )
-    return ids
-
-
-def _body(entry: Entry, ids: _Ids) -> bytes | None:
-    if entry.payload is None:
-        return None
-    if not ids:
-        return entry.payload.encode()
-    return msgspec.json.encode(replace_in_body(entry.decoded(), ids))
 
 
 # -- responses -------------------------------------------------------------------------------------

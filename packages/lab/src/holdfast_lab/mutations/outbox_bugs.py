@@ -14,6 +14,7 @@ from holdfast.outbox import (
     claims,
     database,
     enqueue,
+    entry_request,
     maintenance,
     sender,
     transaction,
@@ -30,7 +31,7 @@ from holdfast.outbox.versions import Produced
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 from holdfast_lab.simulation.determinism import SimulatedLeaseRenewer
 
-CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, SENDER, TRANSACTION = (
+CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTION = (
     untyped(module)
     for module in (
         claims,
@@ -38,6 +39,7 @@ CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, SENDER, TRANSACTION = (
         database,
         enqueue,
         maintenance,
+        entry_request,
         sender,
         transaction,
     )
@@ -206,7 +208,7 @@ def retry_after_ignored() -> list[Replacement]:
 
 @bug
 def local_ids_not_resolved() -> list[Replacement]:
-    return [(SENDER, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))]
+    return [(REQUEST, "replace_in_path", lambda path, _ids: path.replace("{", "").replace("}", ""))]
 
 
 @bug

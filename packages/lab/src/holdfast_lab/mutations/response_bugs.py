@@ -5,6 +5,7 @@ from typing import Any
 
 from holdfast.core.response_classification import AttestationNeeded, SignInNeeded
 from holdfast.outbox import claims, drain, outcome, sender, transaction
+from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.sender import Sender
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
@@ -104,7 +105,11 @@ def outage_counts_as_attempt() -> list[Replacement]:
 
 @bug
 def unread_base_counts_as_attempt() -> list[Replacement]:
-    return [(Sender, "_no_response_to_read", Sender._no_response)]
+    def no_response(self: Any, entry: Any, _state: Any, failure: Any) -> Any:
+        result = AttemptResult(error=failure.reason)
+        return self._retry_later(entry, result, outcome_unknown=entry.outcome_unknown)
+
+    return [(Sender, "_no_response_to_read", no_response)]
 
 
 @bug
