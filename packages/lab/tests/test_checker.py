@@ -8,6 +8,7 @@ import pytest
 from holdfast_lab.checker import Rule, check
 from holdfast_lab.history import (
     Conflict,
+    Contact,
     Delay,
     Effect,
     EntryState,
@@ -15,6 +16,7 @@ from holdfast_lab.history import (
     Expect,
     FollowUp,
     History,
+    Idle,
     JobEffect,
     JobState,
     ResponseSeen,
@@ -91,6 +93,30 @@ WRITES = [
 OWN_WRITES = [WRITES[0], replace(WRITES[2], version=2)]
 SEEN = VersionSeen(user="ada", entity="1", version=1, at=5.0, how="response", action="action-1")
 CONFLICT = Conflict(entity="1", action="action-2", sent=1, theirs=2)
+
+
+def contact(what: str, at: float, **fields: Any) -> Contact:
+    defaults: dict[str, Any] = {
+        "device": "phone",
+        "process": "app 1",
+        "number": 1,
+        "action": "action-1",
+        "endpoint": "/notes",
+    }
+    return Contact(what=what, at=at, **(defaults | fields))
+
+
+def outage(at: float = 1.0, **fields: Any) -> list[Contact]:
+    return [contact("sent", at), contact("held", at, **fields)]
+
+
+def other(at: float, **fields: Any) -> Contact:
+    return contact("sent", at, **({"number": 2, "action": "action-2"} | fields))
+
+
+LIMITED: dict[str, Any] = {"is_endpoint": True, "retry_after_seconds": 60.0}
+STORED = [*outage(retry_after_seconds=60.0), contact("stored", 1.0, number=0)]
+RESTARTED: dict[str, Any] = {"process": "app 2", "drain_began_at": 5.0}
 
 
 def test_history_without_violations_passes() -> None:
@@ -174,6 +200,21 @@ def test_history_without_violations_passes() -> None:
             {"delays": [Delay(action="action-2", behind="action-1", seconds=200.0)]},
         ),
         (Rule.OUTAGES, {"exhausted": [Exhausted(action="action-1", max_attempts=6, sends=5)]}),
+        (Rule.HELD, {"contacts": [*outage(), other(1.2)]}),
+        (Rule.HELD, {"contacts": [*outage(retry_after_seconds=60.0), other(50.0)]}),
+        (Rule.HELD, {"contacts": [*outage(**LIMITED), other(50.0)]}),
+        (Rule.HELD, {"contacts": [*STORED, other(5.0, **RESTARTED)]}),
+        (
+            # An earlier response does not shorten what the server has named.
+            Rule.HELD,
+            {"contacts": [*outage(retry_after_seconds=60.0), contact("held", 2.0), other(50.0)]},
+        ),
+        (
+            Rule.PROBED,
+            {"contacts": [*outage(), contact("sent", 9.0, number=3), other(9.1)]},
+        ),
+        (Rule.RESUMED, {"idle": [Idle(action="action-2", ended="blocked", next_seconds=None)]}),
+        (Rule.RESUMED, {"idle": [Idle(action="action-2", ended="held", next_seconds=600.0)]}),
         (Rule.DRAINS, {"unfinished": ["action-2 is pending"]}),
         (Rule.NO_OTHER_ERROR, {"errors": ["KeyError in the worker"]}),
     ],
@@ -207,6 +248,28 @@ def test_action_whose_effect_was_lost_in_a_restore_may_have_none() -> None:
 )
 def test_writes_over_versions_that_were_noticed_are_no_violation(changes: dict[str, Any]) -> None:
     assert rules_of(**changes) == set()
+
+
+@pytest.mark.parametrize(
+    "contacts",
+    [
+        [*outage(), other(9.0)],
+        [*outage(retry_after_seconds=60.0), contact("responded", 2.0), other(2.1)],
+        [*outage(), contact("online", 1.1, number=0), other(1.2)],
+        [*outage(**LIMITED), other(2.0, endpoint="/steps")],
+        # The process has begun its drain before the hold was stored, or its clock was set since.
+        [*STORED, other(5.0, **RESTARTED | {"drain_began_at": 0.5})],
+        [*STORED, other(5.0, **RESTARTED, clock_seconds=3600.0)],
+        # A hold that the server has not named is not stored.
+        [*outage(), contact("stored", 1.0, number=0), other(1.1, process="app 2")],
+        # The same probe once more, and a probe of another endpoint.
+        [*outage(), contact("sent", 9.0, number=3), contact("sent", 9.1, number=4)],
+        [*outage(**LIMITED), contact("sent", 70.0, number=3), other(70.1, endpoint="/steps")],
+        [*outage(), contact("sent", 9.0, number=3), contact("none", 9.1, number=3), other(9.2)],
+    ],
+)
+def test_requests_that_keep_to_holds_are_no_violation(contacts: list[Contact]) -> None:
+    assert rules_of(contacts=contacts) == set()
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from holdfast.outbox.outage import Outages, is_outage, path_template
 from holdfast.outbox.outbox import Outbox
 from holdfast.outbox.sql import statement
 from holdfast.outbox.transport import NoResponse, Request, Response
+from packages.holdfast.tests.outbox.queue_harness import Lab
 from packages.holdfast.tests.support.outbox_harness import (
     Scripted,
     activity,
@@ -162,10 +163,14 @@ def test_the_background_sender_resumes_by_itself_with_one_pair_of_events(
     with Outbox(queue, server, "t", retry=QUICK) as outbox:
         forty(queue)
         outbox.start()
+        deadline = time.monotonic() + 30
+        while not any(event.kind is EventKind.HELD for event in heard):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         time.sleep(0.3)
         assert len(server.requests) < 10, "a wake-up loop"
         is_up.set()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 30
         while outbox.queue.stats().counts[Status.SUCCEEDED] < 40:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -205,6 +210,25 @@ def test_online_probes_at_once_unless_the_server_has_named_a_time() -> None:
     # Each failed probe is further away, up to the limit of the caller.
     assert outages.end("e", "/notes") == [""]
     assert outages.server_seconds() == 0
+
+
+@pytest.mark.parametrize("outage", OUTAGES, ids=lambda found: str(found.status))
+def test_an_outage_met_by_the_read_before_an_entry_holds_the_entry_too(
+    lab: Lab, outage: Response
+) -> None:
+    lab.queue.learn_server_time(lab.clock.now())
+    lab.add()
+    lab.queue.schedule_retry(lab.claim(), delay_seconds=0, outcome_unknown=True)
+    # How long the device was off is read from the server before the entry is sent again.
+    lab.clock.restart(hours=1)
+    server = Scripted(lambda _: outage)
+    report = drain(lab.queue, "ada", server, retry=SLOW, clock=lab.clock)
+    assert [request.method for request in server.requests] == ["GET"]
+    assert report.ended in (Ended.HELD, Ended.WAITING)
+    assert report.next_due_seconds == pytest.approx(60, abs=10)
+    lab.clock.pass_by(minutes=2)
+    server._reply = created
+    assert drain(lab.queue, "ada", server, retry=SLOW, clock=lab.clock).succeeded == 1
 
 
 class PassesAfterTheClaim(Outages):

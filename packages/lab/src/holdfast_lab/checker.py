@@ -19,6 +19,7 @@ from holdfast_lab.history import (
     VersionSeen,
     Write,
 )
+from holdfast_lab.holds import DeviceHolds
 
 __all__ = ["RULES", "Rule", "Violation", "check"]
 
@@ -33,6 +34,9 @@ _IN_PROGRESS: Final = frozenset({"IDEMPOTENCY_IN_PROGRESS", "idempotency.in_prog
 _MISMATCH: Final = frozenset({"IDEMPOTENCY_CONFLICT", "idempotency.payload_mismatch"})
 _DONE: Final = "succeeded"
 _MAX_DELAY_SECONDS: Final = 120.0
+_MAX_HOLD_SECONDS: Final = 310.0
+"""The longest pause between two probes, and a little."""
+
 _UNFINISHED: Final = frozenset({"pending", "in_flight"})
 
 
@@ -63,6 +67,9 @@ class Rule(StrEnum):
     INDEPENDENT = "one refusal never delays an independent entry"
     CHAINED = "after a refusal nothing more of its chain is sent"
     OUTAGES = "no entry fails because of an outage"
+    HELD = "nothing is sent before a hold ends"
+    PROBED = "after a hold one request at a time, until the server responds"
+    RESUMED = "after a hold, what can be sent is sent"
     DRAINS = "everything drains in time after the last fault"
     NO_OTHER_ERROR = "no error without an injected fault"
 
@@ -357,6 +364,27 @@ def _sends(history: History) -> Iterator[Violation]:
             )
 
 
+# -- holds ------------------------------------------------------------------------------------
+
+
+def _holds(history: History) -> Iterator[Violation]:
+    for contacts in _grouped(history.contacts, lambda one: one.device).values():
+        holds = DeviceHolds()
+        for contact in contacts:
+            if contact.what == "sent":
+                for what in holds.early(contact):
+                    yield Violation(Rule.HELD, what)
+                for what in holds.probes(contact):
+                    yield Violation(Rule.PROBED, what)
+            holds.follow(contact)
+    for idle in history.idle:
+        if idle.next_seconds is None or idle.next_seconds > _MAX_HOLD_SECONDS:
+            yield Violation(
+                Rule.RESUMED,
+                f"{idle.action} can be sent, and the drain ended as {idle.ended}",
+            )
+
+
 # -- run --------------------------------------------------------------------------------------
 
 
@@ -380,6 +408,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _overwrites,
     _own_conflicts,
     _sends,
+    _holds,
     _run,
 )
 

@@ -12,6 +12,7 @@ import msgspec
 
 __all__ = [
     "Conflict",
+    "Contact",
     "Delay",
     "Effect",
     "EntryState",
@@ -19,6 +20,7 @@ __all__ = [
     "Expect",
     "FollowUp",
     "History",
+    "Idle",
     "JobEffect",
     "JobState",
     "ResponseSeen",
@@ -167,6 +169,43 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class Contact(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of the contact between a process of a device and the server."""
+
+    device: str
+    # One run of a process: after a restart it has another name.
+    process: str
+    # In seconds since the start.
+    at: float
+    # ``sent``; its result: ``held`` (the response is that of an outage), ``responded`` (any other
+    # response of the service) or ``none``; ``stored`` (what the process knows of holds is on disk);
+    # ``online`` (the system reports a network).
+    what: str
+    # The request, for what was sent and for its result.
+    number: int = 0
+    action: str = ""
+    # The path, with ``*`` for ids.
+    endpoint: str = ""
+    # What is held: this endpoint only.
+    is_endpoint: bool = False
+    # Retry-After; None if the server has named no time.
+    retry_after_seconds: float | None = None
+    # When the drain began that sends: it reads then what other processes have stored.
+    drain_began_at: float = 0.0
+    # How much the device's clock is ahead.
+    clock_seconds: float = 0.0
+
+
+class Idle(msgspec.Struct, frozen=True, kw_only=True):
+    """A drain that has ended although an action could be sent."""
+
+    action: str
+    # Why it ended, as it was reported.
+    ended: str
+    # After how long it should be called again; None for not before something happens.
+    next_seconds: float | None
+
+
 class JobEffect(msgspec.Struct, frozen=True, kw_only=True):
     """One row that a job's handler wrote."""
 
@@ -220,6 +259,8 @@ class History(msgspec.Struct, kw_only=True):
     conflicts: Sequence[Conflict] = ()
     exhausted: Sequence[Exhausted] = ()
     delays: Sequence[Delay] = ()
+    contacts: Sequence[Contact] = ()
+    idle: Sequence[Idle] = ()
     # Versions were lost in a restore, or keys were forgotten: own writes may look foreign.
     are_versions_lost: bool = False
     # Descriptions of retries that named another version than the first send.

@@ -720,6 +720,15 @@ class Sender:
         if isinstance(response, NoResponse):
             return self._no_response_to_read(entry, state, response)
         self._learn_time(response, self._queue.profiles.get(entry.profile), state)
+        if is_outage(response):  # and holds the server, or the endpoint
+            why = f"the server responded {response.status} to a read before the entry"
+            return self._retry_later(
+                entry,
+                AttemptResult(code=UNREACHABLE, error=why),
+                outcome_unknown=True,
+                retry_after_seconds=self._retry_after(response),
+                counts=False,
+            )
         if not self._queue.has_gap() or not self._queue.key_may_be_expired(entry):
             return None
         why = "it is unknown how long the device was off"

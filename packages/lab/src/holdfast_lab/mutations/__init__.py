@@ -3,6 +3,8 @@
 =================  ==============================================================================
 ``planting``       replaces attributes of the real code while a ``with`` block lasts
 ``outbox_bugs``    bugs of the outbox: queue, drain, clock
+``response_bugs``  bugs of the outbox about versions, refusals, outages and foreign responses
+``hold_bugs``      bugs of the outbox about holds: while a server is down, and after it
 ``server_bugs``    bugs of the server and of the store of idempotency records
 ``job_bugs``       bugs of the jobs: store, executor, relay
 ``runner``         runs seeds with one bug at a time until a guarantee is violated

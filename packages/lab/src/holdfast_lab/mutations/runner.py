@@ -17,7 +17,14 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast_lab.mutations import job_bugs, outbox_bugs, planting, response_bugs, server_bugs
+from holdfast_lab.mutations import (
+    hold_bugs,
+    job_bugs,
+    outbox_bugs,
+    planting,
+    response_bugs,
+    server_bugs,
+)
 from holdfast_lab.mutations.planting import BUGS, Bug
 from holdfast_lab.simulation.faulty_vfs import disable_sqlite_mutexes
 from holdfast_lab.simulation.runner import Failure, block_sigint, describe, infrequent_gc
@@ -35,7 +42,8 @@ _TRACED_SEEDS: Final = 5
 
 # The files with the code of planted bugs.
 _BUG_FILES: tuple[str, ...] = tuple(
-    str(module.__file__) for module in (job_bugs, outbox_bugs, response_bugs, server_bugs, planting)
+    str(module.__file__)
+    for module in (hold_bugs, job_bugs, outbox_bugs, response_bugs, server_bugs, planting)
 )
 
 # Python raises these where code does not fit the code around it. Injected faults are none of

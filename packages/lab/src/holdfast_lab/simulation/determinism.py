@@ -1,7 +1,7 @@
 """Makes deterministic what has no port: randomness, the lease renewer, the poll of the relay.
 
 Clocks, transports and fault points are ports and are replaced there. Ids use ``os.urandom``, retry
-delays use ``random``, and the drain renews its leases in a thread.
+delays use ``random``, and the drain renews its leases and sends requests in threads.
 """
 
 import os
@@ -16,6 +16,7 @@ from holdfast.jobs.engines import relay
 from holdfast.outbox import database, drain
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.sqlite import store
+from holdfast_lab.simulation.exchanges import SimulatedExchanges
 
 __all__ = ["SimulatedLeaseRenewer", "deterministic"]
 
@@ -29,6 +30,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
     replacements: tuple[tuple[Any, str, Any], ...] = (
         (os, "urandom", rng.randbytes),
         (drain, "LeaseRenewer", SimulatedLeaseRenewer),
+        (drain, "Exchanges", SimulatedExchanges),
         # Polling every virtual second would be slow and find nothing.
         (relay, "_LOOK_SECONDS", _RELAY_POLL_SECONDS),
         # Read once: a restarted process would read the same files.

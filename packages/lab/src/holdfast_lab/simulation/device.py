@@ -14,13 +14,14 @@ from holdfast.core.outbox_entry import OPEN, Entry, Reason, Status
 from holdfast.core.retry import DEVICE
 from holdfast.errors import HoldfastError, OutboxFileError
 from holdfast.outbox.drain import Drain
-from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Request, Response
-from holdfast_lab.history import Delay, EntryState
+from holdfast_lab.history import Contact, Delay, EntryState, Idle
 from holdfast_lab.simulation.app import ATTESTATION, REFUSED_ATTESTATION
 from holdfast_lab.simulation.cooperative_threads import CooperativeThread
+from holdfast_lab.simulation.exchanges import Sent, SimulatedTransport
 from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.faulty_vfs import Disk, FaultyVFS
 from holdfast_lab.simulation.loop import NO_PROCESS, Process, ProcessKilled, VirtualLoop
@@ -35,6 +36,10 @@ _FILE: Final = "outbox.db"
 _IDLE_SECONDS: Final = 600.0
 _TIME_LIMIT_SHARE: Final = 0.05
 _EARLY_SECONDS: Final = 0.5
+_TICK_SECONDS: Final = 1e-6
+_TOO_MANY: Final = 429
+_HOLDS: Final = frozenset({_TOO_MANY, 502, 503, 504})
+_NOTHING_TO_SEND: Final = frozenset({Ended.EMPTY, Ended.BLOCKED, Ended.WAITING, Ended.HELD})
 
 
 class DeviceWorld(Protocol):
@@ -104,6 +109,11 @@ class AppProcess:
         self._wakeups: list[Callable[[Any], None]] = []
         # Users whose drains found no network: how often in a row, and when to try again.
         self._backing_off: dict[str, tuple[int, float]] = {}
+        self.connections = device.connections
+        self._number = device.next_number()
+        self._send_count = 0
+        self._resume_send: Callable[[Any], None] = _ignore
+        self._drain_began_at = 0.0
         self._drainer: Drain | None = None
         # Retry-After of each key: the earliest time, and the pauses of the process so far.
         self._not_before: dict[str, tuple[float, int]] = {}
@@ -143,7 +153,7 @@ class AppProcess:
             queue.add_user(user)
         drain = self._drainer = Drain(
             queue,
-            _Transport(self, thread),
+            SimulatedTransport(self),
             token=self._token,
             at_send=self._attest,
             clock=_DeviceClock(device),
@@ -168,7 +178,9 @@ class AppProcess:
         # Without a time limit the drain does not wait for entries that are due later.
         seconds = 4.0 if device.random() < _TIME_LIMIT_SHARE else None
         stop: Any = _NeverStop(self, thread)
+        self._drain_began_at = self._world.seconds()
         report = drain.run(user, max_seconds=seconds, stop=stop)
+        self._note_idle(user, report)
         if report.ended is Ended.OFFLINE:
             pause = DEVICE.delay_seconds(failures + 1, random=device.random())
             self._backing_off[user] = (failures + 1, loop.time() + pause)
@@ -176,9 +188,25 @@ class AppProcess:
         self._backing_off.pop(user, None)
         return _IDLE_SECONDS if report.next_due_seconds is None else report.next_due_seconds
 
+    def _note_idle(self, user: str, report: DrainReport) -> None:
+        """Note an action that could be sent, if the drain ended without it and is not due soon."""
+        due = report.next_due_seconds
+        is_due = due is not None and due < _IDLE_SECONDS / 2
+        if not report.unsent or report.ended not in _NOTHING_TO_SEND or is_due:
+            return
+        assert self.queue is not None  # noqa: S101 - the drain uses it
+        entries = self.queue.entries(user, limit=1000)
+        for number, entry in enumerate(entries):
+            if _is_new(entry) and not _blockers(entries[:number]):
+                self._device.observer.idle.append(
+                    Idle(action=action_of(entry), ended=report.ended, next_seconds=due)
+                )
+                return
+
     def online(self) -> None:
         """Try at once: the system reports a network."""
         self._backing_off.clear()
+        self._note_contact("online")
         if self._drainer is not None:
             self._drainer.outages.probe_now()
         self.notify()
@@ -217,8 +245,14 @@ class AppProcess:
         for resume in self._wakeups:
             resume(None)
 
-    def send(self, thread: CooperativeThread, request: Request) -> Response | NoResponse:
-        """Send one request of the drain; returns the response."""
+    # -- requests ---------------------------------------------------------------------------------
+
+    def monotonic(self) -> float:
+        """Return the device's monotonic clock."""
+        return self._device.seconds_since_boot()
+
+    def begin_send(self, request: Request, *, is_repeat: bool = False) -> Sent:
+        """Check a request of the drain and note it."""
         loop, key = self._world.loop, request.headers.get("Idempotency-Key", "")
         until, pauses = self._not_before.pop(key, (0.0, 0))
         if loop.time() < until - _EARLY_SECONDS and pauses == self.process.pauses:
@@ -226,23 +260,84 @@ class AppProcess:
                 f"{key[:8]} was sent {until - loop.time():.0f} s before Retry-After allows it"
             )
         self._device.begin_send(key, self)
-        observer, action = self._device.observer, self._action_of(request)
+        self._send_count += 1
+        sent = Sent(self._send_count, request, self._action_of(request), is_repeat=is_repeat)
+        observer, action = self._device.observer, self._world.actions[sent.action]
         if self._device.name not in self._world.network.offline:  # otherwise it is not sent
-            is_parallel = self._world.actions[action].is_parallel
-            observer.on_send(request, action, is_parallel=is_parallel)
-        try:
-            response: Response | NoResponse = thread.wait(
-                lambda resume: self._world.network.send(self._device.name, request, resume)
-            )
-        finally:
-            self._device.end_send(key, self)
+            observer.on_send(request, sent.action, is_parallel=action.is_parallel)
+        self._note_contact("sent", sent, drain_began_at=self._drain_began_at)
+        return sent
+
+    def carry(self, sent: Sent, on_result: Callable[[Response | NoResponse], None]) -> None:
+        """Give a request to the network; only the first call of ``on_result`` counts."""
+        self._world.network.send(self._device.name, sent.request, on_result)
+
+    def end_send(self, sent: Sent, result: Response | NoResponse | None) -> None:
+        """Note the result of a request, as the drain gets it; None if it does not wait for it."""
+        request, loop = sent.request, self._world.loop
+        key = request.headers.get("Idempotency-Key", "")
+        self._device.end_send(key, self)
+        if not self.process.alive:
+            return
+        after = _retry_after(result)
+        self._note_contact("none" if sent.is_repeat else _kind_of(result), sent, after, result)
         user = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        reads_base = self._world.actions[action].profile == "field-read"
-        observer.on_result(request, action, response, user, loop.time(), reads_base=reads_base)
-        if key and isinstance(response, Response) and "retry-after" in response.headers:
-            after = float(response.headers["retry-after"])
+        reads_base = self._world.actions[sent.action].profile == "field-read"
+        self._device.observer.on_result(
+            request,
+            sent.action,
+            NoResponse("it was abandoned") if result is None else result,
+            user,
+            loop.time(),
+            reads_base=reads_base,
+        )
+        if key and after is not None and not sent.is_repeat:
             self._not_before[key] = (loop.time() + after, self.process.pauses)
-        return response
+
+    def wait_for_result(self, seconds: float | None) -> None:
+        """Wait until ``wake_for_result`` is called, or the time is over."""
+        loop = self._world.loop
+
+        def subscribe(resume: Callable[[Any], None]) -> None:
+            self._resume_send = resume
+            if seconds is not None:
+                loop.call_later(seconds, resume, None, context=NO_PROCESS.copy())
+
+        self._thread.wait(subscribe)
+
+    def wake_for_result(self) -> None:
+        """End the wait for a result."""
+        self._resume_send(None)
+
+    def later(self, seconds: float, step: Callable[[], None]) -> None:
+        """Call a function after some virtual seconds."""
+        self._world.loop.call_later(seconds, step, context=NO_PROCESS.copy())
+
+    def _note_contact(
+        self,
+        what: str,
+        sent: Sent | None = None,
+        retry_after: float | None = None,
+        result: Response | NoResponse | None = None,
+        *,
+        drain_began_at: float = 0.0,
+    ) -> None:
+        device, world = self._device, self._world
+        device.observer.contacts.append(
+            Contact(
+                device=device.name,
+                process=f"{self.name} {self._number}",
+                at=world.seconds(),
+                what=what,
+                number=0 if sent is None else sent.number,
+                action="" if sent is None else sent.action,
+                endpoint="" if sent is None else world.actions[sent.action].endpoint,
+                is_endpoint=isinstance(result, Response) and result.status == _TOO_MANY,
+                retry_after_seconds=retry_after,
+                drain_began_at=drain_began_at,
+                clock_seconds=device.clock_offset.total_seconds(),
+            )
+        )
 
     def _action_of(self, request: Request) -> str:
         if request.body:
@@ -260,6 +355,8 @@ class AppProcess:
         process, world = self.process, self._world
         if not process.alive:
             return
+        if point == "drain.recorded":
+            self._note_contact("stored")
         fault = world.faults.inject(point)
         if fault is None:
             return
@@ -294,17 +391,6 @@ class AppProcess:
             self._world.errors.append(f"{self.name}: {type(error).__name__}: {error}")
 
 
-class _Transport:
-    """The transport of a drain."""
-
-    def __init__(self, app: AppProcess, thread: CooperativeThread) -> None:
-        self._app = app
-        self._thread = thread
-
-    def send(self, request: Request) -> Response | NoResponse:
-        return self._app.send(self._thread, request)
-
-
 class _NeverStop:
     """The stop event of a drain: waits in virtual time, and is never set."""
 
@@ -332,6 +418,7 @@ class Device:
         directory: Path,
         template: bytes,
         processes: int,
+        connections: int,
         rng: Random,
     ) -> None:
         self.world = world
@@ -343,6 +430,10 @@ class Device:
         self.clock_was_set = False
         self.boots = 1
         self._booted_at = 0.0
+        self._last_reading = 0.0
+        # How many requests a drain sends at once; 0 for one at a time.
+        self.connections = connections
+        self._process_count = 0
         self._rng = rng
         self._is_off = False
         self._sending: dict[str, AppProcess] = {}
@@ -367,9 +458,16 @@ class Device:
         """Return the true time."""
         return self.world.now()
 
+    def next_number(self) -> int:
+        """Return the number of the next process of the device."""
+        self._process_count += 1
+        return self._process_count
+
     def seconds_since_boot(self) -> float:
-        """Return the monotonic clock of the device."""
-        return self.world.seconds() - self._booted_at
+        """Return the monotonic clock of the device. As everywhere, it advances while code runs."""
+        reading = self.world.seconds() - self._booted_at
+        self._last_reading = max(reading, self._last_reading + _TICK_SECONDS)
+        return self._last_reading
 
     def on_death(self, app: AppProcess) -> None:
         """Restart a process later, unless the device has no power."""
@@ -400,6 +498,7 @@ class Device:
         self.world.note(self.name, f"power restored, {lost} unsynced sectors lost")
         self.boots += 1
         self._booted_at = self.world.seconds()
+        self._last_reading = 0.0
         self._is_off = False
         for number in range(len(self.apps)):
             self._start_later(number)
@@ -458,8 +557,7 @@ class Device:
             entries = app.queue.entries(user, limit=1000)
             refused = [entry for entry in entries if _is_refused(entry)]
             for number, entry in enumerate(entries):
-                is_new = entry.status is Status.PENDING and not entry.attempt_count
-                if refused and is_new and not _blockers(entries[:number]):
+                if refused and _is_new(entry) and not _blockers(entries[:number]):
                     found.append(
                         Delay(
                             action=action_of(entry), behind=action_of(refused[0]), seconds=seconds
@@ -482,6 +580,29 @@ class Device:
             for user in self.users
             for entry in app.queue.entries(user, limit=1000)
         ]
+
+
+def _is_new(entry: Entry) -> bool:
+    return entry.status is Status.PENDING and not entry.attempt_count
+
+
+def _retry_after(result: Response | NoResponse | None) -> float | None:
+    if isinstance(result, Response) and "retry-after" in result.headers:
+        return float(result.headers["retry-after"])
+    return None
+
+
+def _kind_of(result: Response | NoResponse | None) -> str:
+    """Return what a result says about the server: see ``Contact``."""
+    if not isinstance(result, Response):
+        return "none"
+    if result.status in _HOLDS:
+        return "held"
+    return "responded" if isinstance(result.json(), dict) else "none"
+
+
+def _ignore(_value: Any) -> None:
+    return
 
 
 def _is_refused(entry: Entry) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from holdfast.core.outbox_entry import Entry, Reason, Status
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.transport import NoResponse, Request, Response
-from holdfast_lab.history import Conflict, Exhausted, VersionSeen
+from holdfast_lab.history import Conflict, Contact, Exhausted, Idle, VersionSeen
 
 __all__ = ["DeviceObserver"]
 
@@ -36,6 +36,8 @@ class DeviceObserver:
         self.exhausted: list[Exhausted] = []
         self.changed_retries: list[str] = []
         self.sent_after_refusal: list[str] = []
+        self.contacts: list[Contact] = []
+        self.idle: list[Idle] = []
         # By key: the version of the first send.
         self._version_of_key: dict[str, str | None] = {}
         # By action: the version sent last and the version read last, with its note.

@@ -39,6 +39,8 @@ _POLL_SECONDS: Final = 15.0
 _MAX_POLL_SECONDS: Final = 300.0
 _LONG_SLEEP_SHARE: Final = 0.12
 _RESTORE_SHARE: Final = 0.5
+_OFTEN_DOWN_SHARE: Final = 0.1
+_DOWN_RATE: Final = 0.5
 _MAX_RESTORE_SECONDS: Final = 600.0
 _CONTESTED_SHARE: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
@@ -115,6 +117,9 @@ class World:
         with_broker = plan_rng.random() < 0.2 or self.faults.focuses_on(*relay.FAULT_POINTS)  # noqa: PLR2004
         self.broker = SimulatedBroker(self.loop, self.faults, broker_rng) if with_broker else None
         self._log_handler = _ErrorLogHandler(self)
+        self._is_often_down = self.faults.focuses_on("save_holds") or (
+            plan_rng.random() < _OFTEN_DOWN_SHARE
+        )
         self.servers = self._make_servers(plan_rng)
         self.http_servers = [server for server in self.servers if server.handles_requests]
         self._make_devices(plan_rng, stream, templates)
@@ -155,6 +160,7 @@ class World:
             is_contested=self._is_contested,
             reads=focuses_on("rebase"),
             lanes=focuses_on("resend"),
+            is_busy=self._is_often_down,
         )
 
     def _make_servers(self, plan_rng: Random) -> list[Server]:
@@ -179,8 +185,10 @@ class World:
         # Most worlds are small: they are fast, and most bugs need little.
         sizes = (1,) if plan_rng.random() < 0.7 else (1, 1, 2)  # noqa: PLR2004
         count = plan_rng.choice(sizes)
+        user_counts = (2,) if self._is_often_down else sizes
+        connections = (0, 4) if self._is_often_down else (0, 0, 0, 4)
         for number in range(count):
-            users = [f"u{number}{letter}" for letter in "ab"[: plan_rng.choice(sizes)]]
+            users = [f"u{number}{letter}" for letter in "ab"[: plan_rng.choice(user_counts)]]
             self.devices.append(
                 Device(
                     self,
@@ -189,6 +197,7 @@ class World:
                     directory=self._directory / f"d{number}",
                     template=templates.device,
                     processes=plan_rng.choice((1, 1, 1, 2)),
+                    connections=plan_rng.choice(connections),
                     rng=stream(),
                 )
             )
@@ -348,12 +357,12 @@ class World:
 
     def _inject_outages(self, device: Device) -> None:
         """Let the server, an endpoint or the network of a device fail for a while."""
-        faults, network = self.faults, self.network
-        retry_after = self._rng.choice((None, 5, 60))
-        if faults.happens("outage"):
+        faults, network, is_often_down = self.faults, self.network, self._is_often_down
+        retry_after = self._rng.choice((None, 5, 60, 120 if is_often_down else 60))
+        if faults.happens("outage", _DOWN_RATE if is_often_down else None):
             refusal = outage_response(self._rng.choice((503, 503, 502, 504)), retry_after)
-            self._put("", refusal, faults.between(5.0, 600.0))
-        if faults.happens("endpoint limited"):
+            self._put("", refusal, faults.between(5.0, 60.0 if is_often_down else 600.0))
+        if faults.happens("endpoint limited", _DOWN_RATE if is_often_down else None):
             path = self._rng.choice(("/notes", "/steps"))
             self._put(path, outage_response(429, retry_after), faults.between(5.0, 300.0))
         if faults.happens("connection silent"):
@@ -520,6 +529,8 @@ class World:
             **self._versions(),
             exhausted=self._observed("exhausted"),
             delays=self._delays,
+            contacts=self._observed("contacts"),
+            idle=self._observed("idle"),
             changed_retries=self._observed("changed_retries"),
             sent_after_refusal=self._observed("sent_after_refusal"),
             unfinished=self._unfinished(),

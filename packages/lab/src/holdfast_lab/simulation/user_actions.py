@@ -56,6 +56,11 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     # Changes of its note may be sent at the same time.
     is_parallel: bool = False
 
+    @property
+    def endpoint(self) -> str:
+        """The path, with ``*`` for ids."""
+        return {"step": "/steps", "change": "/notes/*"}.get(self.kind, "/notes")
+
     def new_entry(self) -> NewEntry:
         """Return the entry to enqueue."""
         shared: dict[str, Any] = {"user_id": self.user, "payload": self.payload, "key": self.key}
@@ -121,6 +126,8 @@ class Bias(msgspec.Struct, frozen=True):
     is_contested: bool = False
     reads: bool = False
     lanes: bool = False
+    # Several actions in a short time.
+    is_busy: bool = False
 
     @property
     def has_changes(self) -> bool:
@@ -130,7 +137,7 @@ class Bias(msgspec.Struct, frozen=True):
 
 def plan_actions(rng: Random, devices: dict[str, list[str]], bias: Bias) -> list[PlannedAction]:
     """Return a few random actions for each user of each device."""
-    span = rng.choice(_SPANS)
+    span = rng.choice(_SPANS[:2] if bias.is_busy else _SPANS)
     planned: list[PlannedAction] = []
     for device, users in devices.items():
         for user in users:
@@ -142,7 +149,7 @@ def _actions_of(
     rng: Random, device: str, user: str, span: float, bias: Bias
 ) -> list[PlannedAction]:
     actions: list[PlannedAction] = []
-    sizes = (3, 4) if bias.has_changes else (1, 1, 2, 2, 3, 4)
+    sizes = (3, 4) if bias.has_changes or bias.is_busy else (1, 1, 2, 2, 3, 4)
     times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
     walks = bias.walks or (rng.random() < 0.6 and not bias.has_changes)  # noqa: PLR2004
     chain = rng.choice((None, None, "quest"))
