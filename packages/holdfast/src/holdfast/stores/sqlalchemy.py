@@ -68,8 +68,10 @@ from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     SAVEPOINT,
     SUPERSEDED_STATES,
+    driver_error,
     is_aborted,
     is_outage,
+    raise_without_statement,
     refuse_connection,
     translating_outages,
     translating_refusals,
@@ -340,10 +342,8 @@ class SqlAlchemyStore:
         """Return what to respond with, if a method of the session raised ``error`` in an outage."""
         if session.sync_session.info.get(_OUTAGE) is not error:
             return None
-        # Without SQL and parameters, which may be a caller's token: the message is logged.
-        why = getattr(error, "orig", None) or error
-        outage = StoreUnavailableError(f"the database is unavailable: {why}")
-        outage.__cause__ = error
+        outage = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
+        outage.__cause__ = driver_error(error)
         return outage
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -715,7 +715,10 @@ class SqlAlchemyUnit(GuardedUnit):
         except BaseException as error:
             is_sent = self._may_end  # an error of the flush comes before COMMIT
             await self.rollback()
-            raise (_commit_error(error) if is_sent else _flush_error(error)) from error
+            known = _commit_error(error) if is_sent else _flush_error(error)
+            if isinstance(known, StoreUnavailableError | CommitUnknownError):
+                raise_without_statement(known, error)
+            raise known from error
         self._ended = True
         self._end_of_session()
 
@@ -920,7 +923,7 @@ def _kind(value: object) -> str:
 def _flush_error(error: BaseException) -> BaseException:
     """Return what to raise for an error before the commit."""
     if isinstance(error, Exception) and is_outage(error):
-        return StoreUnavailableError(f"the database is unavailable: {error}")
+        return StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
     return aborted(SAVEPOINT) if is_aborted(error) else error
 
 
@@ -934,7 +937,7 @@ def _commit_error(error: BaseException) -> BaseException:
     if is_aborted(error):
         return aborted(SAVEPOINT)
     if is_outage(error):
-        return CommitUnknownError(f"the connection was lost in COMMIT: {error}")
+        return CommitUnknownError(f"the connection was lost in COMMIT: {driver_error(error)}")
     return error
 
 
