@@ -89,7 +89,9 @@ from holdfast.stores.sqlalchemy_sessions import (
     begin_immediate,
     database_of,
     has_unflushed_changes,
+    listen_for_connection_ends,
     listen_for_control,
+    listen_for_control_statements,
     listen_for_ends,
     listen_for_statements,
     max_connections,
@@ -220,7 +222,10 @@ class SqlAlchemyStore:
         self.gate = self._new_gate()
         self._is_open = True
         create_database_file(self.sqlite_path, of_app=True)
-        listen_for_control(self._pool_events)
+        if self.is_sqlite:
+            listen_for_control(self._pool_events)
+        else:  # commits and rollbacks are reported by the connection, or its transaction
+            listen_for_control_statements(self._pool_events)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)
@@ -655,10 +660,12 @@ class SqlAlchemyUnit(GuardedUnit):
             connection,
             f"SELECT {claim}({number},{','.join(map(text_literal, self._record_id))},"
             f"{instant_literal(now)})",
+            self,
         )
         if sent is not None:
             self._shared_transaction, tag = sent
             return rows_changed(tag)
+        listen_for_connection_ends(connection)
         found = connection.exec_driver_sql(
             f"SELECT {claim}($1,$2,$3,$4,$5)", (number, *self._record_id, now)
         ).all()
@@ -789,6 +796,7 @@ class SqlAlchemyUnit(GuardedUnit):
                 del info[UNIT]
 
     def _leave(self) -> None:
+        self._shared_transaction = None  # which refers to the unit
         if self._own_visit is not None:
             self._store.gate.leave(self._own_visit)
 
@@ -809,6 +817,8 @@ class SqlAlchemyUnit(GuardedUnit):
         """
         if self._store.is_sqlite:
             self._begin_immediate(connection)
+        else:
+            listen_for_connection_ends(connection)
         self.guard_connection(connection)
 
     def _begin_immediate(self, connection: Any) -> None:
