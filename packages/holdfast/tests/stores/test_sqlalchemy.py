@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import traceback
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -431,6 +432,39 @@ async def test_connection_broken_before_the_save_is_an_outage(on_postgres):
     with pytest.raises(StoreUnavailableError):
         await unit.commit(record, None)
     await commit(on_postgres, record)
+
+
+@pytest.mark.parametrize("fails_in", ["statement", "flush", "session"])
+async def test_outage_has_neither_the_statement_nor_its_parameters(on_postgres, fails_in):
+    """Outages are logged, and SQLAlchemy's errors contain what was sent, e.g. a caller's token."""
+    record = a_record()
+    unit = await claimed(on_postgres, record.id)
+    await terminate(on_postgres, unit.transaction)
+    outage: BaseException | None
+    unit.transaction.add(Order(item="s3cr3t"))
+    if fails_in == "session":
+        with pytest.raises(DBAPIError) as raised:
+            await unit.transaction.flush()
+        outage = on_postgres.outage_of(unit.transaction, raised.value)
+    else:
+        sql = "INSERT INTO orders (item) VALUES (:item)"
+        failing = (
+            unit.commit(record, None)
+            if fails_in == "flush"
+            else unit.statements.execute(sql, {"item": "s3cr3t"})
+        )
+        with pytest.raises(StoreUnavailableError) as failed:
+            await failing
+        outage = failed.value
+    await unit.rollback()
+    chain: list[str] = []
+    while outage is not None:
+        chain += [repr(outage), *traceback.format_exception(outage)]
+        outage = outage.__cause__ or outage.__context__
+    assert chain
+    shown = "".join(chain)
+    assert "s3cr3t" not in shown.replace('{"item": "s3cr3t"}', "").replace('item="s3cr3t"', "")
+    assert "[SQL" not in shown
 
 
 @pytest.mark.parametrize("body", [b"{}", b"x" * 20_000], ids=["shares COMMIT", "sent before"])

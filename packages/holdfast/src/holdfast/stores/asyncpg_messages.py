@@ -11,7 +11,7 @@ adapter that has begun already, has another isolation level or no such attribute
 messages.
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only
@@ -19,20 +19,35 @@ from sqlalchemy.util import await_only
 __all__ = ["SharedTransaction", "begin_with"]
 
 
+class _Guard(Protocol):
+    """Decides who may end the transaction; a ``GuardedUnit``."""
+
+    def refuse_connection_commit(self) -> None:
+        """Raise if the handler commits the session's connection."""
+
+    def note_connection_rollback(self) -> None:
+        """Note a rollback of the connection."""
+
+
 class SharedTransaction:
     """The transaction of an asyncpg connection, as SQLAlchemy's adapter uses it."""
 
-    __slots__ = ("_driver", "last_statement")
+    __slots__ = ("_driver", "_guard", "last_statement")
 
-    def __init__(self, driver: Any) -> None:
+    def __init__(self, driver: Any, guard: _Guard) -> None:
         self._driver = driver
+        self._guard = guard
         # Sent in one message with COMMIT.
         self.last_statement: str | None = None
 
     async def commit(self) -> None:
-        """Send the last statement and COMMIT. If the statement fails, nothing is committed."""
+        """Send the last statement and COMMIT. If the statement fails, nothing is committed.
+
+        A commit of the handler is refused, and rolls back.
+        """
         last, driver = self.last_statement, self._driver
         try:
+            self._guard.refuse_connection_commit()
             await driver.execute("COMMIT" if last is None else f"{last};COMMIT")
         except BaseException:
             # The adapter forgets this transaction, and its connection goes back to the pool.
@@ -46,12 +61,16 @@ class SharedTransaction:
 
     async def rollback(self) -> None:
         """Send ROLLBACK."""
+        self._guard.note_connection_rollback()
         await self._driver.execute("ROLLBACK")
 
 
-def begin_with(connection: Connection, statement: str) -> tuple[SharedTransaction, str] | None:
+def begin_with(
+    connection: Connection, statement: str, guard: _Guard
+) -> tuple[SharedTransaction, str] | None:
     """Send BEGIN and a statement in one message; return the transaction and the command tag.
 
+    ``guard`` is asked before each COMMIT, and gets each ROLLBACK of the connection.
     Returns None if this connection cannot do it. Runs in SQLAlchemy's greenlet.
     """
     adapter: Any = connection.connection.dbapi_connection
@@ -63,7 +82,7 @@ def begin_with(connection: Connection, statement: str) -> tuple[SharedTransactio
     ):
         return None
     driver = adapter.driver_connection
-    shared = SharedTransaction(driver)
+    shared = SharedTransaction(driver, guard)
     adapter._transaction = shared  # noqa: SLF001 - see the first lines of this module
     if hasattr(adapter, "_started"):  # SQLAlchemy 2.0
         adapter._started = True  # noqa: SLF001

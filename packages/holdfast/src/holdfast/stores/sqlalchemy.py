@@ -68,8 +68,10 @@ from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     SAVEPOINT,
     SUPERSEDED_STATES,
+    driver_error,
     is_aborted,
     is_outage,
+    raise_without_statement,
     refuse_connection,
     translating_outages,
     translating_refusals,
@@ -87,7 +89,9 @@ from holdfast.stores.sqlalchemy_sessions import (
     begin_immediate,
     database_of,
     has_unflushed_changes,
+    listen_for_connection_ends,
     listen_for_control,
+    listen_for_control_statements,
     listen_for_ends,
     listen_for_statements,
     max_connections,
@@ -219,7 +223,10 @@ class SqlAlchemyStore:
         self.gate = self._new_gate()
         self._is_open = True
         create_database_file(self.sqlite_path, of_app=True)
-        listen_for_control(self._pool_events)
+        if self.is_sqlite:
+            listen_for_control(self._pool_events)
+        else:  # commits and rollbacks are reported by the connection, or its transaction
+            listen_for_control_statements(self._pool_events)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)
@@ -341,10 +348,8 @@ class SqlAlchemyStore:
         """Return what to respond with, if a method of the session raised ``error`` in an outage."""
         if session.sync_session.info.get(_OUTAGE) is not error:
             return None
-        # Without SQL and parameters, which may be a caller's token: the message is logged.
-        why = getattr(error, "orig", None) or error
-        outage = StoreUnavailableError(f"the database is unavailable: {why}")
-        outage.__cause__ = error
+        outage = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
+        outage.__cause__ = driver_error(error)
         return outage
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -656,10 +661,12 @@ class SqlAlchemyUnit(GuardedUnit):
             connection,
             f"SELECT {claim}({number},{','.join(map(text_literal, self._record_id))},"
             f"{instant_literal(now)})",
+            self,
         )
         if sent is not None:
             self._shared_transaction, tag = sent
             return rows_changed(tag)
+        listen_for_connection_ends(connection)
         found = connection.exec_driver_sql(
             f"SELECT {claim}($1,$2,$3,$4,$5)", (number, *self._record_id, now)
         ).all()
@@ -716,7 +723,10 @@ class SqlAlchemyUnit(GuardedUnit):
         except BaseException as error:
             is_sent = self._may_end  # an error of the flush comes before COMMIT
             await self.rollback()
-            raise (_commit_error(error) if is_sent else _flush_error(error)) from error
+            known = _commit_error(error) if is_sent else _flush_error(error)
+            if isinstance(known, StoreUnavailableError | CommitUnknownError):
+                raise_without_statement(known, error)
+            raise known from error
         self._ended = True
         self._end_of_session()
 
@@ -787,6 +797,7 @@ class SqlAlchemyUnit(GuardedUnit):
                 del info[UNIT]
 
     def _leave(self) -> None:
+        self._shared_transaction = None  # which refers to the unit
         if self._own_visit is not None:
             self._store.gate.leave(self._own_visit)
 
@@ -807,6 +818,8 @@ class SqlAlchemyUnit(GuardedUnit):
         """
         if self._store.is_sqlite:
             self._begin_immediate(connection)
+        else:
+            listen_for_connection_ends(connection)
         self.guard_connection(connection)
 
     def _begin_immediate(self, connection: Any) -> None:
@@ -921,7 +934,7 @@ def _kind(value: object) -> str:
 def _flush_error(error: BaseException) -> BaseException:
     """Return what to raise for an error before the commit."""
     if isinstance(error, Exception) and is_outage(error):
-        return StoreUnavailableError(f"the database is unavailable: {error}")
+        return StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
     if is_aborted(error):
         return aborted(SAVEPOINT)
     return unstorable_error(error) or error
@@ -937,7 +950,7 @@ def _commit_error(error: BaseException) -> BaseException:
     if is_aborted(error):
         return aborted(SAVEPOINT)
     if is_outage(error):
-        return CommitUnknownError(f"the connection was lost in COMMIT: {error}")
+        return CommitUnknownError(f"the connection was lost in COMMIT: {driver_error(error)}")
     return error
 
 

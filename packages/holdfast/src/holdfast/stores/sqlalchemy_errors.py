@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from sqlalchemy import Connection
 from sqlalchemy import exc as sa_errors
@@ -16,8 +16,10 @@ from holdfast.stores.transaction_control import aborted
 __all__ = [
     "SAVEPOINT",
     "SUPERSEDED_STATES",
+    "driver_error",
     "is_aborted",
     "is_outage",
+    "raise_without_statement",
     "refuse_connection",
     "translating_outages",
     "translating_refusals",
@@ -68,6 +70,23 @@ def is_outage(error: BaseException) -> bool:
     return is_outage_state(state)
 
 
+def driver_error(error: BaseException) -> BaseException:
+    """Return the driver's error of an error of SQLAlchemy, or the error itself.
+
+    SQLAlchemy's contains the statement and its parameters, which may be a caller's secret. Messages
+    and causes of outages are logged, so they are made of this one.
+    """
+    return getattr(error, "orig", None) or error
+
+
+def raise_without_statement(known: BaseException, error: BaseException) -> NoReturn:
+    """Raise ``known`` because of the driver's error of ``error``, without a reference to that."""
+    try:
+        raise known from driver_error(error)
+    finally:
+        known.__context__ = None  # Python sets it to SQLAlchemy's error
+
+
 def is_aborted(error: BaseException) -> bool:
     """Check whether an earlier statement or flush has failed, and its error was ignored."""
     if isinstance(error, sa_errors.PendingRollbackError):
@@ -87,7 +106,9 @@ class translating_outages:  # noqa: N801 - used like a function; a generator wou
         if not isinstance(error, Exception):
             return
         if is_outage(error):
-            raise StoreUnavailableError(f"the database is unavailable: {error}") from error
+            raise_without_statement(
+                StoreUnavailableError(f"the database is unavailable: {driver_error(error)}"), error
+            )
         if is_aborted(error):
             raise aborted(SAVEPOINT) from error
         refused = unstorable_error(error)

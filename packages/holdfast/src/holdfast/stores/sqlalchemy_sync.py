@@ -56,7 +56,9 @@ from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
+    driver_error,
     is_outage,
+    raise_without_statement,
     refuse_connection,
     translating_outages,
     translating_refusals,
@@ -756,7 +758,8 @@ class SqlAlchemySyncUnit(GuardedUnit):
         except BaseException as error:
             self._undo()
             if is_outage(error):
-                raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
+                lost = f"the connection was lost in COMMIT: {driver_error(error)}"
+                raise_without_statement(CommitUnknownError(lost), error)
             raise
         self._end()
 
