@@ -29,7 +29,9 @@ Replica = dict[tuple[str, str], tuple[int, bool]]
 
 @pytest.fixture
 async def store(database_url: str) -> AsyncIterator[Any]:
-    options = {} if database_url.startswith("sqlite") else {"max_connections": WRITERS + 2}
+    options: dict[str, Any] = (
+        {} if database_url.startswith("sqlite") else {"max_connections": WRITERS + 2}
+    )
     opened = open_store(database_url, migration_packages=migration_packages(), **options)
     await opened.open()
     yield opened
