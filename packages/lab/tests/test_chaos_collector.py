@@ -59,7 +59,7 @@ async def database(tmp_path: Path) -> str:
                 if entry.entity_type == "activities":
                     marks |= {mark.replace("visit", "title"): True for mark in list(marks)}
                 rows.execute(
-                    "INSERT INTO field_items VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL)",
+                    "INSERT INTO field_items VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, NULL)",
                     (
                         USER,
                         entry.entity_type,
@@ -105,7 +105,7 @@ BROKEN = {
     "a document made twice": (
         Rule.EXACTLY_ONCE,
         """INSERT INTO field_items
-           SELECT tenant, kind, 'twin', version, document, 999, created_at, updated_at, NULL
+           SELECT tenant, kind, 'twin', version, document, 999, created_at, updated_at, NULL, NULL
              FROM field_items WHERE version = 1 LIMIT 1""",
     ),
     "a step without effect": (

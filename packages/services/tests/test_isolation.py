@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.server.jwt_auth import mint_token
 from holdfast_services.app import create_app
+from holdfast_services.routes.repository import save_route
 from holdfast_services.settings import load_settings
 from holdfast_services.walk.catalogue import bundled_catalogue
 from holdfast_services.walk.steps.reviews import list_reviews, open_review
@@ -100,6 +101,16 @@ async def _route(who: Person) -> dict[str, str]:
     return {"request_id": await who.make("/api/v1/routes", body)}
 
 
+async def _finished_route(who: Person) -> dict[str, str]:
+    made = await _route(who)
+    unit = await who.store.begin()
+    route = {"places": [], "distance_m": 0, "duration_minutes": 0}
+    now = datetime.now(UTC)
+    await save_route(unit.transaction, tenant=who.sub, **made, route=route, now=now)
+    await unit.commit(None, None)
+    return made
+
+
 def _item(kind: str) -> Make:
     async def make(who: Person) -> dict[str, str]:
         return {"item_id": await who.make(f"/api/v1/{kind}", {"title": "Visit"})}
@@ -153,6 +164,8 @@ class Named:
 # By the part of the path that ends with the id; the longest match counts.
 NAMED: dict[str, Named] = {
     "/api/v1/routes/{request_id}": Named(_route),
+    "/api/v1/routes/{request_id}/geojson": Named(_finished_route),
+    "/api/v1/routes/{request_id}/gpx": Named(_finished_route),
     "/api/v1/activities/{item_id}": Named(_item("activities")),
     "/api/v1/contacts/{item_id}": Named(_item("contacts")),
     "/api/v1/expenses/{item_id}": Named(_item("expenses")),

@@ -52,7 +52,10 @@ class Server:
     def __init__(self, database: Path) -> None:
         self.app = create_app(
             load_settings(
-                database_url=f"sqlite:///{database}", jwt_secret=SECRET, walk_events_poll_seconds=1
+                database_url=f"sqlite:///{database}",
+                jwt_secret=SECRET,
+                walk_events_poll_seconds=1,
+                field_changes_wait_seconds=1,
             )
         )
         self._loop = asyncio.new_event_loop()

@@ -4,7 +4,7 @@ import asyncio
 import json
 import sqlite3
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from redis.asyncio import Redis
 
 from holdfast import open_store
 from holdfast.clock import SystemClock
+from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
 from holdfast.ports import Row, Store
 from holdfast.server.tenant_data import OPERATOR_TENANT, StillWrittenError, TenantData
+from holdfast.stores.redis import RedisRecords
 from holdfast.stores.tenant_tables import TenantTable, covered_tables, delete_batch
 from packages.holdfast.tests.cli.harness import Here, one_line
 from packages.holdfast.tests.support.harness import HeldClock
@@ -252,3 +254,33 @@ def test_sweep_of_one_tenant_leaves_others(here: Here, database: str) -> None:
         done = here("sweep", "--tenant", ADA, "--database", database, "--json")
         assert json.loads(done.stdout) == {"deleted": expected}, done
     assert json.loads(here("sweep", "--database", database, "--json").stdout)["deleted"] == 1
+
+
+async def test_sweep_of_one_tenant_drops_its_records_from_redis(
+    here: Here, tmp_path: Path, redis_url: str
+) -> None:
+    url = f"sqlite:///{tmp_path}/tenants.db"
+    await fill(url)
+    store = await opened(url)
+    rows = await store.read("SELECT * FROM holdfast_idempotency_records ORDER BY tenant")
+    cache = RedisRecords(redis_url, environment="test", secret=store.secret, timeout_seconds=30)
+    for row in rows:
+        record_id = RecordId(row["tenant"], row["endpoint"], row["idempotency_key"])
+        later = AT + timedelta(hours=1)  # it stays in Redis for an hour, although it has expired
+        hashes = RequestFingerprint("0", "0")
+        record = Record(record_id, hashes, 201, {}, b"{}", AT, later, "r", "c")
+        await cache.put(record, AT)
+    await cache.close()
+    await store.close()
+    client = Redis.from_url(redis_url)
+    assert len(await client.keys("*")) == 2
+    sweep = ("sweep", "--tenant", ADA, "--database", url, "--json", "--redis", redis_url)
+    done = await asyncio.to_thread(here, *sweep, "--environment", "test")
+    assert json.loads(done.stdout) == {"deleted": 1}, done
+    (left,) = await client.keys("*")
+    assert BOB.encode() in left
+    await client.aclose()
+    # A cache that is down does not prevent the deletion.
+    down = ("sweep", "--tenant", BOB, "--database", url, "--json", "--redis", "redis://127.0.0.1:1")
+    done = await asyncio.to_thread(here, *down)
+    assert json.loads(done.stdout) == {"deleted": 1}, done

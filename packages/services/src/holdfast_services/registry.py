@@ -54,10 +54,10 @@ SERVICES: Final = (
     ),
     Service(
         "field",
-        ("/api/v1/activities", "/api/v1/contacts", "/api/v1/expenses"),
+        ("/api/v1/activities", "/api/v1/contacts", "/api/v1/expenses", "/api/v1/changes"),
         ErrorFormat.PROBLEM,
         "sub",
-        ("field_items", "field_counters"),
+        ("field_items", "field_branches", "field_counters"),
     ),
     Service(
         "planning",

@@ -17,6 +17,7 @@ from holdfast.server.limits import Limits
 from holdfast.server.rate_limits import check_limit
 from holdfast.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
 from holdfast_services.field.policy import POLICY as FIELD
+from holdfast_services.field.settings import FieldSettings
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.planning.settings import PlanningSettings
 from holdfast_services.routes.policy import POLICY as ROUTES
@@ -78,7 +79,9 @@ class Policies(NamedTuple):
     field: Policy
 
 
-class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, BaseSettings):
+class Settings(
+    SignInSettings, WalkSettings, StepSettings, PlanningSettings, FieldSettings, BaseSettings
+):
     """All settings. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
     A field's description says what its variable should be; error messages quote it.

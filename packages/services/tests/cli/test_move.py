@@ -23,7 +23,7 @@ async def fill(url: str) -> None:
     )
     await store.write(
         "INSERT INTO field_items VALUES"
-        " ('ada', 'contacts', 'c1', 3, '{\"name\": \"é\"}', 9, :now, :now, NULL)",
+        " ('ada', 'contacts', 'c1', 3, '{\"name\": \"é\"}', 9, :now, :now, NULL, NULL)",
         {"now": NOW},
     )
     await store.close()

@@ -157,7 +157,11 @@ async def test_one_large_document_is_decoded_at_a_time(
 def test_server_fields_fit_their_size_limit() -> None:
     now = SystemClock().now()
     largest = server_fields(
-        document_id=str(uuid4()), version=2**63 - 1, created_at=now, updated_at=now
+        document_id=str(uuid4()),
+        version=2**63 - 1,
+        occurred_at=now,
+        created_at=now,
+        updated_at=now,
     )
     assert len(encode(largest)) < SERVER_FIELDS_BYTES
 

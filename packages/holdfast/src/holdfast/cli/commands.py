@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli.data_commands import add_data_commands
 from holdfast.cli.gc import resume_gc
-from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Json
+from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Environment, Json, RedisUrl
 from holdfast.cli.outbox_commands import outbox_app
 from holdfast.cli.output import CommandError
 from holdfast.cli.target import AppTarget, choose_target
@@ -167,13 +167,15 @@ def migrate(
     run(target, with_services=services, as_json=json)
 
 
-def sweep(
+def sweep(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
     database: Database = DEFAULT_DATABASE,
     app: App = None,
     tenant: Annotated[
         str | None, typer.Option(help="Only expired records of this tenant, and no old rows.")
     ] = None,
+    redis: RedisUrl = None,
+    environment: Environment = "development",
     json: Json = False,
 ) -> None:
     """Delete expired records and old rows, in small batches.
@@ -181,6 +183,7 @@ def sweep(
     A server deletes expired records every HOLDFAST_SWEEP_EVERY_SECONDS (default: 3600), and once a
     day rows that are older than the retention of their table: that of the app with --app, or
     HOLDFAST_AUDIT_RETENTION_DAYS, HOLDFAST_DEAD_LETTER_RETENTION_DAYS and the services' settings.
+    With --tenant and --redis, or an app that has a cache, the records are dropped there too.
 
     Examples:
         holdfast sweep --database sqlite:///holdfast.db
@@ -190,7 +193,12 @@ def sweep(
     """
     from holdfast.cli.database import sweep as run
 
-    run(choose_target(context, app=app, database=database), tenant=tenant, as_json=json)
+    run(
+        choose_target(context, app=app, database=database),
+        tenant=tenant,
+        redis=(redis, environment) if redis else None,
+        as_json=json,
+    )
 
 
 def worker(  # noqa: PLR0917 - typer turns the parameters into options

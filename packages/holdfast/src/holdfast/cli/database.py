@@ -16,8 +16,9 @@ from holdfast.cli.output import CommandError, print_json, print_table, redact_pa
 from holdfast.cli.plugins import declared_by_packages
 from holdfast.cli.target import AppTarget, Target, describe_target
 from holdfast.clock import SystemClock
+from holdfast.core.idempotency_record import RecordId
 from holdfast.errors import HoldfastError
-from holdfast.ports import Store
+from holdfast.ports import RecordCache, Store
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.factory import uses_psycopg
 from holdfast.stores.migrations import load_migrations
@@ -25,7 +26,7 @@ from holdfast.stores.retention import Retention
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
-__all__ = ["installed_migrations", "migrate", "namespaces_in", "opened", "sweep"]
+__all__ = ["installed_migrations", "migrate", "namespaces_in", "opened", "opened_cache", "sweep"]
 
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
 _CONNECT_SECONDS: Final = 5
@@ -54,6 +55,28 @@ async def opened(
     else:
         async with _opened_url(target, migration_packages, must_exist=must_exist) as store:
             yield store
+
+
+@asynccontextmanager
+async def opened_cache(
+    target: Target, store: Store, redis: tuple[str, str] | None
+) -> AsyncIterator[RecordCache | None]:
+    """Yield the cache of records: Redis by URL and environment, or the app's; None without one."""
+    cache: RecordCache | None = None
+    if redis is not None:
+        from holdfast.stores.redis import RedisRecords
+
+        url, environment = redis
+        cache = RedisRecords(url, environment=environment, secret=store.secret)
+    elif isinstance(target, AppTarget):
+        from holdfast.cli.app_loader import load_holdfast
+
+        cache = load_holdfast(target.name).idempotency.cache
+    try:
+        yield cache
+    finally:
+        if cache is not None:
+            await cache.close()
 
 
 @asynccontextmanager
@@ -256,9 +279,19 @@ class _Counted:
         return deleted
 
 
-def sweep(target: Target, *, tenant: str | None = None, as_json: bool) -> None:
-    """Delete all expired records and old rows, or a tenant's expired records; print how many."""
-    deleted, old = asyncio.run(_sweep(target) if tenant is None else _sweep_of(target, tenant))
+def sweep(
+    target: Target,
+    *,
+    tenant: str | None = None,
+    redis: tuple[str, str] | None = None,
+    as_json: bool,
+) -> None:
+    """Delete all expired records and old rows, or a tenant's expired records; print how many.
+
+    The records of a tenant are dropped from Redis too, which has a URL and an environment.
+    """
+    sweeping = _sweep(target) if tenant is None else _sweep_of(target, tenant, redis)
+    deleted, old = asyncio.run(sweeping)
     if as_json:
         print_json({"deleted": deleted} | ({"old_rows": old} if old else {}))
         return
@@ -267,13 +300,20 @@ def sweep(target: Target, *, tenant: str | None = None, as_json: bool) -> None:
         print(f"{count} old row{'' if count == 1 else 's'} of {table} deleted")
 
 
-async def _sweep_of(target: Target, tenant: str) -> tuple[int, dict[str, int]]:
-    async with opened(target) as store:
+async def _sweep_of(
+    target: Target, tenant: str, redis: tuple[str, str] | None
+) -> tuple[int, dict[str, int]]:
+    async with opened(target) as store, opened_cache(target, store, redis) as cache:
         sql = load_queries("holdfast.stores", "records.sql", names=store.table_names)
         params = {"tenant": tenant, "now": SystemClock().now(), "limit": _SWEEP_BATCH}
         deleted = 0
-        while batch := len(await store.write(sql["sweep_records_of_tenant"], params)):
-            deleted += batch
+        while batch := await store.write(sql["sweep_records_of_tenant"], params):
+            deleted += len(batch)
+            if cache is not None:
+                # One that was made again meanwhile costs a query, and is cached again.
+                await cache.forget(
+                    RecordId(tenant, row["endpoint"], row["idempotency_key"]) for row in batch
+                )
         return deleted, {}
 
 

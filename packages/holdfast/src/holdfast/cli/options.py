@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-__all__ = ["DEFAULT_DATABASE", "App", "Database", "Json"]
+__all__ = ["DEFAULT_DATABASE", "App", "Database", "Environment", "Json", "RedisUrl"]
 
 DEFAULT_DATABASE: Final = "sqlite:///holdfast.db"
 
@@ -26,3 +26,20 @@ App = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON instead of text.")]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis",
+        envvar="HOLDFAST_REDIS_URL",
+        metavar="URL",
+        help="The Redis server that caches records.",
+    ),
+]
+Environment = Annotated[
+    str,
+    typer.Option(
+        "--environment",
+        envvar="HOLDFAST_ENVIRONMENT",
+        help="The environment in the names of Redis keys.",
+    ),
+]

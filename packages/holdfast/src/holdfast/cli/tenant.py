@@ -11,13 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from holdfast.cli.database import namespaces_in, opened
+from holdfast.cli.database import namespaces_in, opened, opened_cache
 from holdfast.cli.output import CommandError, print_json, print_table, print_warning
 from holdfast.cli.plugins import declared_by_packages
 from holdfast.cli.target import AppTarget, Target
 from holdfast.clock import SystemClock
 from holdfast.errors import ConfigurationError, StoreError
-from holdfast.ports import RecordCache, Store
+from holdfast.ports import Store
 from holdfast.server.tenant_data import Erased, StillWrittenError, TenantData
 from holdfast.stores.private_files import private_output
 from holdfast.stores.tenant_tables import TenantTable
@@ -141,8 +141,9 @@ async def _erase(
 ) -> Erased:
     async with (
         _opened(target, given) as (store, data),
-        _cache(target, store, redis) as forget_cached,
+        opened_cache(target, store, redis) as cache,
     ):
+        forget_cached: ForgetCached | None = getattr(cache, "forget_tenant", None)
         with _progress("erase") as on_progress:
             try:
                 return await data.erase(
@@ -184,29 +185,6 @@ async def _opened(
                 "rows belong to tenants"
             )
         yield store, data
-
-
-@asynccontextmanager
-async def _cache(
-    target: Target, store: Store, redis: tuple[str, str] | None
-) -> AsyncIterator[ForgetCached | None]:
-    """Yield a function that deletes a tenant's values in Redis; None without Redis."""
-    cache: RecordCache | None = None
-    if redis is not None:
-        from holdfast.stores.redis import RedisRecords
-
-        url, environment = redis
-        cache = RedisRecords(url, environment=environment, secret=store.secret)
-    elif isinstance(target, AppTarget):
-        from holdfast.cli.app_loader import load_holdfast
-
-        cache = load_holdfast(target.name).idempotency.cache
-    forget: ForgetCached | None = getattr(cache, "forget_tenant", None)
-    try:
-        yield forget
-    finally:
-        if cache is not None:
-            await cache.close()
 
 
 def _check_name(tenant: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Json
+from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Environment, Json, RedisUrl
 from holdfast.cli.target import choose_target
 
 __all__ = ["tenant_app"]
@@ -80,18 +80,8 @@ def erase(  # noqa: PLR0917 - typer turns the parameters into options
     ] = False,
     database: Database = DEFAULT_DATABASE,
     app: App = None,
-    redis: Annotated[
-        str | None,
-        typer.Option(
-            envvar="HOLDFAST_REDIS_URL", metavar="URL", help="The Redis server that caches records."
-        ),
-    ] = None,
-    environment: Annotated[
-        str,
-        typer.Option(
-            envvar="HOLDFAST_ENVIRONMENT", help="The environment in the names of Redis keys."
-        ),
-    ] = "development",
+    redis: RedisUrl = None,
+    environment: Environment = "development",
     table: Tables = None,
     json: Json = False,
 ) -> None:

@@ -111,6 +111,15 @@ class Execution:
         """The same transaction as plain SQL, even where ``transaction`` is an app's session."""
         return self.unit.statements
 
+    @property
+    def database_epoch(self) -> str | None:
+        """A text that changes when the database may have lost commits; None if it is unknown.
+
+        It is the same in all processes. A restore or a failover changes it, and so may other
+        maintenance: compare it, do not count it.
+        """
+        return None if self.epoch is None else self.epoch.value
+
     def describe(self, *, resource: str | None = None, version: int | None = None) -> None:
         """Name the changed resource and its version in the audit event."""
         self.resource, self.version = resource, version

@@ -17,12 +17,12 @@ DELETE FROM holdfast_idempotency_records
    AND request_id = :request_id;
 
 -- name: sweep_records_of_tenant
--- One batch of expired records.
+-- One batch of expired records; the caches forget the ones returned.
 DELETE FROM holdfast_idempotency_records
  WHERE tenant = :tenant AND (endpoint, idempotency_key) IN (
        SELECT endpoint, idempotency_key FROM holdfast_idempotency_records
         WHERE tenant = :tenant AND expires_at <= :now LIMIT :limit)
-RETURNING 1 AS deleted;
+RETURNING endpoint, idempotency_key;
 
 -- name: count_of_tenant
 -- How many records a tenant has, counted up to :most. Expired ones count until they are swept.

@@ -1,6 +1,7 @@
 """HTTP routes of field: the same six operations for activities, contacts and expenses."""
 
 from collections.abc import Callable
+from datetime import datetime
 from typing import Annotated, Any, Final
 from uuid import uuid4
 
@@ -13,6 +14,7 @@ from holdfast.errors import BodyInvalidError, NotFoundError
 from holdfast.ports import Transaction
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
+from holdfast_services.field.changes import add_changes
 from holdfast_services.field.model import (
     KINDS,
     SERVER_FIELDS_BYTES,
@@ -24,6 +26,7 @@ from holdfast_services.field.model import (
     references,
 )
 from holdfast_services.field.repository import (
+    Change,
     Item,
     add,
     change,
@@ -37,6 +40,7 @@ from holdfast_services.large_bodies import LargeDocumentRoute
 from holdfast_services.openapi import errors
 from holdfast_services.routing import service_router
 from holdfast_services.settings import Settings
+from holdfast_services.streams import StreamNotifier
 
 __all__ = ["router"]
 
@@ -59,25 +63,39 @@ IfMatch = Annotated[
         "change applies to the current version.",
     ),
 ]
+GeneratedAt = Annotated[
+    str | None,
+    Header(
+        alias="X-Client-Generated-At",
+        description="When the user acted, ISO 8601 with a zone; becomes `occurred_at`. Without it "
+        "the server's time does.",
+    ),
+]
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the field service."""
     api = service_router("field", route_class=LargeDocumentRoute)
+    notifier = StreamNotifier()
     for kind in KINDS:
-        _add_writes(api, holdfast, settings, kind)
+        _add_writes(api, holdfast, settings, kind, notifier)
         _add_reads(api, holdfast, settings, kind)
+    add_changes(api, holdfast, settings, notifier)
     return api
 
 
 def _add_writes(  # noqa: C901 - four operations of one kind belong together
-    api: APIRouter, holdfast: Holdfast, settings: Settings, kind: Kind
+    api: APIRouter, holdfast: Holdfast, settings: Settings, kind: Kind, notifier: StreamNotifier
 ) -> None:
     policy = settings.policies().field
     # At most the size of a body, so that a document can be sent back, and small enough for a
     # response.
     max_bytes = min(policy.max_body_bytes, policy.max_response_bytes - SERVER_FIELDS_BYTES)
     path, one, what = _paths(kind)
+
+    async def begin_change(tx: Transaction, tenant: str, run: Any) -> Change:
+        run.after_commit(lambda: notifier.notify(tenant))
+        return await next_change(tx, tenant, holdfast.clock.now(), run.database_epoch)
 
     async def current(tx: Transaction, tenant: str, item_id: str) -> Item:
         found = await find(tx, tenant, kind, item_id)
@@ -111,13 +129,27 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
     )
     @holdfast.guard(f"POST {path}", policy=policy)
     async def create(
-        document: Document, tx: Tx, caller: Caller, run: Run, request: Request
+        document: Document,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        request: Request,
+        _generated_at: GeneratedAt = None,
     ) -> Response:
         fields = app_fields(document)
+        occurred_at = _occurred_at(request)
         text = await encoded(request, 0, lambda: fields)
-        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        at = await begin_change(tx, caller.tenant, run)
         await check_references(tx, caller.tenant, fields)
-        item = await add(tx, caller.tenant, kind, item_id=str(uuid4()), document=text, at=at)
+        item = await add(
+            tx,
+            caller.tenant,
+            kind,
+            item_id=str(uuid4()),
+            document=text,
+            at=at,
+            occurred_at=occurred_at,
+        )
         return respond(item, run, _CREATED)
 
     @api.put(
@@ -138,7 +170,7 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
     ) -> Response:
         fields = app_fields(document)
         text = await encoded(request, 0, lambda: fields)
-        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        at = await begin_change(tx, caller.tenant, run)
         item = await current(tx, caller.tenant, item_id)
         _check_version(request, document, item)
         await check_references(tx, caller.tenant, fields)
@@ -163,7 +195,7 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         _if_match: IfMatch = None,
     ) -> Response:
         patched = app_fields(document)
-        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        at = await begin_change(tx, caller.tenant, run)
         item = await current(tx, caller.tenant, item_id)
         _check_version(request, document, item)
         await check_references(tx, caller.tenant, patched)
@@ -191,7 +223,7 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         document: VersionBody = None,
         _if_match: IfMatch = None,
     ) -> Response:
-        at = await next_change(tx, caller.tenant, holdfast.clock.now())
+        at = await begin_change(tx, caller.tenant, run)
         item = await current(tx, caller.tenant, item_id)
         _check_version(request, document, item)
         await remove(tx, caller.tenant, kind, item, at)
@@ -259,6 +291,14 @@ def _document_response(
 ) -> Response:
     headers = {"etag": etag(item.version), **(extra or {})}
     return Response(item.as_text(), status, headers, "application/json")
+
+
+def _occurred_at(request: Request) -> datetime | None:
+    """Return when the user acted, as the device says; None if it does not."""
+    sent = set(request.headers.getlist("x-client-generated-at"))
+    if len(sent) > 1:
+        raise BodyInvalidError("X-Client-Generated-At should be sent once")
+    return parse_instant(sent.pop(), "X-Client-Generated-At") if sent else None
 
 
 def _check_version(request: Request, document: Any, item: Item) -> None:

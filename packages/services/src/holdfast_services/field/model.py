@@ -26,11 +26,13 @@ Kind = Literal["activities", "contacts", "expenses"]
 KINDS: Final[tuple[Kind, ...]] = ("activities", "contacts", "expenses")
 
 # Set by the server. A device that sends back a document may include them; they are ignored.
-_SERVER_FIELDS: Final = frozenset({"id", "version", "created_at", "updated_at", "deleted"})
+_SERVER_FIELDS: Final = frozenset(
+    {"id", "version", "occurred_at", "created_at", "updated_at", "deleted"}
+)
 
 _NULL: Final = msgspec.Raw(b"null")
 
-# An upper bound of what they add to a response: 180 bytes with the largest version.
+# An upper bound of what they add to a response: 225 bytes with the largest version.
 SERVER_FIELDS_BYTES: Final = 256
 
 # The fields that refer to another document of the same user, and its kind.
@@ -118,6 +120,7 @@ def server_fields(
     *,
     document_id: str,
     version: int,
+    occurred_at: datetime,
     created_at: datetime,
     updated_at: datetime,
     deleted: bool = False,
@@ -126,6 +129,7 @@ def server_fields(
     fields = {
         "id": document_id,
         "version": version,
+        "occurred_at": _instant(occurred_at),
         "created_at": _instant(created_at),
         "updated_at": _instant(updated_at),
     }

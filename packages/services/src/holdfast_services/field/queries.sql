@@ -1,21 +1,50 @@
 -- name: next_change
 -- The first statement of every write: it serializes the writes of a user. changed_at never decreases,
 -- so "changed since" and the numbers agree.
-INSERT INTO field_counters (tenant, seq, changed_at) VALUES (:tenant, 1, :now)
+-- A write in another epoch of the database starts a branch; without an epoch ('') the branch stays.
+INSERT INTO field_counters (tenant, seq, changed_at, epoch, branch)
+VALUES (:tenant, 1, :now, :epoch, :branch)
     ON CONFLICT (tenant) DO UPDATE
    SET seq = field_counters.seq + 1,
        changed_at = CASE WHEN excluded.changed_at > field_counters.changed_at
-                         THEN excluded.changed_at ELSE field_counters.changed_at END
-RETURNING seq, changed_at;
+                         THEN excluded.changed_at ELSE field_counters.changed_at END,
+       branch = CASE WHEN excluded.epoch IN ('', field_counters.epoch)
+                     THEN field_counters.branch ELSE excluded.branch END,
+       epoch = CASE WHEN excluded.epoch = '' THEN field_counters.epoch ELSE excluded.epoch END
+RETURNING seq, changed_at, branch;
+
+-- name: add_branch
+INSERT INTO field_branches (tenant, start, branch) VALUES (:tenant, :start, :branch);
+
+-- name: branches
+-- One row for each restore or failover that a user's writes have seen, oldest first.
+SELECT start, branch FROM field_branches WHERE tenant = :tenant ORDER BY start;
+
+-- name: changes
+-- Changes of all kinds after a number, and the user's counter, of one snapshot. Without changes it is
+-- one row without a document. The page ends with the document that exceeds :most_bytes.
+SELECT counter.seq AS last_seq, counter.branch, page.kind, page.id, page.version, page.document,
+       page.seq, page.created_at, page.updated_at, page.deleted_at, page.occurred_at
+  FROM field_counters AS counter
+  LEFT JOIN (
+        SELECT sized.*, sum(length(document)) OVER (ORDER BY seq) - length(document) AS bytes_before
+          FROM (SELECT kind, id, version, document, seq, created_at, updated_at, deleted_at,
+                       occurred_at
+                  FROM field_items
+                 WHERE tenant = :tenant AND seq > :after
+                 ORDER BY seq LIMIT :limit) AS sized
+       ) AS page ON page.bytes_before < :most_bytes
+ WHERE counter.tenant = :tenant
+ ORDER BY page.seq;
 
 -- name: find
-SELECT id, version, document, seq, created_at, updated_at, deleted_at
+SELECT id, version, document, seq, created_at, updated_at, deleted_at, occurred_at
   FROM field_items
  WHERE tenant = :tenant AND kind = :kind AND id = :id;
 
 -- name: add
-INSERT INTO field_items (tenant, kind, id, version, document, seq, created_at, updated_at)
-VALUES (:tenant, :kind, :id, 1, :document, :seq, :now, :now);
+INSERT INTO field_items (tenant, kind, id, version, document, seq, created_at, updated_at, occurred_at)
+VALUES (:tenant, :kind, :id, 1, :document, :seq, :now, :now, :occurred_at);
 
 -- name: change
 UPDATE field_items
@@ -29,14 +58,14 @@ UPDATE field_items
 
 -- name: list
 -- Documents that are not deleted, oldest change first.
-SELECT id, version, document, seq, created_at, updated_at, deleted_at
+SELECT id, version, document, seq, created_at, updated_at, deleted_at, occurred_at
   FROM field_items
  WHERE tenant = :tenant AND kind = :kind AND seq > :after AND deleted_at IS NULL
  ORDER BY seq LIMIT :limit;
 
 -- name: list_changes
 -- Documents changed since an instant, tombstones included, oldest change first.
-SELECT id, version, document, seq, created_at, updated_at, deleted_at
+SELECT id, version, document, seq, created_at, updated_at, deleted_at, occurred_at
   FROM field_items
  WHERE tenant = :tenant AND kind = :kind AND seq > :after AND updated_at >= :since
  ORDER BY seq LIMIT :limit;

@@ -1,6 +1,9 @@
 """Queries of field documents. The same SQL on SQLite and PostgreSQL, always by tenant."""
 
+import hashlib
 import re
+import secrets
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -12,12 +15,15 @@ from holdfast_services.large_bodies import decode_document
 
 __all__ = [
     "Change",
+    "ChangePage",
     "Item",
     "Page",
     "add",
     "change",
     "find",
     "find_in",
+    "list_branches",
+    "list_changes",
     "list_page",
     "next_change",
     "remove",
@@ -46,6 +52,8 @@ class Item(NamedTuple):
     seq: int
     created_at: datetime
     updated_at: datetime
+    # When the user acted, as the device says; without that, when the server created it.
+    occurred_at: datetime
     is_deleted: bool
 
     def fields(self) -> dict[str, Any]:
@@ -63,20 +71,39 @@ class Item(NamedTuple):
         return server_fields(
             document_id=self.id,
             version=self.version,
+            occurred_at=self.occurred_at,
             created_at=self.created_at,
             updated_at=self.updated_at,
             deleted=self.is_deleted,
         )
 
 
+class ChangePage(NamedTuple):
+    """Changes of all kinds, and the user's counter when they were read."""
+
+    items: Sequence[tuple[Kind, Item]]
+    # The number of the last change, 0 if there was none.
+    last_seq: int
+    # The current branch of the history; None before the first change.
+    branch: str | None
+
+
 def _sql() -> Queries:
     return load_queries("holdfast_services.field")
 
 
-async def next_change(tx: Transaction, tenant: str, now: datetime) -> Change:
-    """Lock the user's counter and return the next change number."""
-    row = await tx.fetch_one(_sql()["next_change"], {"tenant": tenant, "now": now})
+async def next_change(tx: Transaction, tenant: str, now: datetime, epoch: str | None) -> Change:
+    """Lock the user's counter and return the next change number.
+
+    ``epoch`` is that of the database, None if it is unknown. In a new one a branch starts.
+    """
+    branch = secrets.token_hex(6)
+    values = {"tenant": tenant, "now": now, "epoch": _digest(epoch), "branch": branch}
+    row = await tx.fetch_one(_sql()["next_change"], values)
     assert row is not None  # noqa: S101 - an upsert returns its row
+    if row["branch"] == branch:
+        start = {"tenant": tenant, "start": row["seq"] - 1, "branch": branch}
+        await tx.execute(_sql()["add_branch"], start)
     return Change(row["seq"], _instant(row["changed_at"]))
 
 
@@ -97,9 +124,17 @@ async def find_in(store: Store, tenant: str, kind: Kind, item_id: str) -> Item |
 
 
 async def add(
-    tx: Transaction, tenant: str, kind: Kind, *, item_id: str, document: str, at: Change
+    tx: Transaction,
+    tenant: str,
+    kind: Kind,
+    *,
+    item_id: str,
+    document: str,
+    at: Change,
+    occurred_at: datetime | None = None,
 ) -> Item:
-    """Insert a document."""
+    """Insert a document. ``occurred_at`` is the change's time by default."""
+    occurred_at = occurred_at or at.at
     await tx.execute(
         _sql()["add"],
         {
@@ -109,9 +144,10 @@ async def add(
             "document": document,
             "seq": at.seq,
             "now": at.at,
+            "occurred_at": occurred_at,
         },
     )
-    return Item(item_id, 1, document, at.seq, at.at, at.at, is_deleted=False)
+    return Item(item_id, 1, document, at.seq, at.at, at.at, occurred_at, is_deleted=False)
 
 
 async def change(
@@ -195,11 +231,38 @@ async def list_page(
         count = max(_FIRST_READ, (max_bytes - size) * len(texts) // max(size, 1))
 
 
+async def list_changes(
+    store: Store, tenant: str, *, after: int, limit: int, most_bytes: int
+) -> ChangePage:
+    """Return documents and tombstones of all kinds changed after a number, in order of commits.
+
+    At most ``limit``; fewer if they exceed ``most_bytes``, at least one if there are any.
+    """
+    values = {"tenant": tenant, "after": after, "limit": limit, "most_bytes": most_bytes}
+    rows = await store.read(_sql()["changes"], values)
+    if not rows:
+        return ChangePage((), 0, None)
+    items = [(row["kind"], _item(row)) for row in rows if row["seq"] is not None]
+    return ChangePage(items, rows[0]["last_seq"], rows[0]["branch"])
+
+
+async def list_branches(store: Store, tenant: str) -> Sequence[tuple[int, str]]:
+    """Return start and name of each branch of a user's history, oldest first."""
+    rows = await store.read(_sql()["branches"], {"tenant": tenant})
+    return [(row["start"], row["branch"]) for row in rows]
+
+
+def _digest(epoch: str | None) -> str:
+    """Return a short digest: an epoch names details of the database server."""
+    return "" if epoch is None else hashlib.blake2b(epoch.encode(), digest_size=8).hexdigest()
+
+
 def _not_deleted(row: Row | None) -> Item | None:
     return None if row is None or row["deleted_at"] is not None else _item(row)
 
 
 def _item(row: Row) -> Item:
+    occurred_at = row["occurred_at"]
     return Item(
         row["id"],
         row["version"],
@@ -207,6 +270,7 @@ def _item(row: Row) -> Item:
         row["seq"],
         _instant(row["created_at"]),
         _instant(row["updated_at"]),
+        _instant(row["created_at"] if occurred_at is None else occurred_at),
         row["deleted_at"] is not None,
     )
 
