@@ -22,6 +22,7 @@ async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(game: Ga
                 "currentStep": 0,
                 "status": "available",
                 "pointsAwarded": 2,
+                "provisional": False,
             },
             {
                 "questId": "quest.002",
@@ -30,6 +31,7 @@ async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(game: Ga
                 "currentStep": 0,
                 "status": "available",
                 "pointsAwarded": 2,
+                "provisional": False,
             },
         ]
     }
@@ -38,7 +40,10 @@ async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(game: Ga
 async def test_a_quest_goes_from_its_start_step_by_step_to_its_points(game: Game) -> None:
     ada = game.ada
     view = {"questId": QUEST, "title": "First light", "steps": 2, "pointsAwarded": 2}
-    assert ok(await ada.start(QUEST)) == view | {"status": "in_progress", "currentStep": 1}
+    begun = {"status": "in_progress", "currentStep": 1, "provisional": False}
+    assert ok(await ada.start(QUEST)) == view | begun
+    # Today is not settled.
+    view |= {"provisional": True}
     assert ok(await ada.advance(QUEST, 1)) == view | {"status": "in_progress", "currentStep": 2}
     assert ok(await ada.advance(QUEST, 2)) == view | {"status": "in_progress", "currentStep": 3}
     assert await ada.points() == 0

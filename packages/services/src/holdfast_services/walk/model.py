@@ -150,6 +150,9 @@ class TreeAllocated(TreeState):
     """The tree after an allocation, and the energy that is left."""
 
     energy_balance: int
+    spendable_energy: int = Field(
+        description="The balance and the credit of open days, minus what is spent of it already."
+    )
 
 
 class QuestView(_View):
@@ -163,6 +166,9 @@ class QuestView(_View):
     )
     status: QuestStatus
     points_awarded: int = Field(description="Points awarded once, on completion.")
+    provisional: bool = Field(
+        description="Some of the progress was made on days that are not settled yet."
+    )
 
 
 class QuestBoard(_View):
@@ -182,7 +188,14 @@ class WalkerView(_View):
 
     walker_id: str
     points_banked: int
+    points_provisional: int = Field(
+        description="The part of `pointsBanked` that was won on days that are not settled yet."
+    )
     energy_balance: int
+    provisional_energy: int = Field(description="What reports of open days may still add.")
+    spendable_energy: int = Field(
+        description="The balance and `provisionalEnergy`, minus what is spent of it already."
+    )
     last_event_id: int
     streak_state: StreakView
 

@@ -81,7 +81,7 @@ class StepIngestion:
             span=Span(sent.sample_span.start, sent.sample_span.end),
             bundle=sent.source_bundle_id,
         )
-        await lock_walker(tx, tenant, now)
+        await lock_walker(tx, tenant, now, now)
         sync = await find_sync(tx, tenant)
         rejection = find_rejection(report, self._limits, None if sync is None else sync.last, now)
         if rejection is not None:
@@ -89,6 +89,7 @@ class StepIngestion:
         since = min(sent.day, today_in(report.zone, now) - timedelta(self._limits.offline_days + 1))
         days = await recent_days(tx, tenant, since)
         await add_attestation(tx, tenant, note, now)
+        energy = self._credit(report, days)
         status = await add_report(
             tx,
             tenant,
@@ -97,6 +98,7 @@ class StepIngestion:
             client_submitted_at=sent.client_submitted_at,
             token_id=attested.token_id,
             request_id=run.request.request_id,
+            provisional_energy=energy,
             now=now,
         )
         if status == "PENDING":
@@ -111,7 +113,7 @@ class StepIngestion:
         run.describe(resource=f"day:{sent.day.isoformat()}")
         state = await self._expected_streak(tx, tenant, report, days, since=since, now=now)
         return IngestResponse(
-            provisional_energy=self._credit(report, days),
+            provisional_energy=energy,
             streak_state=streak_view(state, 0 if sync is None else sync.total_steps),
         )
 

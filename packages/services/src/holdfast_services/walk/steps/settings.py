@@ -74,6 +74,8 @@ class StepSettings(BaseModel):
         7, ge=0, le=365, description="a whole number of days from 0 to 365"
     )
 
+    step_empty_day_grace_hours: Hours = Field(6.0, description=_HOURS)
+
     # Energy and streaks.
     step_provisional_factor: float = Field(1.5, gt=0, le=1000, description=_FACTOR)
     step_energy_per_step: float = Field(1.0, gt=0, le=1000, description=_FACTOR)
@@ -144,6 +146,12 @@ class StepSettings(BaseModel):
         """The thresholds of the tiers, and the tiers lost per missed day."""
         tiers = tuple(int(word) for word in split(self.step_streak_tiers))
         return StreakRules(tiers, self.step_streak_decay_tiers)
+
+    @property
+    def empty_day_after(self) -> timedelta:
+        """How long after its end a day without a report is not settled."""
+        grace = timedelta(hours=self.step_empty_day_grace_hours)
+        return timedelta(days=self.step_offline_cap_days) + grace
 
     @property
     def refund_grace(self) -> timedelta:
