@@ -227,7 +227,7 @@ async def test_an_unknown_quest_is_not_found(game: Game, quest_id: str) -> None:
         ),
         (
             f"/quest/{QUEST}/step/1/advance",
-            {"stepIndex": 1, "clientGeneratedAt": "2026-05-22T12:00:00Z"},
+            {"step": 1, "clientGeneratedAt": "2026-05-22T12:00:00Z"},
         ),
     ],
 )
@@ -302,3 +302,32 @@ async def test_steps_and_completions_need_a_key(sqlite_game: Game, path: str, bo
     response = await sqlite_game.ada.post(path, body | sqlite_game.ada.times())
     refused(response, 400, "IDEMPOTENCY_KEY_REQUIRED")
     assert await sqlite_game.count("walkers") == 0
+
+
+async def test_bodies_may_repeat_the_key_and_the_step(sqlite_game: Game) -> None:
+    """As queued payloads do: both are out of the hash, and refused only if they contradict."""
+    ada, key = sqlite_game.ada, new_key()
+    ok(await ada.post("/quest/start", {"questId": QUEST, "idempotencyKey": key}, key=key))
+    path = f"/quest/{QUEST}/step/1/advance"
+    body = ada.times()
+    other = {"idempotencyKey": new_key()}
+    refused(await ada.post(path, body | other, key=key), 400, "IDEMPOTENCY_KEY_INVALID")
+    refused(await ada.post(path, body | {"stepIndex": 2}, key=key), 400, "BAD_REQUEST")
+    refused(await ada.post(path, body | {"stepIndex": "1"}, key=key), 400, "BAD_REQUEST")
+    both = {"idempotencyKey": key, "stepIndex": 1}
+    first = await ada.post(path, body | both, key=key)
+    again = await ada.post(path, body, key=key)
+    assert (ok(first)["currentStep"], again.content) == (2, first.content)
+    assert again.headers["idempotency-replayed"] == "true"
+    key = new_key()
+    ok(await ada.post(f"/quest/{QUEST}/step/2/advance", body | {"idempotencyKey": key}, key=key))
+    done = {"questId": QUEST} | body
+    refused(
+        await ada.post("/quest/complete", done | other, key=key), 400, "IDEMPOTENCY_KEY_INVALID"
+    )
+    ok(await ada.post("/quest/complete", done | {"idempotencyKey": key}, key=key))
+    nodes = {"allocations": [{"nodeId": "node.even-stride"}]} | body
+    refused(
+        await ada.post("/tree/allocate", nodes | other, key=key), 400, "IDEMPOTENCY_KEY_INVALID"
+    )
+    ok(await ada.post("/tree/allocate", nodes | {"idempotencyKey": key}, key=key))

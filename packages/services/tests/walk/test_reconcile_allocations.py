@@ -165,7 +165,7 @@ async def test_day_accepted_again_cancels_the_refund(steps: Stepping) -> None:
     await backwards(steps)
     await steps.work()
     await take(steps)
-    await steps.walk(count=49_000, sourceBundleId=WATCH, hours=(11, 13))
+    await steps.walk(count=49_000, sourceBundleId=WATCH, hours=(10, 11.9))
     await steps.work()
     assert (await steps.day())["reconciliationStatus"] == "REJECTED"
     (review,) = await steps.reviews()

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from holdfast import ErrorFormat, Holdfast, Principal
 from holdfast.core.staleness import parse_instant
-from holdfast.errors import BodyInvalidError
+from holdfast.errors import BodyInvalidError, KeyInvalidError
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.openapi import errors
@@ -30,7 +30,7 @@ from holdfast_services.walk.steps.ingest import QUEUE
 from holdfast_services.walk.steps.model import StreakView
 from holdfast_services.walk.walkers import save_settle_due
 
-__all__ = ["allocation_views", "node_views", "router"]
+__all__ = ["allocation_views", "enqueue_settlement", "node_views", "router"]
 
 # The largest event id of a database, and its number of digits.
 _MAX_SEQ: Final = 2**63 - 1
@@ -100,6 +100,7 @@ def _tree(
     async def allocate(
         wanted: model.TreeAllocation, tx: Tx, caller: Caller, run: Run
     ) -> model.TreeAllocated:
+        _check_key(run, wanted.idempotency_key)
         after = await tree.allocate(
             tx,
             caller.tenant,
@@ -110,7 +111,7 @@ def _tree(
             empty_after=settings.empty_day_after,
             acted_at=_acted_at(wanted.client_generated_at),
         )
-        await _enqueue_settlement(holdfast, tx, caller.tenant, after.settle_at)
+        await enqueue_settlement(holdfast, tx, caller.tenant, after.settle_at)
         run.describe(resource=f"walker:{caller.tenant}")
         run.after_commit(lambda: notifier.notify(caller.tenant))
         return model.TreeAllocated(
@@ -182,6 +183,7 @@ def _quests(
     # Older clients send neither a key nor times, so staleness cannot be checked.
     @holdfast.guard("quest.start", policy=policy.replace(key_required=False, staleness=None))
     async def start(wanted: model.QuestStart, tx: Tx, caller: Caller, run: Run) -> model.QuestView:
+        _check_key(run, wanted.idempotency_key)
         made_at = wanted.client_generated_at
         state = await quests.start_quest(
             tx,
@@ -216,6 +218,9 @@ def _quests(
         caller: Caller,
         run: Run,
     ) -> model.QuestView:
+        _check_key(run, action.idempotency_key)
+        if action.step_index is not None and action.step_index != step:
+            raise BodyInvalidError(f"stepIndex is {action.step_index}, and the path has {step}")
         state = await quests.advance_quest(
             tx,
             caller.tenant,
@@ -226,7 +231,7 @@ def _quests(
             empty_after=settings.empty_day_after,
             acted_at=_acted_at(action.client_generated_at),
         )
-        await _enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
+        await enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
         _record_change(run, notifier, state)
         return model.QuestView(**_quest_fields(state))
 
@@ -246,6 +251,7 @@ def _quests(
     async def complete(
         done: model.QuestCompletion, tx: Tx, caller: Caller, run: Run
     ) -> model.QuestCompleted:
+        _check_key(run, done.idempotency_key)
         state, points = await quests.complete_quest(
             tx,
             caller.tenant,
@@ -255,7 +261,7 @@ def _quests(
             empty_after=settings.empty_day_after,
             acted_at=_acted_at(done.client_generated_at),
         )
-        await _enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
+        await enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
         _record_change(run, notifier, state)
         return model.QuestCompleted(**_quest_fields(state), points_banked=points)
 
@@ -275,12 +281,19 @@ def _quest_fields(state: quests.QuestState) -> dict[str, Any]:
     }
 
 
+def _check_key(run: Run, in_body: str | None) -> None:
+    """Refuse a key in the body that contradicts the header."""
+    record_id = run.request.record_id
+    if in_body is not None and record_id is not None and in_body != record_id.key:
+        raise KeyInvalidError("idempotencyKey and Idempotency-Key are different keys")
+
+
 def _acted_at(client_generated_at: str) -> datetime:
     """Return when the walker acted. The guard has checked the time."""
     return parse_instant(client_generated_at, "clientGeneratedAt")
 
 
-async def _enqueue_settlement(
+async def enqueue_settlement(
     holdfast: Holdfast, tx: Tx, tenant: str, settle_at: datetime | None
 ) -> None:
     """Enqueue the job that looks at provisional actions once their days are settled as empty."""

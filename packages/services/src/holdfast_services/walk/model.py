@@ -69,7 +69,15 @@ class _Request(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=to_camel)
 
 
-class _Action(_Request):
+class _Keyed(_Request):
+    """A body may repeat the key of the header, so that a queued payload is complete by itself."""
+
+    idempotency_key: str | None = Field(
+        None, description="If sent, the same as the header `Idempotency-Key`."
+    )
+
+
+class _Action(_Keyed):
     """A user action, perhaps made days ago. The guard has checked both times."""
 
     client_generated_at: Instant = Field(
@@ -94,7 +102,7 @@ class TreeAllocation(_Action):
     ]
 
 
-class QuestStart(_Request):
+class QuestStart(_Keyed):
     """A quest to start. Times are accepted, because outboxes add them, and ignored."""
 
     quest_id: QuestId
@@ -104,6 +112,8 @@ class QuestStart(_Request):
 
 class QuestAdvance(_Action):
     """A completed step; the path names its number."""
+
+    step_index: int | None = Field(None, description="If sent, the same number as in the path.")
 
 
 class QuestCompletion(_Action):

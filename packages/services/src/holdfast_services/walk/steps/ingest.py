@@ -131,7 +131,16 @@ class StepIngestion:
         try:
             return await self._app_check.verify(tokens, sent.attestation_token)
         except AttestationError as error:
-            rejection = Rejection(401, "ATTESTATION_INVALID", f"App Check: {error.reason}")
+            rejection = Rejection(
+                401,
+                "ATTESTATION_INVALID",
+                f"App Check: {error.reason}",
+                {
+                    "received": error.token_id,
+                    "reason": error.reason,
+                    "maxAgeSeconds": self._settings.app_check_max_age_seconds,
+                },
+            )
             note = replace(note, token_id=error.token_id)
             await self._reject(tx, run, rejection, note, self._holdfast.clock.now())
         except StoreUnavailableError:
@@ -194,7 +203,12 @@ class StepIngestion:
         if known is not None and known.is_rejected_for_good:
             return 0
         prior = None if known is None else known.reported_count
-        credit = provisional_credit(report.count, prior, self._settings.step_provisional_factor)
+        credit = provisional_credit(
+            report.count,
+            prior,
+            self._settings.step_provisional_factor,
+            self._settings.step_provisional_floor,
+        )
         return scaled(credit, self._settings.step_energy_per_step)
 
     async def _expected_streak(

@@ -73,10 +73,18 @@ SELECT status, reported_count, accepted_count, reports, streak_length, credited_
  WHERE tenant = :tenant AND day = :day;
 
 -- name: list_reports
-SELECT number, source_bundle_id, step_count, span_start, span_end, token_id, request_id
+SELECT number, source_bundle_id, step_count, span_start, span_end, tz, token_id, request_id
   FROM step_reports
  WHERE tenant = :tenant AND day = :day
  ORDER BY number;
+
+-- name: neighbouring_reports
+-- Reports of the days around a day, and how many steps of theirs count.
+SELECT r.step_count, r.span_start, r.span_end, r.tz, d.accepted_count
+  FROM step_reports r
+  JOIN step_logs d ON d.tenant = r.tenant AND d.day = r.day
+ WHERE r.tenant = :tenant AND r.day >= :first AND r.day <= :last AND r.day <> :day
+   AND r.number >= coalesce(d.reread_number, 0);
 
 -- name: recent_days
 -- The days that may still change.

@@ -34,6 +34,7 @@ from holdfast_services.walk.steps.repository import (
     attested_before,
     find_day,
     find_sync,
+    neighbours_of,
     readings_of,
     save_streak,
     set_streak_of_day,
@@ -70,8 +71,9 @@ async def _settle(
     settings: StepSettings,
     now: datetime,
 ) -> None:
-    readings, newest = await readings_of(tx, tenant, day)
-    verdict = assess_day(day, readings, settings.step_limits, before.ruling)
+    elsewhere, zones = await neighbours_of(tx, tenant, day)
+    readings, newest = await readings_of(tx, tenant, day, zones)
+    verdict = assess_day(day, readings, settings.step_limits, before.ruling, elsewhere=elsewhere)
     status, accepted = _outcome(verdict, before)
     is_attested = (
         before.is_attested

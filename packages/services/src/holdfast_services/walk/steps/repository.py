@@ -35,6 +35,7 @@ __all__ = [
     "find_sync",
     "list_days",
     "list_rejected_days",
+    "neighbours_of",
     "read_settled_streak",
     "readings_of",
     "recent_days",
@@ -49,6 +50,8 @@ __all__ = [
 DayStatus = Literal["PENDING", "ACCEPTED", "QUARANTINED", "REJECTED"]
 # Sorts after every day.
 AFTER_LAST_DAY: Final = "9999-99-99"
+# Samples with a grace of hours reach at most into the days next to their own.
+_AROUND: Final = timedelta(days=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,8 +174,13 @@ async def add_report(
     return status
 
 
-async def readings_of(tx: Transaction, tenant: str, day: date) -> tuple[list[Reading], Row]:
-    """Return all readings of a day, and the row of the newest report."""
+async def readings_of(
+    tx: Transaction, tenant: str, day: date, zones: Sequence[ZoneInfo] = ()
+) -> tuple[list[Reading], Row]:
+    """Return all readings of a day, and the row of the newest report.
+
+    ``zones`` are others in which the walker has been around that day.
+    """
     rows = await tx.fetch_all(sql("list_reports"), {"tenant": tenant, "day": day.isoformat()})
     readings = [
         Reading(
@@ -180,10 +188,30 @@ async def readings_of(tx: Transaction, tenant: str, day: date) -> tuple[list[Rea
             row["source_bundle_id"],
             row["step_count"],
             Span(instant(row["span_start"]), instant(row["span_end"])),
+            (stored_zone(row["tz"]), *zones),
         )
         for row in rows
     ]
     return readings, rows[-1]
+
+
+async def neighbours_of(
+    tx: Transaction, tenant: str, day: date
+) -> tuple[list[Span], list[ZoneInfo]]:
+    """Return the samples that count on the days around a day, and the zones of their reports."""
+    values = {
+        "tenant": tenant,
+        "day": day.isoformat(),
+        "first": (day - _AROUND).isoformat(),
+        "last": (day + _AROUND).isoformat(),
+    }
+    rows = await tx.fetch_all(sql("neighbouring_reports"), values)
+    spans = [
+        Span(instant(row["span_start"]), instant(row["span_end"]))
+        for row in rows
+        if row["step_count"] and row["accepted_count"]
+    ]
+    return spans, [stored_zone(name) for name in sorted({row["tz"] for row in rows})]
 
 
 # -- days ------------------------------------------------------------------------------------------
