@@ -46,6 +46,7 @@ SERVICES: Final = (
             "streak_states",
             "walker_events",
             "energy_ledger",
+            "energy_holds",
             "tree_refunds",
             "tree_allocations",
             "quest_progress",

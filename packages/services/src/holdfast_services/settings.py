@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast import ErrorFormat, Policy, Staleness
 from holdfast.core.error_formats import ProblemFormat
+from holdfast.core.policy import VOLATILE_FIELDS
 from holdfast.errors import ConfigurationError
 from holdfast.server.limits import Limits
 from holdfast.server.rate_limits import check_limit
@@ -323,6 +324,8 @@ class Settings(
             # A report is about a day, and its age is checked in the walker's time zone.
             step_ingest=walk.replace(
                 key_field="idempotencyKey",
+                # The key is in the hash of reports since the first version.
+                volatile_fields=VOLATILE_FIELDS,
                 staleness=None,
                 rate_limit=self.step_ingest_rate_limit,
             ),

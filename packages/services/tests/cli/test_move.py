@@ -17,8 +17,8 @@ async def fill(url: str) -> None:
     store = open_store(url, migration_packages=migration_packages())
     await store.open()
     await store.write(
-        "INSERT INTO tree_allocations VALUES"
-        " ('ada', 'node.a', 1, 'node', 1, 5, :provisional, :now, NULL)",
+        "INSERT INTO tree_allocations (tenant, node_id, seq, kind, points_cost, energy_cost,"
+        " provisional, allocated_at) VALUES ('ada', 'node.a', 1, 'node', 1, 5, :provisional, :now)",
         {"provisional": True, "now": NOW},
     )
     await store.write(

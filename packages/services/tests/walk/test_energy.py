@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.errors import ServiceError
 from holdfast_services.walk.ledger import book, credit, debit
-from holdfast_services.walk.walkers import lock_walker
+from holdfast_services.walk.walkers import lock_walker, update_walker
 
 from .fixtures import Game, HeldClock, OpenGame, new_key, ok, refused
 
@@ -57,18 +57,43 @@ async def test_a_debit_beyond_the_balance_is_refused_and_writes_nothing(game: Ga
         with pytest.raises(ServiceError) as caught:
             await debit(tx, "ada", 11, reason="allocation", reference="1", now=game.clock.at)
         assert (caught.value.status, caught.value.code) == (422, "INSUFFICIENT_ENERGY")
-        assert caught.value.details == {"energyRequired": 11, "energyBalance": 10}
+        assert caught.value.details == {
+            "energyRequired": 11,
+            "energyBalance": 10,
+            "energySpendable": 10,
+        }
     assert await game.balance_is_the_sum() == 10
 
 
-async def test_a_correction_may_go_below_zero_and_the_sum_still_holds(game: Game) -> None:
+async def test_a_correction_beyond_the_balance_is_a_debt_that_credits_pay(game: Game) -> None:
+    await give(game, 10)
+    for _ in range(2):  # the second one is the first one again
+        async with game.transaction() as tx:
+            await lock_walker(tx, "ada", game.clock.at)
+            balance = await book(
+                tx, "ada", -25, reason="correction", reference="a day", now=game.clock.at
+            )
+        assert balance == await game.balance_is_the_sum() == 0
+    assert await give(game, 12, "another day") == 0
+    assert await give(game, 12, "a third day") == await game.balance_is_the_sum() == 9
+    entries = await game.rows("SELECT delta, reason FROM energy_ledger ORDER BY seq")
+    assert [tuple(entry.values()) for entry in entries] == [
+        (10, "steps"),
+        (-10, "correction"),
+        (12, "steps"),
+        (-12, "debt"),
+        (12, "steps"),
+        (-3, "debt"),
+    ]
+
+
+async def test_no_booking_makes_the_balance_negative(game: Game) -> None:
     await give(game, 10)
     async with game.transaction() as tx:
         await lock_walker(tx, "ada", game.clock.at)
-        balance = await book(
-            tx, "ada", -25, reason="correction", reference="a day", now=game.clock.at
-        )
-    assert balance == await game.balance_is_the_sum() == -15
+        with pytest.raises(LookupError, match="below zero"):
+            await update_walker(tx, "ada", game.clock.at, energy=-11, entries=1)
+    assert await game.balance_is_the_sum() == 10
 
 
 @pytest.mark.parametrize("book_it", [credit, debit])
@@ -130,7 +155,11 @@ async def test_with_the_setting_insufficient_energy_rejects_the_whole_batch(
         await give(game, 1499)
         await game.ada.finish("quest.001")
         details = refused(await game.ada.allocate(ROOT, CHILD), 422, "INSUFFICIENT_ENERGY")
-        assert details == {"energyRequired": 1500, "energyBalance": 1499}
+        assert details == {
+            "energyRequired": 1500,
+            "energyBalance": 1499,
+            "energySpendable": 1499,
+        }
         assert await game.ada.allocated() == []
         assert await game.balance_is_the_sum() == 1499
         ok(await game.ada.allocate(ROOT))

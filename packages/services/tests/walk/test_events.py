@@ -32,7 +32,10 @@ async def test_nothing_has_happened_to_a_new_walker(game: Game) -> None:
     assert await game.ada.me() == {
         "walkerId": "ada",
         "pointsBanked": 0,
+        "pointsProvisional": 0,
         "energyBalance": 0,
+        "provisionalEnergy": 0,
+        "spendableEnergy": 0,
         "lastEventId": 0,
         "streakState": {
             "currentLengthDays": 0,

@@ -16,10 +16,18 @@ TABLES = [
     "tree_refunds",
     "quest_progress",
     "energy_ledger",
+    "energy_holds",
     "walker_events",
 ]
 # The parameters of each query. Inserts are not listed.
-SMALL = {"walkers", "quest_progress", "tree_allocations", "streak_states", "step_logs"}
+SMALL = {
+    "walkers",
+    "quest_progress",
+    "tree_allocations",
+    "streak_states",
+    "step_logs",
+    "energy_holds",
+}
 PARAMS: dict[str, dict[str, Any]] = {
     "profile": {},
     "find_entry": {"reason": "steps", "reference": "7"},
@@ -28,8 +36,11 @@ PARAMS: dict[str, dict[str, Any]] = {
     "tree_state": {},
     "quest_board": {},
     "confirm_allocation": {"node_id": "node.even-stride"},
-    "advance_quest": {"quest_id": "quest.001", "steps_done": 1},
-    "complete_quest": {"quest_id": "quest.001", "points": 1},
+    "advance_quest": {"quest_id": "quest.001", "steps_done": 1, "unsettled": ""},
+    "complete_quest": {"quest_id": "quest.001", "points": 1, "unsettled": ""},
+    "find_walker": {},
+    "list_holds": {},
+    "unsettled_quests": {},
 }
 # The database generates the rows: single inserts would take longer than all tests.
 NUMBERS = (

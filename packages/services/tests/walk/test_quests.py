@@ -22,6 +22,7 @@ async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(game: Ga
                 "currentStep": 0,
                 "status": "available",
                 "pointsAwarded": 2,
+                "provisional": False,
             },
             {
                 "questId": "quest.002",
@@ -30,6 +31,7 @@ async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(game: Ga
                 "currentStep": 0,
                 "status": "available",
                 "pointsAwarded": 2,
+                "provisional": False,
             },
         ]
     }
@@ -38,7 +40,10 @@ async def test_a_new_walker_sees_the_quests_that_are_open_and_no_others(game: Ga
 async def test_a_quest_goes_from_its_start_step_by_step_to_its_points(game: Game) -> None:
     ada = game.ada
     view = {"questId": QUEST, "title": "First light", "steps": 2, "pointsAwarded": 2}
-    assert ok(await ada.start(QUEST)) == view | {"status": "in_progress", "currentStep": 1}
+    begun = {"status": "in_progress", "currentStep": 1, "provisional": False}
+    assert ok(await ada.start(QUEST)) == view | begun
+    # Today is not settled.
+    view |= {"provisional": True}
     assert ok(await ada.advance(QUEST, 1)) == view | {"status": "in_progress", "currentStep": 2}
     assert ok(await ada.advance(QUEST, 2)) == view | {"status": "in_progress", "currentStep": 3}
     assert await ada.points() == 0
@@ -222,7 +227,7 @@ async def test_an_unknown_quest_is_not_found(game: Game, quest_id: str) -> None:
         ),
         (
             f"/quest/{QUEST}/step/1/advance",
-            {"stepIndex": 1, "clientGeneratedAt": "2026-05-22T12:00:00Z"},
+            {"step": 1, "clientGeneratedAt": "2026-05-22T12:00:00Z"},
         ),
     ],
 )
@@ -297,3 +302,32 @@ async def test_steps_and_completions_need_a_key(sqlite_game: Game, path: str, bo
     response = await sqlite_game.ada.post(path, body | sqlite_game.ada.times())
     refused(response, 400, "IDEMPOTENCY_KEY_REQUIRED")
     assert await sqlite_game.count("walkers") == 0
+
+
+async def test_bodies_may_repeat_the_key_and_the_step(sqlite_game: Game) -> None:
+    """As queued payloads do: both are out of the hash, and refused only if they contradict."""
+    ada, key = sqlite_game.ada, new_key()
+    ok(await ada.post("/quest/start", {"questId": QUEST, "idempotencyKey": key}, key=key))
+    path = f"/quest/{QUEST}/step/1/advance"
+    body = ada.times()
+    other = {"idempotencyKey": new_key()}
+    refused(await ada.post(path, body | other, key=key), 400, "IDEMPOTENCY_KEY_INVALID")
+    refused(await ada.post(path, body | {"stepIndex": 2}, key=key), 400, "BAD_REQUEST")
+    refused(await ada.post(path, body | {"stepIndex": "1"}, key=key), 400, "BAD_REQUEST")
+    both = {"idempotencyKey": key, "stepIndex": 1}
+    first = await ada.post(path, body | both, key=key)
+    again = await ada.post(path, body, key=key)
+    assert (ok(first)["currentStep"], again.content) == (2, first.content)
+    assert again.headers["idempotency-replayed"] == "true"
+    key = new_key()
+    ok(await ada.post(f"/quest/{QUEST}/step/2/advance", body | {"idempotencyKey": key}, key=key))
+    done = {"questId": QUEST} | body
+    refused(
+        await ada.post("/quest/complete", done | other, key=key), 400, "IDEMPOTENCY_KEY_INVALID"
+    )
+    ok(await ada.post("/quest/complete", done | {"idempotencyKey": key}, key=key))
+    nodes = {"allocations": [{"nodeId": "node.even-stride"}]} | body
+    refused(
+        await ada.post("/tree/allocate", nodes | other, key=key), 400, "IDEMPOTENCY_KEY_INVALID"
+    )
+    ok(await ada.post("/tree/allocate", nodes | {"idempotencyKey": key}, key=key))

@@ -38,50 +38,40 @@ async def test_it_waits_for_the_last_pending_day_whichever_that_is(steps: Steppi
         assert allocation["provisional"] is False
 
 
-async def test_a_day_below_the_goal_confirms_nothing(steps: Stepping) -> None:
+async def test_a_day_below_the_goal_is_settled_too(steps: Stepping) -> None:
     await steps.walk(count=1999)
     await take(steps)
     await steps.work()
-    assert await allocations(steps) == [(NODE, True)]
-    await steps.walk(count=2000, hours=(6, 11.5))
-    await steps.work()
+    assert (await steps.day())["attested"] is False
     assert await allocations(steps) == [(NODE, False)]
 
 
-async def test_a_day_attested_before_they_were_taken_confirms_nothing(steps: Stepping) -> None:
-    await steps.walk(days_ago(1))
-    await steps.work()
-    steps.clock.move(timedelta(minutes=1))
-    await steps.walk(count=100)
-    await take(steps)
-    await steps.work()
-    assert (await steps.day())["reconciliationStatus"] == "ACCEPTED"
-    assert await allocations(steps) == [(NODE, True)]
-
-
-async def test_a_balance_below_zero_confirms_nothing(open_game: OpenGame) -> None:
-    """Energy of a rejected day was spent; then the server stops requiring energy."""
+async def test_a_debt_confirms_nothing_until_it_is_paid(open_game: OpenGame) -> None:
+    """Energy of a rejected day was spent on a node that is final."""
     settings = {"step_energy_per_step": 0.1, "step_attested_threshold": 1000}
     async with stepping(open_game, walk_energy_required=True, **settings) as steps:
-        await steps.walk(days_ago(1), 6000, hours=(6, 10))
-        await steps.work()
         device = steps.game.device()
+        await steps.walk(days_ago(1), 6000, hours=(6, 10))
+        await steps.walk(TODAY, 100, hours=(6, 10))
+        await steps.work()
         await device.finish("quest.001")
         ok(await device.allocate("node.light-pack"))
+        assert await allocations(steps) == [("node.light-pack", False)]
         await steps.walk(days_ago(1), 300, hours=(6, 11))
         await steps.work()
         (review,) = await steps.reviews()
         ok(await steps.resolve(review["id"], "reject"))
-        assert await steps.energy() == -500
+        # Of 600 there are 110 left to take back.
+        assert await steps.energy() == 0
     async with stepping(open_game, **settings) as steps:
-        await steps.walk(count=1000)
+        await steps.walk(count=1000, hours=(6, 11))
         ok(await steps.game.device().allocate(NODE))
         await steps.work()
-        assert (await steps.day())["attested"] is True
-        assert await allocations(steps) == [("node.light-pack", False), (NODE, True)]
-        await steps.walk(count=5000, hours=(6, 11.5))
-        await steps.work()
         assert await steps.energy() == 0
+        assert await allocations(steps) == [("node.light-pack", False), (NODE, True)]
+        await steps.walk(count=6000, hours=(6, 11.5))
+        await steps.work()
+        assert await steps.energy() == 600 - 490 - 10
         assert await allocations(steps) == [("node.light-pack", False), (NODE, False)]
 
 
@@ -106,7 +96,6 @@ async def test_allocations_are_refunded_a_day_after_a_rejection(
     await steps.work()
     (review,) = await steps.reviews()
     ok(await steps.resolve(review["id"], "reject"))
-    points = await steps.game.device().points()
     steps.clock.move(timedelta(hours=23, minutes=59))
     async with steps.game.transaction() as tx:
         await reconcile.settle_day(tx, "ada", TODAY, settings=SETTINGS, now=steps.clock.now())
@@ -114,7 +103,9 @@ async def test_allocations_are_refunded_a_day_after_a_rejection(
     steps.clock.move(timedelta(minutes=1))
     await steps.work()
     assert await allocations(steps) == []
-    assert await steps.game.device().points() == points + 1
+    # The quest was completed on the rejected day too.
+    assert await steps.game.device().points() == 0
+    assert (await steps.game.device().quests())["quest.001"]["currentStep"] == 1
     events = await steps.game.device().events()
     (reverted,) = [event for event in events if event["type"] == "allocation.reverted"]
     assert reverted["data"]["nodeId"] == NODE
@@ -174,7 +165,7 @@ async def test_day_accepted_again_cancels_the_refund(steps: Stepping) -> None:
     await backwards(steps)
     await steps.work()
     await take(steps)
-    await steps.walk(count=49_000, sourceBundleId=WATCH, hours=(11, 13))
+    await steps.walk(count=49_000, sourceBundleId=WATCH, hours=(10, 11.9))
     await steps.work()
     assert (await steps.day())["reconciliationStatus"] == "REJECTED"
     (review,) = await steps.reviews()
@@ -199,8 +190,8 @@ async def test_negative_balance_after_a_rejection_confirms_nothing(
         await steps.work()
         (review,) = await steps.reviews()
         ok(await steps.resolve(review["id"], "reject"))
-        # The energy of the day is taken back even if spent; the refund restores it.
-        assert await steps.energy() == -500
+        # What is left of the day's energy is taken back; the refund pays the rest.
+        assert await steps.energy() == 0
         steps.clock.move(timedelta(hours=24))
         await steps.work()
         assert await steps.energy() == 0

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.jobs.executor import FAULT_POINTS
+from holdfast_services.walk import provisional
 from holdfast_services.walk.steps import reconcile
 from holdfast_services.walk.steps.ingest import RECONCILE
 from packages.services.tests.conftest import Serve
@@ -98,7 +99,7 @@ async def test_a_worker_killed_at_any_point_leaves_all_or_nothing(
 
 
 STEPS = (
-    "refund_due_allocations",
+    "refund_due",
     "find_day",
     "readings_of",
     "book",
@@ -106,8 +107,10 @@ STEPS = (
     "set_streak_of_day",
     "save_streak",
     "add_event",
+    "confirm_quest",
     "confirm_allocations",
-    "next_refund_at",
+    "settle_provisional",
+    "next_due_at",
 )
 
 
@@ -130,7 +133,8 @@ async def test_on_postgresql(
 async def killed_after(steps: Stepping, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     await steps.walk()
     await take(steps)
-    original = getattr(reconcile, step)
+    module: Any = reconcile if hasattr(reconcile, step) else provisional
+    original = getattr(module, step)
     killed: list[str] = []
 
     @wraps(original)
@@ -141,7 +145,7 @@ async def killed_after(steps: Stepping, step: str, monkeypatch: pytest.MonkeyPat
             raise Killed
         return result
 
-    monkeypatch.setattr(reconcile, step, once)
+    monkeypatch.setattr(module, step, once)
     await steps.work(lease_seconds=1)
     assert killed == [step]
     await expected_in_the_end(steps)

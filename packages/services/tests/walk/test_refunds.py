@@ -1,12 +1,14 @@
 """Confirmation and refunds of allocations."""
 
-from datetime import timedelta
+from datetime import date, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from holdfast_services.walk import tree
+from holdfast_services.walk import quests, tree
 from holdfast_services.walk.ledger import credit
+from holdfast_services.walk.steps.open_days import OpenDays
+from holdfast_services.walk.steps.rules import find_zone
 from holdfast_services.walk.walkers import lock_walker
 
 from .fixtures import Game, OpenGame, ok, refused
@@ -18,7 +20,7 @@ DAY = timedelta(days=1)
 
 
 class Steps:
-    """A switch for ``has_pending_steps``."""
+    """A switch: whether a day is open when nodes are allocated. Quests are final."""
 
     are_pending = True
 
@@ -27,10 +29,18 @@ class Steps:
 def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     expected = Steps()
 
-    async def has_pending_steps(_tx: Any, _tenant: str) -> bool:
-        return expected.are_pending
+    def open_days(now: datetime, *, is_open: bool) -> OpenDays:
+        statuses: dict[date, Any] = {now.date(): "PENDING"} if is_open else {}
+        return OpenDays(find_zone("UTC"), now, None, timedelta(days=7), statuses)
 
-    monkeypatch.setattr(tree, "has_pending_steps", has_pending_steps)
+    async def for_allocations(*_args: Any, now: datetime, **_others: Any) -> OpenDays:
+        return open_days(now, is_open=expected.are_pending)
+
+    async def for_quests(*_args: Any, now: datetime, **_others: Any) -> OpenDays:
+        return open_days(now, is_open=False)
+
+    monkeypatch.setattr(tree, "read_open_days", for_allocations)
+    monkeypatch.setattr(quests, "read_open_days", for_quests)
     return expected
 
 

@@ -173,7 +173,14 @@ async def test_a_jump_of_more_than_twelve_hours_within_a_day_is_rejected(steps: 
     await steps.walk(tz="America/Los_Angeles")
     steps.clock.move(timedelta(hours=20))
     details = refused(await steps.report(tz="Pacific/Auckland"), 422, "TZ_JUMP")
-    assert details == {"jumpHours": 19.0, "maxJumpHours": 12.0}
+    assert details == {
+        "received": "Pacific/Auckland",
+        "jumpHours": 19.0,
+        "maxJumpHours": 12.0,
+        "limit": 12.0,
+        "lastOffsetHours": -7.0,
+        "passesAt": "2026-05-23T12:00:00.000001Z",
+    }
     # The last report was from Los Angeles: a rejected report does not change the time zone.
     refused(await steps.report(tz="Pacific/Auckland"), 422, "TZ_JUMP")
     steps.clock.move(timedelta(hours=4, seconds=1))
@@ -255,6 +262,37 @@ async def test_the_key_is_a_field_of_the_body_and_a_uuid(
     assert await sqlite_steps.game.count("attestation_logs") == 0
 
 
+async def test_one_walk_counts_once_and_never_in_advance(steps: Stepping) -> None:
+    """The same two hours of the night, reported for both days that they may belong to."""
+    night = {"start": "2026-05-21T23:00:00Z", "end": "2026-05-22T01:00:00Z"}
+    for day in (days_ago(1), TODAY):
+        await steps.walk(day, 3000, sampleSpan=night)
+    await steps.work()
+    assert await steps.energy() == 3000
+    statuses = sorted(day["reconciliationStatus"] for day in (await steps.days()).values())
+    assert statuses == ["ACCEPTED", "QUARANTINED"]
+    (review,) = await steps.reviews()
+    assert review["reasons"] == [{"code": "SPAN_ON_ANOTHER_DAY"}]
+    # At noon, the steps until midnight.
+    details = refused(await steps.report(count=49_999, hours=(0, 23.98)), 422, "FUTURE_DATED")
+    assert details["serverNow"] == "2026-05-22T12:00:00Z"
+    assert details["passesAt"] == "2026-05-22T23:53:48Z"
+
+
+async def test_two_days_with_the_same_samples_settled_at_once_count_once(steps: Stepping) -> None:
+    night = {"start": "2026-05-21T23:00:00Z", "end": "2026-05-22T01:00:00Z"}
+    walkers = [f"w{number}" for number in range(4)]
+    await asyncio.gather(
+        *(
+            steps.report(day, 3000, sampleSpan=night, walker=walker)
+            for walker in walkers
+            for day in (days_ago(1), TODAY)
+        )
+    )
+    await steps.work()
+    assert [await steps.energy(walker) for walker in walkers] == [3000] * len(walkers)
+
+
 # -- clocks ----------------------------------------------------------------------------------------
 
 
@@ -275,17 +313,18 @@ async def test_days_are_counted_in_the_walkers_zone(steps: Stepping) -> None:
     """At noon UTC it is the 23rd on Kiritimati and the 22nd on Pago Pago."""
     tomorrow, after_that = TODAY + timedelta(days=1), TODAY + timedelta(days=2)
     there: dict[str, Any] = {"tz": "Pacific/Kiritimati"}
-    response = await steps.walk(tomorrow, **there)
+    # The samples are from an hour ago.
+    response = await steps.walk(tomorrow, hours=(-13, -12.5), **there)
     # Their day ends at ten in the morning, UTC.
     assert response["streakState"]["decayAt"] == "2026-05-24T10:00:00Z"
-    await steps.walk(after_that, **there)
+    await steps.walk(after_that, hours=(-37, -36.5), **there)
     refused(await steps.report(after_that + timedelta(days=1), **there), 422, "FUTURE_DATED")
     refused(await steps.report(days_ago(7), **there), 422, "OFFLINE_CAP_EXCEEDED")
     await steps.walk(days_ago(6), **there)
 
     here: dict[str, Any] = {"tz": "Pacific/Pago_Pago", "walker": "eve"}
     await steps.walk(days_ago(7), **here)
-    await steps.walk(tomorrow, **here)
+    await steps.walk(tomorrow, hours=(-13, -12.5), **here)
     refused(await steps.report(after_that, **here), 422, "FUTURE_DATED")
 
 
@@ -305,7 +344,7 @@ async def test_a_day_of_25_hours_is_one_day(open_game: OpenGame) -> None:
             "FUTURE_DATED",
         )
         steps.clock.move(timedelta(minutes=1))
-        await steps.walk(tomorrow + timedelta(days=1), tz="Europe/Warsaw")
+        await steps.walk(tomorrow + timedelta(days=1), tz="Europe/Warsaw", hours=(-26, -25.1))
         await steps.work()
         assert (await steps.day(day))["reconciliationStatus"] == "ACCEPTED"
 
@@ -367,6 +406,16 @@ async def test_settled_streak_is_computed_as_of_now(steps: Stepping) -> None:
 
 
 # -- settings --------------------------------------------------------------------------------------
+
+
+async def test_default_bundles_include_healthkit_with_a_suffix_and_watches(
+    serve: Serve, sqlite_url: str
+) -> None:
+    default = StepSettings.model_validate({}).step_source_bundles
+    async with stepping(opener(serve, sqlite_url), step_source_bundles=default) as steps:
+        await steps.walk(sourceBundleId="com.apple.health.9F3A2D44-5B6C-4D5E-8F90-0A1B2C3D4E5F")
+        watch = "com.google.android.wearable.healthservices"
+        await steps.walk(days_ago(1), source="WatchNative", sourceBundleId=watch)
 
 
 async def test_accepted_bundles_are_a_setting(serve: Serve, sqlite_url: str) -> None:

@@ -102,7 +102,7 @@ def test_daylight_saving_change_is_not_a_time_zone_jump() -> None:
     offset = before.astimezone(warsaw).utcoffset()
     assert offset == timedelta(hours=1)
     now = before + timedelta(minutes=2)
-    report = a_report(day=date(2026, 3, 29), zone=warsaw)
+    report = a_report(day=date(2026, 3, 29), zone=warsaw, span=Span(at(0, now.date()), now))
     assert code(report, LastSync(before, offset), now) is None
 
 
@@ -128,7 +128,8 @@ def test_age_of_a_day_is_checked_in_the_walkers_time_zone(
     zone: str, day: date, found: str | None
 ) -> None:
     now = at(1) if zone == "Pacific/Pago_Pago" else NOON
-    assert code(a_report(zone=find_zone(zone), day=day), now=now) == found
+    span = Span(now - timedelta(hours=1), now)
+    assert code(a_report(zone=find_zone(zone), day=day, span=span), now=now) == found
 
 
 def test_unknown_source_is_checked_first_and_is_not_anti_cheat() -> None:
@@ -224,11 +225,141 @@ def test_bundles_that_add_up_to_too_much_are_rejected() -> None:
     assert both == Rejected("STEP_COUNT_EXCEEDED", is_anti_cheat=True)
 
 
-def test_samples_outside_the_day_in_every_time_zone_are_quarantined() -> None:
-    assert verdict(reading(1, 3000, -14, 36)) == Accepted(3000)
-    for start, end in (-14.1, 10), (6, 36.1):
+def test_samples_outside_the_day_in_the_walkers_zones_are_quarantined() -> None:
+    assert verdict(reading(1, 3000, -6, 30)) == Accepted(3000)
+    for start, end in (-6.1, 10), (6, 30.1):
         outside = verdict(reading(1, 3000, start, end))
         assert outside == Quarantined(("SPAN_OUTSIDE_DAY",))
+    # A traveller has been in two zones: six hours before UTC's midnight it was that day in Tokyo.
+    zones = (find_zone("UTC"), find_zone("Asia/Tokyo"))
+    assert verdict(replace(reading(1, 3000, -9, 10), zones=zones)) == Accepted(3000)
+
+
+@pytest.mark.parametrize(
+    ("hours", "found"),
+    [
+        ((10, 12), Quarantined(("SPAN_ON_ANOTHER_DAY",))),
+        ((5, 6.25), Accepted(3000)),  # a sample that ends a quarter of an hour after midnight
+        ((5, 6.26), Quarantined(("SPAN_ON_ANOTHER_DAY",))),
+        ((11, 12), Accepted(3000)),
+    ],
+)
+def test_samples_count_on_one_day(hours: tuple[float, float], found: Verdict) -> None:
+    elsewhere = [Span(at(hours[0]), at(hours[1]))]
+    assert assess_day(DAY, [reading(1, 3000)], LIMITS, elsewhere=elsewhere) == found
+    assert assess_day(DAY, [reading(1, 0)], LIMITS, elsewhere=elsewhere) == Accepted(0)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "found"), [(0, None), (5, None), (5.1, "FUTURE_DATED"), (600, "FUTURE_DATED")]
+)
+def test_samples_do_not_end_in_the_future(minutes: float, found: str | None) -> None:
+    end = NOON + timedelta(minutes=minutes)
+    rejection = find_rejection(a_report(span=Span(at(6), end)), LIMITS, None, NOON)
+    assert (None if rejection is None else rejection.code) == found
+    if rejection is not None:
+        assert not rejection.is_anti_cheat
+        passes_at = datetime.fromisoformat(rejection.details["passesAt"])
+        assert passes_at == end - timedelta(minutes=5)
+        assert code(a_report(span=Span(at(6), end)), now=passes_at) is None
+
+
+@pytest.mark.parametrize(
+    ("bundle", "found"),
+    [
+        ("com.apple.health", None),
+        ("com.apple.health.6D1F8B2C-0000", None),
+        ("com.apple.health.", "SOURCE_NOT_ALLOWED"),
+        ("com.apple.healthy", "SOURCE_NOT_ALLOWED"),
+        ("com.apple.health.x\ny", "SOURCE_NOT_ALLOWED"),
+        ("org.com.apple.health.x", "SOURCE_NOT_ALLOWED"),
+        ("comXappleXhealth.x", "SOURCE_NOT_ALLOWED"),
+    ],
+)
+def test_bundles_are_matched_by_pattern(bundle: str, found: str | None) -> None:
+    limits = replace(LIMITS, bundles=frozenset({"com.apple.health", "com.apple.health.*"}))
+    rejection = find_rejection(a_report(bundle=bundle), limits, None, NOON)
+    assert (None if rejection is None else rejection.code) == found
+    if rejection is not None:
+        assert rejection.details == {
+            "received": bundle,
+            "allowed": ["com.apple.health", "com.apple.health.*"],
+        }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "hours", "is_mark"),
+    [
+        ("America/Los_Angeles", "Pacific/Auckland", 13, False),  # a flight over the date line
+        ("Pacific/Auckland", "America/Los_Angeles", 12, False),
+        ("Pacific/Kiritimati", "Pacific/Honolulu", 3, False),
+        ("America/Los_Angeles", "Asia/Tokyo", 4.1, False),
+        ("America/Los_Angeles", "Asia/Tokyo", 3.9, True),  # faster than a plane
+        ("UTC", "Pacific/Kiritimati", 0, True),
+    ],
+)
+def test_a_flight_is_not_an_anti_cheat_mark(
+    before: str, after: str, hours: float, is_mark: bool
+) -> None:
+    then = NOON - timedelta(hours=hours)
+    offset = then.astimezone(find_zone(before)).utcoffset()
+    assert offset is not None
+    found = find_rejection(a_report(zone=find_zone(after)), LIMITS, LastSync(then, offset), NOON)
+    assert found is not None
+    assert (found.code, found.is_anti_cheat) == ("TZ_JUMP", is_mark)
+    passes_at = datetime.fromisoformat(found.details["passesAt"])
+    later = a_report(zone=find_zone(after), day=passes_at.astimezone(find_zone(after)).date())
+    assert code(later, LastSync(then, offset), passes_at) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "details"),
+    [
+        ({"count": 50_001}, {"received": 50_001, "limit": 50_000, "maxStepsPerDay": 50_000}),
+        (
+            {"count": 2000, "span": Span(at(6), at(6) + timedelta(seconds=100))},
+            {
+                "received": 2000,
+                "limit": 900,
+                "spanSeconds": 100.0,
+                "minSpanSeconds": pytest.approx(222.2, abs=0.1),
+                "maxStepsPerSecond": 3.0,
+                "tolerance": 3.0,
+            },
+        ),
+        (
+            {"day": date(2026, 5, 24), "zone": find_zone("Europe/Warsaw")},
+            {
+                "received": "2026-05-24",
+                "today": "2026-05-22",
+                "limit": "2026-05-23",
+                "passesAt": "2026-05-22T22:00:00Z",
+            },
+        ),
+        (
+            {"day": date(2026, 5, 14)},
+            {
+                "received": "2026-05-14",
+                "today": "2026-05-22",
+                "limit": "2026-05-15",
+                "capDays": 7,
+                "passesAt": None,
+            },
+        ),
+    ],
+)
+def test_rejections_say_what_was_received_and_what_would_pass(
+    changes: dict[str, object], details: dict[str, object]
+) -> None:
+    found = find_rejection(a_report(**changes), LIMITS, None, NOON)
+    assert found is not None
+    assert found.details == details
+
+
+def test_a_first_sync_of_few_steps_does_not_limit_the_day_to_them() -> None:
+    assert provisional_credit(6000, 20, 1.5, floor=2000) == 2000
+    assert provisional_credit(1500, 20, 1.5, floor=2000) == 1500
+    assert provisional_credit(9000, 4000, 1.5, floor=2000) == 6000
 
 
 def test_readings_accepted_by_an_admin_are_not_assessed_again() -> None:

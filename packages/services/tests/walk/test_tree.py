@@ -43,12 +43,13 @@ async def test_allocation_costs_points_and_returns_the_tree(game: Game) -> None:
         {
             "nodeId": ROOT,
             "kind": "node",
-            "provisional": False,
+            # Today is not settled.
+            "provisional": True,
             "allocatedAt": text(game.clock.at),
         }
     ]
-    energy = response.pop("energyBalance")
-    assert (energy, response) == (0, await game.ada.tree())
+    energy = response.pop("energyBalance"), response.pop("spendableEnergy")
+    assert (energy, response) == ((0, 0), await game.ada.tree())
 
 
 async def test_allocations_are_listed_in_the_order_they_were_made(game: Game) -> None:

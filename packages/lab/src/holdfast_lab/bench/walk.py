@@ -26,7 +26,7 @@ from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.dev_secrets import development_app_check_key
 from holdfast_services.settings import load_settings
 from holdfast_services.walk import model, tree
-from holdfast_services.walk.api import allocation_views, node_views
+from holdfast_services.walk.api import allocation_views, enqueue_settlement, node_views
 from holdfast_services.walk.catalogue import bundled_catalogue
 from holdfast_services.walk.steps.attestation import AppCheck
 from holdfast_services.walk.steps.ingest import StepIngestion
@@ -90,6 +90,18 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
     ingestion = StepIngestion(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
     policy = settings.policies().walk.replace(audit=False)
 
+    def _bare_request(caller: CurrentPrincipal) -> GuardedRequest:
+        return GuardedRequest(
+            endpoint="bare",
+            policy=policy,
+            principal=caller,
+            record_id=None,
+            fingerprint=RequestFingerprint("0" * 64, "0" * 64),
+            body=b"",
+            request_id="r",
+            correlation_id="c",
+        )
+
     with routes_before(app, "/tree/allocate") as router:
 
         @router.post("/tree/bare-allocate")
@@ -97,6 +109,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             wanted: model.TreeAllocation, caller: CurrentPrincipal
         ) -> model.TreeAllocated:
             unit = await holdfast.store.begin()
+            set_current_execution(Execution(_bare_request(caller), unit))
             after = await tree.allocate(
                 unit.statements,
                 caller.tenant,
@@ -104,12 +117,15 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
                 now=holdfast.clock.now(),
                 catalogue=catalogue,
                 energy_required=False,
+                empty_after=settings.empty_day_after,
             )
+            await enqueue_settlement(holdfast, unit.statements, caller.tenant, after.settle_at)
             await unit.commit(None, None)
             return model.TreeAllocated(
                 walker_id=caller.tenant,
                 points_banked=after.points_banked,
                 energy_balance=after.energy_balance,
+                spendable_energy=after.spendable_energy,
                 allocations=allocation_views(after.allocations),
                 nodes=nodes,
             )
@@ -121,17 +137,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
         ) -> Any:
             unit = await holdfast.store.begin()
-            request = GuardedRequest(
-                endpoint="bare",
-                policy=policy,
-                principal=caller,
-                record_id=None,
-                fingerprint=RequestFingerprint("0" * 64, "0" * 64),
-                body=b"",
-                request_id="r",
-                correlation_id="c",
-            )
-            run = Execution(request, unit)
+            run = Execution(_bare_request(caller), unit)
             set_current_execution(run)
             response = await ingestion.ingest(unit.statements, run, report, tokens or [])
             await unit.commit(None, None)

@@ -11,7 +11,8 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from holdfast import ErrorFormat, Holdfast, Principal
-from holdfast.errors import BodyInvalidError
+from holdfast.core.staleness import parse_instant
+from holdfast.errors import BodyInvalidError, KeyInvalidError
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.openapi import errors
@@ -21,12 +22,15 @@ from holdfast_services.walk import model, quests, tree
 from holdfast_services.walk.catalogue import Catalogue, bundled_catalogue
 from holdfast_services.walk.errors import STATUSES
 from holdfast_services.walk.events import list_events
+from holdfast_services.walk.jobs import REFUND
 from holdfast_services.walk.profile import read_profile
 from holdfast_services.walk.sse import StreamNotifier, server_is_stopping, stream_events
 from holdfast_services.walk.steps import api as steps_api
+from holdfast_services.walk.steps.ingest import QUEUE
 from holdfast_services.walk.steps.model import StreakView
+from holdfast_services.walk.walkers import save_settle_due
 
-__all__ = ["allocation_views", "node_views", "router"]
+__all__ = ["allocation_views", "enqueue_settlement", "node_views", "router"]
 
 # The largest event id of a database, and its number of digits.
 _MAX_SEQ: Final = 2**63 - 1
@@ -96,6 +100,7 @@ def _tree(
     async def allocate(
         wanted: model.TreeAllocation, tx: Tx, caller: Caller, run: Run
     ) -> model.TreeAllocated:
+        _check_key(run, wanted.idempotency_key)
         after = await tree.allocate(
             tx,
             caller.tenant,
@@ -103,13 +108,17 @@ def _tree(
             now=holdfast.clock.now(),
             catalogue=catalogue,
             energy_required=energy_required,
+            empty_after=settings.empty_day_after,
+            acted_at=_acted_at(wanted.client_generated_at),
         )
+        await enqueue_settlement(holdfast, tx, caller.tenant, after.settle_at)
         run.describe(resource=f"walker:{caller.tenant}")
         run.after_commit(lambda: notifier.notify(caller.tenant))
         return model.TreeAllocated(
             walker_id=caller.tenant,
             points_banked=after.points_banked,
             energy_balance=after.energy_balance,
+            spendable_energy=after.spendable_energy,
             allocations=allocation_views(after.allocations),
             nodes=nodes,
         )
@@ -174,8 +183,15 @@ def _quests(
     # Older clients send neither a key nor times, so staleness cannot be checked.
     @holdfast.guard("quest.start", policy=policy.replace(key_required=False, staleness=None))
     async def start(wanted: model.QuestStart, tx: Tx, caller: Caller, run: Run) -> model.QuestView:
+        _check_key(run, wanted.idempotency_key)
+        made_at = wanted.client_generated_at
         state = await quests.start_quest(
-            tx, caller.tenant, wanted.quest_id, now=holdfast.clock.now(), catalogue=catalogue
+            tx,
+            caller.tenant,
+            wanted.quest_id,
+            now=holdfast.clock.now(),
+            catalogue=catalogue,
+            acted_at=None if made_at is None else _acted_at(made_at),
         )
         _record_change(run, notifier, state)
         return model.QuestView(**_quest_fields(state))
@@ -196,14 +212,26 @@ def _quests(
     async def advance(
         quest_id: Annotated[str, Path(examples=["quest.001"])],
         step: Step,
-        _action: model.QuestAdvance,
+        action: model.QuestAdvance,
+        *,
         tx: Tx,
         caller: Caller,
         run: Run,
     ) -> model.QuestView:
+        _check_key(run, action.idempotency_key)
+        if action.step_index is not None and action.step_index != step:
+            raise BodyInvalidError(f"stepIndex is {action.step_index}, and the path has {step}")
         state = await quests.advance_quest(
-            tx, caller.tenant, quest_id, step, now=holdfast.clock.now(), catalogue=catalogue
+            tx,
+            caller.tenant,
+            quest_id,
+            step,
+            now=holdfast.clock.now(),
+            catalogue=catalogue,
+            empty_after=settings.empty_day_after,
+            acted_at=_acted_at(action.client_generated_at),
         )
+        await enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
         _record_change(run, notifier, state)
         return model.QuestView(**_quest_fields(state))
 
@@ -223,9 +251,17 @@ def _quests(
     async def complete(
         done: model.QuestCompletion, tx: Tx, caller: Caller, run: Run
     ) -> model.QuestCompleted:
+        _check_key(run, done.idempotency_key)
         state, points = await quests.complete_quest(
-            tx, caller.tenant, done.quest_id, now=holdfast.clock.now(), catalogue=catalogue
+            tx,
+            caller.tenant,
+            done.quest_id,
+            now=holdfast.clock.now(),
+            catalogue=catalogue,
+            empty_after=settings.empty_day_after,
+            acted_at=_acted_at(done.client_generated_at),
         )
+        await enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
         _record_change(run, notifier, state)
         return model.QuestCompleted(**_quest_fields(state), points_banked=points)
 
@@ -241,7 +277,31 @@ def _quest_fields(state: quests.QuestState) -> dict[str, Any]:
         "current_step": state.current_step,
         "status": state.status,
         "points_awarded": quest.points,
+        "provisional": state.is_provisional,
     }
+
+
+def _check_key(run: Run, in_body: str | None) -> None:
+    """Refuse a key in the body that contradicts the header."""
+    record_id = run.request.record_id
+    if in_body is not None and record_id is not None and in_body != record_id.key:
+        raise KeyInvalidError("idempotencyKey and Idempotency-Key are different keys")
+
+
+def _acted_at(client_generated_at: str) -> datetime:
+    """Return when the walker acted. The guard has checked the time."""
+    return parse_instant(client_generated_at, "clientGeneratedAt")
+
+
+async def enqueue_settlement(
+    holdfast: Holdfast, tx: Tx, tenant: str, settle_at: datetime | None
+) -> None:
+    """Enqueue the job that looks at provisional actions once their days are settled as empty."""
+    if settle_at is not None:
+        await save_settle_due(tx, tenant, settle_at)
+        await holdfast.enqueue(
+            REFUND, queue=QUEUE, run_at=settle_at, coalesce=settle_at.isoformat()
+        )
 
 
 def _record_change(run: Run, notifier: StreamNotifier, state: quests.QuestState) -> None:
@@ -265,7 +325,10 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
         return model.WalkerView(
             walker_id=caller.tenant,
             points_banked=profile.points_banked,
+            points_provisional=profile.points_provisional,
             energy_balance=profile.energy_balance,
+            provisional_energy=profile.provisional_energy,
+            spendable_energy=profile.spendable_energy,
             last_event_id=profile.last_event_id,
             streak_state=StreakView(
                 current_length_days=profile.streak.length,

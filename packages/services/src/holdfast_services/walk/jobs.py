@@ -1,4 +1,4 @@
-"""Jobs of the walk service: reconcile days, refund allocations, delete old attestation logs."""
+"""Jobs of the walk service: reconcile days, settle what is provisional, delete old logs."""
 
 from datetime import date, timedelta
 from typing import Final
@@ -6,14 +6,16 @@ from typing import Final
 from holdfast import Holdfast
 from holdfast.jobs.context import JobContext
 from holdfast_services.settings import Settings
+from holdfast_services.walk.provisional import next_due_at, refund_due, settle_provisional
 from holdfast_services.walk.steps.ingest import QUEUE, RECONCILE
-from holdfast_services.walk.steps.reconcile import next_refund_at, settle_day
+from holdfast_services.walk.steps.reconcile import settle_day
 from holdfast_services.walk.steps.repository import delete_attestations
-from holdfast_services.walk.tree import refund_due_allocations
 from holdfast_services.walk.walkers import lock_walker
 
 __all__ = ["CLEAN_UP", "REFUND", "register"]
 
+# Refunds what is due and confirms what is settled. Jobs are merged only with those for the same
+# time: a merged job keeps its due time, and a later one could be due earlier.
 REFUND: Final = "steps.refund"
 CLEAN_UP: Final = "walk.cleanup"
 # Small, so that concurrent writers do not wait long.
@@ -32,18 +34,20 @@ def register(holdfast: Holdfast, settings: Settings) -> None:
         day = date.fromisoformat(job.payload["day"])
         due_at = await settle_day(tx, job.tenant, day, settings=settings, now=now)
         if due_at is not None:
-            await job.enqueue(REFUND, queue=QUEUE, run_at=due_at, coalesce=REFUND)
+            await job.enqueue(REFUND, queue=QUEUE, run_at=due_at, coalesce=due_at.isoformat())
 
     @jobs.handler(REFUND, queue=QUEUE)
     async def refund(job: JobContext) -> None:
         now, tx = holdfast.clock.now(), job.transaction
         await lock_walker(tx, job.tenant, now)
-        await refund_due_allocations(tx, job.tenant, now)
-        due_at = await next_refund_at(tx, job.tenant)
+        await refund_due(tx, job.tenant, settings=settings, now=now)
+        await settle_provisional(tx, job.tenant, settings=settings, now=now)
+        due_at = await next_due_at(tx, job.tenant, settings=settings, now=now)
         if due_at is not None:
             # A delay, not run_at: if the database's clock is ahead, the job would run at once.
             seconds = max(1.0, (due_at - now).total_seconds())
-            await job.enqueue(REFUND, queue=QUEUE, delay_seconds=seconds, coalesce=REFUND)
+            coalesce = due_at.isoformat()
+            await job.enqueue(REFUND, queue=QUEUE, delay_seconds=seconds, coalesce=coalesce)
 
     @jobs.handler(CLEAN_UP, queue=QUEUE, time_limit_seconds=_HOUR_SECONDS)
     async def clean_up(_job: JobContext) -> dict[str, int]:

@@ -69,7 +69,15 @@ class _Request(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=to_camel)
 
 
-class _Action(_Request):
+class _Keyed(_Request):
+    """A body may repeat the key of the header, so that a queued payload is complete by itself."""
+
+    idempotency_key: str | None = Field(
+        None, description="If sent, the same as the header `Idempotency-Key`."
+    )
+
+
+class _Action(_Keyed):
     """A user action, perhaps made days ago. The guard has checked both times."""
 
     client_generated_at: Instant = Field(
@@ -94,7 +102,7 @@ class TreeAllocation(_Action):
     ]
 
 
-class QuestStart(_Request):
+class QuestStart(_Keyed):
     """A quest to start. Times are accepted, because outboxes add them, and ignored."""
 
     quest_id: QuestId
@@ -104,6 +112,8 @@ class QuestStart(_Request):
 
 class QuestAdvance(_Action):
     """A completed step; the path names its number."""
+
+    step_index: int | None = Field(None, description="If sent, the same number as in the path.")
 
 
 class QuestCompletion(_Action):
@@ -150,6 +160,9 @@ class TreeAllocated(TreeState):
     """The tree after an allocation, and the energy that is left."""
 
     energy_balance: int
+    spendable_energy: int = Field(
+        description="The balance and the credit of open days, minus what is spent of it already."
+    )
 
 
 class QuestView(_View):
@@ -163,6 +176,9 @@ class QuestView(_View):
     )
     status: QuestStatus
     points_awarded: int = Field(description="Points awarded once, on completion.")
+    provisional: bool = Field(
+        description="Some of the progress was made on days that are not settled yet."
+    )
 
 
 class QuestBoard(_View):
@@ -182,7 +198,14 @@ class WalkerView(_View):
 
     walker_id: str
     points_banked: int
+    points_provisional: int = Field(
+        description="The part of `pointsBanked` that was won on days that are not settled yet."
+    )
     energy_balance: int
+    provisional_energy: int = Field(description="What reports of open days may still add.")
+    spendable_energy: int = Field(
+        description="The balance and `provisionalEnergy`, minus what is spent of it already."
+    )
     last_event_id: int
     streak_state: StreakView
 

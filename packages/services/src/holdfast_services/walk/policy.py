@@ -4,6 +4,7 @@ from datetime import timedelta
 from typing import Final
 
 from holdfast import ErrorFormat, ErrorsStored, KeyFormat, Policy, Staleness
+from holdfast.core.policy import VOLATILE_FIELDS
 
 __all__ = ["POLICY"]
 
@@ -17,4 +18,6 @@ POLICY: Final = Policy(
     errors_stored=ErrorsStored.STALE_ONLY,
     staleness=Staleness(),
     error_format=ErrorFormat.ENVELOPE,
+    # Apps repeat the key and the number of the step in the body; header and path decide.
+    volatile_fields=VOLATILE_FIELDS | {"idempotencyKey", "stepIndex"},
 )

@@ -6,6 +6,7 @@ import msgspec
 
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import load_queries
+from holdfast_services.walk.ledger import spendable_energy
 from holdfast_services.walk.steps.rules import find_zone
 from holdfast_services.walk.steps.streaks import (
     AttestedDay,
@@ -26,6 +27,9 @@ class Profile(msgspec.Struct, frozen=True):
     last_event_id: int = 0
     streak: StreakState = StreakState()
     total_steps: int = 0
+    points_provisional: int = 0
+    provisional_energy: int = 0
+    spendable_energy: int = 0
 
 
 async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datetime) -> Profile:
@@ -40,6 +44,14 @@ async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datet
         last_event_id=row["event_seq"],
         streak=_streak(row, rules, now),
         total_steps=row["total_lifetime_steps"] or 0,
+        points_provisional=row["points_provisional"],
+        provisional_energy=row["provisional_energy"],
+        spendable_energy=spendable_energy(
+            row["energy_balance"],
+            row["provisional_energy"],
+            held=row["energy_held"],
+            debt=row["energy_debt"],
+        ),
     )
 
 

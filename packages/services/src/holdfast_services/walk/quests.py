@@ -1,7 +1,11 @@
-"""Quests: list, start, advance and complete. Points are awarded once."""
+"""Quests: list, start, advance and complete. Points are awarded once.
+
+What was done while a day up to then was not settled is provisional: it is confirmed with those
+days, and reverted after the grace period if one of them is rejected.
+"""
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date, datetime, timedelta
 from typing import Literal
 
 import msgspec
@@ -13,11 +17,58 @@ from holdfast.stores.sql_loader import load_queries
 from holdfast_services.walk.catalogue import Catalogue, Quest
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
-from holdfast_services.walk.walkers import lock_walker, update_walker
+from holdfast_services.walk.steps.open_days import OpenDays, read_open_days
+from holdfast_services.walk.tree import refund_for_points
+from holdfast_services.walk.walkers import (
+    Walker,
+    find_walker,
+    instant,
+    lock_walker,
+    update_walker,
+)
 
-__all__ = ["QuestState", "advance_quest", "complete_quest", "read_board", "start_quest"]
+__all__ = [
+    "QuestState",
+    "Unsettled",
+    "UnsettledQuest",
+    "advance_quest",
+    "complete_quest",
+    "confirm_quest",
+    "mark_quest",
+    "read_board",
+    "revert_due_quests",
+    "start_quest",
+    "unsettled_quests",
+]
 
 _PREREQUISITES = "PREREQUISITES_NOT_MET"
+
+
+class Unsettled(msgspec.Struct, frozen=True, omit_defaults=True):
+    """When the steps and the completion were made that are provisional, in UTC."""
+
+    steps: dict[int, datetime] = {}
+    completed: datetime | None = None
+
+    def encode(self) -> str:
+        """Return the text of the column, which is empty if nothing is provisional."""
+        return msgspec.json.encode(self).decode() if self else ""
+
+    def __bool__(self) -> bool:
+        return bool(self.steps) or self.completed is not None
+
+
+class UnsettledQuest(msgspec.Struct, frozen=True):
+    """A quest with provisional progress. Its points are part of the walker's."""
+
+    quest_id: str
+    is_completed: bool
+    steps_done: int
+    points: int
+    unsettled: Unsettled
+    # Set once a day was rejected on which some of the progress was made.
+    revert_due_at: datetime | None = None
+    rejected_day: date | None = None
 
 
 class QuestState(msgspec.Struct, frozen=True):
@@ -26,6 +77,9 @@ class QuestState(msgspec.Struct, frozen=True):
     quest: Quest
     status: Literal["available", "in_progress", "completed"]
     steps_done: int = 0
+    is_provisional: bool = False
+    # For when the caller enqueues the job that settles what is provisional; None if it is enqueued.
+    settle_at: datetime | None = None
 
     @property
     def current_step(self) -> int:
@@ -50,7 +104,17 @@ class _Board(msgspec.Struct, frozen=True):
         row = self.progress.get(quest.id)
         if row is None:
             return QuestState(quest, "available")
-        return QuestState(quest, row["status"], row["steps_done"])
+        is_provisional = bool(row["unsettled"])
+        return QuestState(quest, row["status"], row["steps_done"], is_provisional)
+
+    def unsettled(self, quest: Quest) -> Unsettled:
+        return decode_unsettled(self.progress[quest.id]["unsettled"])
+
+    def depends_on_provisional(self, quest: Quest) -> bool:
+        """Return whether a quest that this one requires is provisional."""
+        return any(
+            self.progress[id_]["unsettled"] for id_ in quest.requires if id_ in self.progress
+        )
 
     def missing(self, quest: Quest) -> list[str]:
         """Return the missing prerequisites: quests, or the keystones that reveal this one."""
@@ -102,10 +166,16 @@ async def read_board(store: Store, tenant: str, catalogue: Catalogue) -> list[Qu
 
 
 async def start_quest(
-    tx: Transaction, tenant: str, quest_id: str, *, now: datetime, catalogue: Catalogue
+    tx: Transaction,
+    tenant: str,
+    quest_id: str,
+    *,
+    now: datetime,
+    catalogue: Catalogue,
+    acted_at: datetime | None = None,
 ) -> QuestState:
     """Start a quest. A second start fails, with another key or without one."""
-    board = await _lock_board(tx, tenant, now, catalogue)
+    _, board = await _lock_board(tx, tenant, now, catalogue, min(acted_at or now, now))
     quest = board.quest(quest_id)
     status = board.status_of(quest.id)
     if status == "in_progress":
@@ -123,10 +193,19 @@ async def start_quest(
 
 
 async def advance_quest(
-    tx: Transaction, tenant: str, quest_id: str, step: int, *, now: datetime, catalogue: Catalogue
+    tx: Transaction,
+    tenant: str,
+    quest_id: str,
+    step: int,
+    *,
+    now: datetime,
+    catalogue: Catalogue,
+    empty_after: timedelta,
+    acted_at: datetime | None = None,
 ) -> QuestState:
-    """Complete a step, which must be the next one."""
-    board = await _lock_board(tx, tenant, now, catalogue)
+    """Complete a step, which must be the next one. ``acted_at`` is when the walker acted."""
+    acted_at = min(acted_at or now, now)
+    walker, board = await _lock_board(tx, tenant, now, catalogue, acted_at)
     quest = board.quest(quest_id)
     state = board.require_in_progress(quest)
     if step != state.current_step or step > quest.steps:
@@ -138,19 +217,40 @@ async def advance_quest(
             currentStep=state.current_step,
             steps=quest.steps,
         )
+    days = await read_open_days(
+        tx, tenant, walker.first_action_at, empty_after=empty_after, now=now
+    )
+    unsettled = board.unsettled(quest)
+    # A step stays with the steps before it: if one is reverted, so are the later ones.
+    if unsettled or days.is_open_up_to(acted_at):
+        unsettled = Unsettled({**unsettled.steps, step: acted_at})
     await tx.execute(
         _sql("advance_quest"),
-        {"tenant": tenant, "quest_id": quest.id, "steps_done": step, "now": now},
+        {
+            "tenant": tenant,
+            "quest_id": quest.id,
+            "steps_done": step,
+            "unsettled": unsettled.encode(),
+            "now": now,
+        },
     )
     await add_event(tx, tenant, "quest.advanced", {"questId": quest.id, "step": step}, now)
-    return QuestState(quest, "in_progress", step)
+    return QuestState(quest, "in_progress", step, bool(unsettled), _new_due(walker, days, acted_at))
 
 
 async def complete_quest(
-    tx: Transaction, tenant: str, quest_id: str, *, now: datetime, catalogue: Catalogue
+    tx: Transaction,
+    tenant: str,
+    quest_id: str,
+    *,
+    now: datetime,
+    catalogue: Catalogue,
+    empty_after: timedelta,
+    acted_at: datetime | None = None,
 ) -> tuple[QuestState, int]:
     """Complete a quest and award its points; returns its state and the walker's points."""
-    board = await _lock_board(tx, tenant, now, catalogue)
+    acted_at = min(acted_at or now, now)
+    walker, board = await _lock_board(tx, tenant, now, catalogue, acted_at)
     quest = board.quest(quest_id)
     state = board.require_in_progress(quest)
     if state.steps_done < quest.steps:
@@ -161,27 +261,184 @@ async def complete_quest(
             currentStep=state.current_step,
             steps=quest.steps,
         )
+    days = await read_open_days(
+        tx, tenant, walker.first_action_at, empty_after=empty_after, now=now
+    )
+    unsettled = board.unsettled(quest)
+    if unsettled or board.depends_on_provisional(quest) or days.is_open_up_to(acted_at):
+        unsettled = Unsettled(unsettled.steps, acted_at)
     changed = await tx.execute(
         _sql("complete_quest"),
-        {"tenant": tenant, "quest_id": quest.id, "points": quest.points, "now": now},
+        {
+            "tenant": tenant,
+            "quest_id": quest.id,
+            "points": quest.points,
+            "unsettled": unsettled.encode(),
+            "now": now,
+        },
     )
     if changed != 1:
         raise LookupError(
             "a quest in progress has no row in progress, although its walker is locked"
         )
-    walker = await update_walker(tx, tenant, now, points=quest.points, events=1)
+    moved = await update_walker(
+        tx,
+        tenant,
+        now,
+        points=quest.points,
+        provisional_points=quest.points if unsettled else 0,
+        events=1,
+    )
     completed = {
         "questId": quest.id,
         "pointsAwarded": quest.points,
-        "pointsBanked": walker.points_banked,
+        "pointsBanked": moved.points_banked,
     }
-    await insert_event(tx, tenant, WalkerEvent(walker.event_seq, "quest.completed", completed, now))
-    return QuestState(quest, "completed", state.steps_done), walker.points_banked
+    await insert_event(tx, tenant, WalkerEvent(moved.event_seq, "quest.completed", completed, now))
+    done = QuestState(
+        quest, "completed", state.steps_done, bool(unsettled), _new_due(walker, days, acted_at)
+    )
+    return done, moved.points_banked
 
 
-async def _lock_board(tx: Transaction, tenant: str, now: datetime, catalogue: Catalogue) -> _Board:
-    await lock_walker(tx, tenant, now)
-    return _board(await tx.fetch_all(_sql("quest_board"), {"tenant": tenant}), catalogue)
+# -- confirmation and reverts ---------------------------------------------------------------------
+
+
+async def unsettled_quests(tx: Transaction, tenant: str) -> list[UnsettledQuest]:
+    """Return the quests with provisional progress. The walker is locked."""
+    rows = await tx.fetch_all(_sql("unsettled_quests"), {"tenant": tenant})
+    return [
+        UnsettledQuest(
+            quest_id=row["quest_id"],
+            is_completed=row["status"] == "completed",
+            steps_done=row["steps_done"],
+            points=row["points_awarded"],
+            unsettled=decode_unsettled(row["unsettled"]),
+            revert_due_at=None if row["revert_due_at"] is None else instant(row["revert_due_at"]),
+            rejected_day=(
+                None if row["rejected_day"] is None else date.fromisoformat(row["rejected_day"])
+            ),
+        )
+        for row in rows
+    ]
+
+
+async def confirm_quest(
+    tx: Transaction, tenant: str, quest: UnsettledQuest, left: Unsettled, now: datetime
+) -> None:
+    """Make progress final, except for what is ``left``, and cancel a scheduled revert."""
+    await _save(tx, tenant, quest.quest_id, left, due_at=None, rejected_day=None)
+    if not left:
+        points = quest.points if quest.unsettled.completed else 0
+        moved = await update_walker(tx, tenant, now, provisional_points=-points, events=1)
+        data = {"questId": quest.quest_id, "points": points}
+        event = WalkerEvent(moved.event_seq, "quest.confirmed", data, now)
+        await insert_event(tx, tenant, event)
+
+
+async def mark_quest(
+    tx: Transaction,
+    tenant: str,
+    quest: UnsettledQuest,
+    *,
+    due_at: datetime | None,
+    rejected_day: date | None,
+) -> None:
+    """Schedule the revert of what was done since a rejected day; None cancels it."""
+    await _save(
+        tx, tenant, quest.quest_id, quest.unsettled, due_at=due_at, rejected_day=rejected_day
+    )
+
+
+async def revert_due_quests(
+    tx: Transaction, tenant: str, now: datetime, days: OpenDays
+) -> list[str]:
+    """Revert what was done since a rejected day, where it is due; returns the quests.
+
+    A quest returns to the step before that day, and its points are taken back. If they were spent,
+    the newest provisional allocations are refunded first, so points are never below zero.
+    """
+    reverted = []
+    for quest in await unsettled_quests(tx, tenant):
+        if quest.revert_due_at is None or quest.revert_due_at > now or quest.rejected_day is None:
+            continue
+        lost = [
+            step
+            for step, at in quest.unsettled.steps.items()
+            if days.day_of(at) >= quest.rejected_day
+        ]
+        steps_done = min([quest.steps_done, *(step - 1 for step in lost)])
+        kept = {step: at for step, at in quest.unsettled.steps.items() if step <= steps_done}
+        await tx.execute(
+            _sql("revert_quest"),
+            {
+                "tenant": tenant,
+                "quest_id": quest.quest_id,
+                "steps_done": steps_done,
+                "unsettled": Unsettled(kept).encode(),
+                "now": now,
+            },
+        )
+        banked = (await find_walker(tx, tenant)).points_banked
+        await refund_for_points(tx, tenant, quest.points - banked, now)
+        moved = await update_walker(
+            tx,
+            tenant,
+            now,
+            points=-quest.points,
+            provisional_points=-quest.points,
+            events=1,
+        )
+        data = {
+            "questId": quest.quest_id,
+            "reason": "steps_rejected",
+            "currentStep": steps_done + 1,
+            "pointsTaken": quest.points,
+            "pointsBanked": moved.points_banked,
+        }
+        event = WalkerEvent(moved.event_seq, "quest.reverted", data, now)
+        await insert_event(tx, tenant, event)
+        reverted.append(quest.quest_id)
+    return reverted
+
+
+async def _save(
+    tx: Transaction,
+    tenant: str,
+    quest_id: str,
+    unsettled: Unsettled,
+    *,
+    due_at: datetime | None,
+    rejected_day: date | None,
+) -> None:
+    await tx.execute(
+        _sql("save_unsettled"),
+        {
+            "tenant": tenant,
+            "quest_id": quest_id,
+            "unsettled": unsettled.encode(),
+            "revert_due_at": due_at,
+            "rejected_day": None if rejected_day is None else rejected_day.isoformat(),
+        },
+    )
+
+
+def decode_unsettled(text: str) -> Unsettled:
+    """Parse the column."""
+    return msgspec.json.decode(text, type=Unsettled) if text else Unsettled()
+
+
+def _new_due(walker: Walker, days: OpenDays, acted_at: datetime) -> datetime | None:
+    settle_at = days.settles_at(acted_at)
+    return None if settle_at == walker.settle_due_at else settle_at
+
+
+async def _lock_board(
+    tx: Transaction, tenant: str, now: datetime, catalogue: Catalogue, acted_at: datetime
+) -> tuple[Walker, _Board]:
+    walker = await lock_walker(tx, tenant, now, acted_at)
+    rows = await tx.fetch_all(_sql("quest_board"), {"tenant": tenant})
+    return walker, _board(rows, catalogue)
 
 
 def _board(rows: Sequence[Row], catalogue: Catalogue) -> _Board:

@@ -4,8 +4,8 @@ Except for ``allocate``, callers of functions with a transaction have locked the
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from datetime import date, datetime, timedelta
+from typing import Any, Final
 
 import msgspec
 
@@ -15,20 +15,26 @@ from holdfast.stores.sql_loader import load_queries
 from holdfast_services.walk.catalogue import Catalogue, Node, bundled_catalogue
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
-from holdfast_services.walk.ledger import credit, debit
-from holdfast_services.walk.steps.repository import has_pending_steps
+from holdfast_services.walk.ledger import credit, release_hold, spend, spendable_energy
+from holdfast_services.walk.steps.open_days import OpenDays, read_open_days
 from holdfast_services.walk.walkers import Walker, instant, lock_walker, update_walker
 
 __all__ = [
     "Allocation",
     "Tree",
     "allocate",
+    "cancel_refunds",
     "confirm_allocations",
     "provisional_allocations",
     "read_tree",
     "refund_due_allocations",
+    "refund_for_points",
     "schedule_refund",
 ]
+
+# The reason of the ledger entries of allocations; the reference is the allocation's number.
+ALLOCATION: Final = "allocation"
+REJECTED: Final = "steps_rejected"
 
 
 class Allocation(msgspec.Struct, frozen=True):
@@ -43,6 +49,16 @@ class Allocation(msgspec.Struct, frozen=True):
     allocated_at: datetime
     # Set once the steps it depends on were rejected: it is refunded then, unless confirmed before.
     refund_due_at: datetime | None = None
+    # When the walker acted, by the device's clock.
+    generated_at: datetime | None = None
+    # Why it will be refunded, and the rejected day that caused it.
+    refund_reason: str | None = None
+    rejected_day: date | None = None
+
+    @property
+    def acted_at(self) -> datetime:
+        """When the walker acted; allocations of older versions have only the time of arrival."""
+        return self.generated_at or self.allocated_at
 
 
 class Tree(msgspec.Struct, frozen=True):
@@ -51,6 +67,9 @@ class Tree(msgspec.Struct, frozen=True):
     points_banked: int
     energy_balance: int
     allocations: Sequence[Allocation]
+    spendable_energy: int = 0
+    # For when the caller enqueues the job that settles what is provisional; None if it is enqueued.
+    settle_at: datetime | None = None
 
 
 # -- allocating -----------------------------------------------------------------------------------
@@ -64,14 +83,25 @@ async def allocate(
     now: datetime,
     catalogue: Catalogue,
     energy_required: bool,
+    empty_after: timedelta,
+    acted_at: datetime | None = None,
 ) -> Tree:
-    """Allocate these nodes in this order, all or none. Locks the walker."""
-    walker = await lock_walker(tx, tenant, now)
+    """Allocate these nodes in this order, all or none. Locks the walker.
+
+    ``acted_at`` is when the walker acted. An allocation is provisional while a day up to then is
+    not settled, and while it depends on nodes, points or energy that are provisional.
+    """
+    acted_at = min(acted_at or now, now)
+    walker = await lock_walker(tx, tenant, now, acted_at)
     held = {a.node_id: a for a in await _list_allocations(tx, tenant)}
     nodes = _check_nodes(node_ids, catalogue, held)
-    _check_costs(nodes, walker, energy_required=energy_required)
+    days = await read_open_days(
+        tx, tenant, walker.first_action_at, empty_after=empty_after, now=now
+    )
+    _check_costs(nodes, walker, days, energy_required=energy_required)
     revealed = _revealed(nodes, catalogue, held)
-    is_provisional = await has_pending_steps(tx, tenant)
+    is_provisional = days.is_open_up_to(acted_at)
+    points_left = walker.points_banked
     moved = await update_walker(
         tx,
         tenant,
@@ -81,33 +111,43 @@ async def allocate(
         events=1 + len(revealed),
     )
     taken: list[Allocation] = []
+    energy = moved.energy_balance
     for seq, node in enumerate(nodes, walker.allocation_seq + 1):
         below = [held[id_] for id_ in node.requires]
+        cost = node.energy if energy_required else 0
+        is_held = False
+        if cost:
+            spent = await spend(tx, tenant, cost, reason=ALLOCATION, reference=str(seq), now=now)
+            energy, is_held = spent.balance, spent.is_held
+        points_left -= node.points
+        # The first of them to be refunded takes this node with it.
+        doomed = min(
+            (a for a in below if a.refund_due_at is not None),
+            key=lambda a: a.refund_due_at or now,
+            default=None,
+        )
         allocation = Allocation(
             seq=seq,
             node_id=node.id,
             kind=node.kind,
             points_cost=node.points,
-            energy_cost=node.energy if energy_required else 0,
-            # A node is refunded together with its prerequisites.
-            provisional=is_provisional or any(a.provisional for a in below),
+            energy_cost=cost,
+            # A node is refunded together with its prerequisites, and with the points it cost.
+            provisional=(
+                is_provisional
+                or is_held
+                or any(a.provisional for a in below)
+                or not covers_points(points_left, held.values(), walker.points_provisional)
+            ),
             allocated_at=now,
-            refund_due_at=min((a.refund_due_at for a in below if a.refund_due_at), default=None),
+            generated_at=acted_at,
+            refund_due_at=None if doomed is None else doomed.refund_due_at,
+            refund_reason=None if doomed is None else doomed.refund_reason,
+            rejected_day=None if doomed is None else doomed.rejected_day,
         )
         held[node.id] = allocation
         taken.append(allocation)
         await _add(tx, tenant, allocation)
-    energy = moved.energy_balance
-    for allocation in taken:
-        if allocation.energy_cost:
-            energy = await debit(
-                tx,
-                tenant,
-                allocation.energy_cost,
-                reason="allocation",
-                reference=str(allocation.seq),
-                now=now,
-            )
     events: list[tuple[str, Mapping[str, Any]]] = [
         (
             "tree.allocated",
@@ -121,7 +161,20 @@ async def allocate(
     ]
     for event_seq, (type_, data) in enumerate(events, walker.event_seq + 1):
         await insert_event(tx, tenant, WalkerEvent(event_seq, type_, data, now))
-    return Tree(moved.points_banked, energy, list(held.values()))
+    settle_at = days.settles_at(acted_at)
+    cost = sum(a.energy_cost for a in taken)
+    return Tree(
+        moved.points_banked,
+        energy,
+        list(held.values()),
+        spendable_energy=_spendable(walker, days) - cost,
+        settle_at=None if settle_at == walker.settle_due_at else settle_at,
+    )
+
+
+def covers_points(banked: int, allocations: Iterable[Allocation], provisional_points: int) -> bool:
+    """Return whether provisional points could be taken back without final allocations."""
+    return provisional_points <= banked + sum(a.points_cost for a in allocations if a.provisional)
 
 
 def _check_nodes(
@@ -151,7 +204,9 @@ def _check_nodes(
     return nodes
 
 
-def _check_costs(nodes: Sequence[Node], walker: Walker, *, energy_required: bool) -> None:
+def _check_costs(
+    nodes: Sequence[Node], walker: Walker, days: OpenDays, *, energy_required: bool
+) -> None:
     points = sum(node.points for node in nodes)
     if points > walker.points_banked:
         raise walk_error(
@@ -161,13 +216,24 @@ def _check_costs(nodes: Sequence[Node], walker: Walker, *, energy_required: bool
             pointsBanked=walker.points_banked,
         )
     energy = sum(node.energy for node in nodes)
-    if energy_required and energy > walker.energy_balance:
+    spendable = _spendable(walker, days)
+    if energy_required and energy > spendable:
         raise walk_error(
             "INSUFFICIENT_ENERGY",
-            f"this costs {energy} energy, and the balance is {walker.energy_balance}",
+            f"this costs {energy} energy, and there is {spendable} to spend",
             energyRequired=energy,
             energyBalance=walker.energy_balance,
+            energySpendable=spendable,
         )
+
+
+def _spendable(walker: Walker, days: OpenDays) -> int:
+    return spendable_energy(
+        walker.energy_balance,
+        days.provisional_energy,
+        held=walker.energy_held,
+        debt=walker.energy_debt,
+    )
 
 
 def _revealed(
@@ -201,7 +267,13 @@ async def confirm_allocations(
 
 
 async def schedule_refund(
-    tx: Transaction, tenant: str, node_ids: Iterable[str], due_at: datetime
+    tx: Transaction,
+    tenant: str,
+    node_ids: Iterable[str],
+    due_at: datetime,
+    *,
+    reason: str = REJECTED,
+    rejected_day: date | None = None,
 ) -> list[str]:
     """Schedule the refund of these nodes and of those that require them; returns which.
 
@@ -215,10 +287,22 @@ async def schedule_refund(
         if allocation.node_id in affected and (due is None or due_at < due):
             await tx.execute(
                 _sql("schedule_refund"),
-                {"tenant": tenant, "node_id": allocation.node_id, "due_at": due_at},
+                {
+                    "tenant": tenant,
+                    "node_id": allocation.node_id,
+                    "due_at": due_at,
+                    "reason": reason,
+                    "rejected_day": None if rejected_day is None else rejected_day.isoformat(),
+                },
             )
             scheduled.append(allocation.node_id)
     return scheduled
+
+
+async def cancel_refunds(tx: Transaction, tenant: str, node_ids: Iterable[str]) -> None:
+    """Cancel scheduled refunds; the allocations stay provisional."""
+    for node_id in node_ids:
+        await tx.execute(_sql("cancel_refund"), {"tenant": tenant, "node_id": node_id})
 
 
 async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) -> list[str]:
@@ -227,16 +311,48 @@ async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) ->
     Each refund returns points and energy and adds an event. A hidden quest that no keystone reveals
     any more is hidden again; its progress and the points it awarded are kept.
     """
-    catalogue = bundled_catalogue()
     held = await _list_allocations(tx, tenant)
     due = [a.node_id for a in held if a.refund_due_at is not None and a.refund_due_at <= now]
+    return await _refund_all(tx, tenant, held, due, default_reason=REJECTED, now=now)
+
+
+async def refund_for_points(tx: Transaction, tenant: str, points: int, now: datetime) -> list[str]:
+    """Refund the newest provisional allocations until they return ``points``; returns which."""
+    refunded: list[str] = []
+    while points > 0:
+        held = await _list_allocations(tx, tenant)
+        costs = {a.node_id: a.points_cost for a in held}
+        # With the final ones last: provisional points never bought one of those alone.
+        newest = max(held, key=lambda a: (a.provisional, a.seq), default=None)
+        if newest is None:
+            break
+        gone = await _refund_all(
+            tx, tenant, held, [newest.node_id], default_reason="points_reverted", now=now
+        )
+        points -= sum(costs[node_id] for node_id in gone)
+        refunded += gone
+    return refunded
+
+
+async def _refund_all(
+    tx: Transaction,
+    tenant: str,
+    held: Sequence[Allocation],
+    due: Sequence[str],
+    *,
+    default_reason: str,
+    now: datetime,
+) -> list[str]:
     if not due:
         return []
+    catalogue = bundled_catalogue()
     affected = catalogue.with_dependents(due, [a.node_id for a in held])
     # Newest first, so that no allocation is ever without its prerequisites.
     refunded = [a for a in reversed(held) if a.node_id in affected]
     for allocation in refunded:
-        reason = "steps_rejected" if allocation.node_id in due else "prerequisite_reverted"
+        reason = "prerequisite_reverted"
+        if allocation.node_id in due:
+            reason = allocation.refund_reason or default_reason
         await _refund(tx, tenant, allocation, reason, now)
     remaining = {a.node_id for a in held} - affected
     for quest_id in _hidden_again(catalogue, affected, remaining):
@@ -258,7 +374,9 @@ async def _refund(
     await tx.execute(_sql("remove_allocation"), taken)
     await tx.execute(_sql("add_refund"), taken | {"reason": reason, "now": now})
     moved = await update_walker(tx, tenant, now, points=allocation.points_cost, events=1)
-    if allocation.energy_cost:
+    # Energy that was only held was never taken from the balance.
+    is_held = await release_hold(tx, tenant, ALLOCATION, str(allocation.seq), now)
+    if allocation.energy_cost and not is_held:
         await credit(
             tx,
             tenant,
@@ -317,6 +435,11 @@ async def _add(tx: Transaction, tenant: str, allocation: Allocation) -> None:
             "provisional": allocation.provisional,
             "allocated_at": allocation.allocated_at,
             "refund_due_at": allocation.refund_due_at,
+            "generated_at": allocation.generated_at,
+            "refund_reason": allocation.refund_reason,
+            "rejected_day": (
+                None if allocation.rejected_day is None else allocation.rejected_day.isoformat()
+            ),
         },
     )
 
@@ -332,6 +455,11 @@ def _allocation(row: Row) -> Allocation:
         provisional=bool(row["provisional"]),
         allocated_at=instant(row["allocated_at"]),
         refund_due_at=None if due_at is None else instant(due_at),
+        generated_at=None if row["generated_at"] is None else instant(row["generated_at"]),
+        refund_reason=row["refund_reason"],
+        rejected_day=(
+            None if row["rejected_day"] is None else date.fromisoformat(row["rejected_day"])
+        ),
     )
 
 

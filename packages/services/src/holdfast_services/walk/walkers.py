@@ -8,7 +8,14 @@ from holdfast import Transaction
 from holdfast.ports import Row
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["Walker", "instant", "lock_walker", "update_walker"]
+__all__ = [
+    "Walker",
+    "find_walker",
+    "instant",
+    "lock_walker",
+    "save_settle_due",
+    "update_walker",
+]
 
 
 class Walker(msgspec.Struct, frozen=True):
@@ -20,19 +27,35 @@ class Walker(msgspec.Struct, frozen=True):
     allocation_seq: int
     ledger_seq: int
     event_seq: int
+    # Energy spent against open days, and energy taken back after it had been spent.
+    energy_held: int
+    energy_debt: int
+    # Points of quests completed on days that are not settled; part of ``points_banked``.
+    points_provisional: int
+    first_action_at: datetime | None
+    # When the next job looks at what is provisional.
+    settle_due_at: datetime | None
 
 
-async def lock_walker(tx: Transaction, tenant: str, now: datetime) -> Walker:
+async def lock_walker(
+    tx: Transaction, tenant: str, now: datetime, acted_at: datetime | None = None
+) -> Walker:
     """Lock the walker's row until the commit, creating it if it does not exist.
 
     This must be the first statement of a transaction about a walker: then actions commit in the
-    order in which they arrive.
+    order in which they arrive. ``acted_at`` is when the walker acted, None for jobs and admins; the
+    walker's days count from the earliest one.
     """
-    values = {"tenant": tenant, "now": now}
+    values = {"tenant": tenant, "now": now, "acted_at": acted_at}
     row = await tx.fetch_one(_sql("lock_walker"), values)
     if row is None:
         row = await tx.fetch_one(_sql("create_walker"), values)
     return _walker(tenant, row)
+
+
+async def find_walker(tx: Transaction, tenant: str) -> Walker:
+    """Return the row of a walker that this transaction has locked."""
+    return _walker(tenant, await tx.fetch_one(_sql("find_walker"), {"tenant": tenant}))
 
 
 async def update_walker(
@@ -45,8 +68,14 @@ async def update_walker(
     allocations: int = 0,
     entries: int = 0,
     events: int = 0,
+    held: int = 0,
+    debt: int = 0,
+    provisional_points: int = 0,
 ) -> Walker:
-    """Add to a walker's balances and counters. The row is locked with ``lock_walker``."""
+    """Add to a walker's balances and counters. The row is locked with ``lock_walker``.
+
+    Raises ``LookupError`` if the walker has no row or if the energy would be below zero.
+    """
     row = await tx.fetch_one(
         _sql("update_walker"),
         {
@@ -57,6 +86,9 @@ async def update_walker(
             "allocations": allocations,
             "entries": entries,
             "events": events,
+            "held": held,
+            "debt": debt,
+            "provisional_points": provisional_points,
         },
     )
     return _walker(tenant, row)
@@ -67,10 +99,21 @@ def instant(value: datetime | str) -> datetime:
     return datetime.fromisoformat(value) if isinstance(value, str) else value
 
 
+async def save_settle_due(tx: Transaction, tenant: str, due_at: datetime | None) -> None:
+    """Remember for when the next job about a walker's provisional actions is enqueued."""
+    await tx.execute(_sql("save_settle_due"), {"tenant": tenant, "due_at": due_at})
+
+
 def _walker(tenant: str, row: Row | None) -> Walker:
     if row is None:
-        raise LookupError("the walker has no row: call lock_walker first")
-    return Walker(tenant, **row)
+        raise LookupError(
+            "the walker has no row, or the energy would be below zero: call lock_walker first"
+        )
+    times = {
+        name: None if row[name] is None else instant(row[name])
+        for name in ("first_action_at", "settle_due_at")
+    }
+    return Walker(tenant, **(dict(row) | times))
 
 
 def _sql(name: str) -> str:

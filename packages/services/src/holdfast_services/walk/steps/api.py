@@ -145,7 +145,11 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
             due_at = await settle_day(tx, walker, day, settings=settings, now=now)
             if due_at is not None:
                 await holdfast.enqueue(
-                    REFUND, queue=QUEUE, tenant=walker, run_at=due_at, coalesce=REFUND
+                    REFUND,
+                    queue=QUEUE,
+                    tenant=walker,
+                    run_at=due_at,
+                    coalesce=due_at.isoformat(),
                 )
         return reviews.as_view(resolved)
 

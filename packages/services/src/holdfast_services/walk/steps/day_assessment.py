@@ -2,22 +2,24 @@
 
 The counts of one source bundle are readings of one counter, so they only grow. Readings are ordered
 by the end of their samples and not by arrival, because devices may send late. Readings of two
-bundles over the same time are probably the same steps, counted by a phone and a watch. If counts
-shrink or times overlap, the day is quarantined until an admin has reviewed it.
+bundles over the same time are probably the same steps, counted by a phone and a watch. Samples
+belong to one day, in the walker's zone with a grace, and count on one day only. If counts shrink,
+times overlap or samples belong to another day, the day is quarantined until an admin has reviewed
+it.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from typing import Final
+from zoneinfo import ZoneInfo
 
 from holdfast_services.walk.steps.rules import Limits, Span, is_burst
 
 __all__ = ["Accepted", "Quarantined", "Reading", "Rejected", "Ruling", "Verdict", "assess_day"]
 
-# In some time zone it is that day from 14 hours before it begins in UTC until 12 hours after it
-# ends in UTC.
-_EARLIEST_START = timedelta(hours=14)
-_LATEST_END = timedelta(days=1, hours=12)
+# A sample may begin before midnight and end after it, and be part of both days.
+_SHARED: Final = timedelta(minutes=15)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Reading:
     bundle: str
     count: int
     span: Span
+    # The zones of the device when it reported, and at the report before.
+    zones: tuple[ZoneInfo, ...] = (ZoneInfo("UTC"),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +69,17 @@ Verdict = Accepted | Quarantined | Rejected
 
 
 def assess_day(
-    day: date, readings: Iterable[Reading], limits: Limits, ruling: Ruling | None = None
+    day: date,
+    readings: Iterable[Reading],
+    limits: Limits,
+    ruling: Ruling | None = None,
+    *,
+    elsewhere: Sequence[Span] = (),
 ) -> Verdict:
-    """Assess a day. Readings that an admin has rejected or accepted are not assessed again."""
+    """Assess a day. Readings that an admin has rejected or accepted are not assessed again.
+
+    ``elsewhere`` are the samples that count on neighbouring days.
+    """
     if ruling is not None and not ruling.accepted:
         return Rejected("RULING")
     in_order = sorted(readings, key=lambda reading: (reading.span.end, reading.number))
@@ -85,7 +97,8 @@ def assess_day(
         for reason, holds in (
             ("COUNT_WENT_BACKWARDS", _goes_backwards(in_order, cleared)),
             ("DUPLICATE_TIMES", _counts_twice(fresh)),
-            ("SPAN_OUTSIDE_DAY", any(_is_outside(day, reading.span) for reading in fresh)),
+            ("SPAN_OUTSIDE_DAY", any(_is_outside(day, reading, limits) for reading in fresh)),
+            ("SPAN_ON_ANOTHER_DAY", any(_is_shared(reading, elsewhere) for reading in fresh)),
         )
         if holds
     )
@@ -127,7 +140,21 @@ def _counts_twice(readings: Iterable[Reading]) -> bool:
     return False
 
 
-def _is_outside(day: date, span: Span) -> bool:
-    """Return whether the samples were taken when it was that day in no time zone."""
-    begins_at = datetime.combine(day, time(), UTC)
-    return span.start < begins_at - _EARLIEST_START or span.end > begins_at + _LATEST_END
+def _is_outside(day: date, reading: Reading, limits: Limits) -> bool:
+    """Return whether samples are outside the day in the walker's zones."""
+    return not any(
+        datetime.combine(day, time(), zone).astimezone(UTC) - limits.span_grace
+        <= reading.span.start
+        and reading.span.end
+        <= datetime.combine(day + timedelta(days=1), time(), zone).astimezone(UTC)
+        + limits.span_grace
+        for zone in reading.zones
+    )
+
+
+def _is_shared(reading: Reading, elsewhere: Iterable[Span]) -> bool:
+    """Return whether samples with steps overlap those of another day."""
+    span = reading.span
+    return reading.count > 0 and any(
+        min(span.end, other.end) - max(span.start, other.start) > _SHARED for other in elsewhere
+    )

@@ -81,7 +81,7 @@ class StepIngestion:
             span=Span(sent.sample_span.start, sent.sample_span.end),
             bundle=sent.source_bundle_id,
         )
-        await lock_walker(tx, tenant, now)
+        await lock_walker(tx, tenant, now, now)
         sync = await find_sync(tx, tenant)
         rejection = find_rejection(report, self._limits, None if sync is None else sync.last, now)
         if rejection is not None:
@@ -89,6 +89,7 @@ class StepIngestion:
         since = min(sent.day, today_in(report.zone, now) - timedelta(self._limits.offline_days + 1))
         days = await recent_days(tx, tenant, since)
         await add_attestation(tx, tenant, note, now)
+        energy = self._credit(report, days)
         status = await add_report(
             tx,
             tenant,
@@ -97,6 +98,7 @@ class StepIngestion:
             client_submitted_at=sent.client_submitted_at,
             token_id=attested.token_id,
             request_id=run.request.request_id,
+            provisional_energy=energy,
             now=now,
         )
         if status == "PENDING":
@@ -111,7 +113,7 @@ class StepIngestion:
         run.describe(resource=f"day:{sent.day.isoformat()}")
         state = await self._expected_streak(tx, tenant, report, days, since=since, now=now)
         return IngestResponse(
-            provisional_energy=self._credit(report, days),
+            provisional_energy=energy,
             streak_state=streak_view(state, 0 if sync is None else sync.total_steps),
         )
 
@@ -129,7 +131,16 @@ class StepIngestion:
         try:
             return await self._app_check.verify(tokens, sent.attestation_token)
         except AttestationError as error:
-            rejection = Rejection(401, "ATTESTATION_INVALID", f"App Check: {error.reason}")
+            rejection = Rejection(
+                401,
+                "ATTESTATION_INVALID",
+                f"App Check: {error.reason}",
+                {
+                    "received": error.token_id,
+                    "reason": error.reason,
+                    "maxAgeSeconds": self._settings.app_check_max_age_seconds,
+                },
+            )
             note = replace(note, token_id=error.token_id)
             await self._reject(tx, run, rejection, note, self._holdfast.clock.now())
         except StoreUnavailableError:
@@ -192,7 +203,12 @@ class StepIngestion:
         if known is not None and known.is_rejected_for_good:
             return 0
         prior = None if known is None else known.reported_count
-        credit = provisional_credit(report.count, prior, self._settings.step_provisional_factor)
+        credit = provisional_credit(
+            report.count,
+            prior,
+            self._settings.step_provisional_factor,
+            self._settings.step_provisional_floor,
+        )
         return scaled(credit, self._settings.step_energy_per_step)
 
     async def _expected_streak(

@@ -1,19 +1,29 @@
 -- Steps, streaks, attestations and reviews. The walker's row is locked before any of these writes,
 -- so a walker's transactions run one after another.
 
--- name: has_unsettled_days
--- The first condition on the status repeats that of the partial index, so that it is used.
-SELECT 1 AS found
+-- name: open_days
+-- The walker's zone, the days since one, and older days that are not settled: one query, because it
+-- is part of every action. The first condition on the status repeats that of the partial index, so
+-- that it is used.
+SELECT 'zone' AS what, tz AS name, '' AS status, 0 AS energy
+  FROM streak_states
+ WHERE tenant = :tenant
+ UNION ALL
+SELECT 'day', day, status, provisional_energy - credited_energy
+  FROM step_logs
+ WHERE tenant = :tenant AND day >= :since
+ UNION ALL
+SELECT 'day', day, status, provisional_energy - credited_energy
   FROM step_logs
  WHERE tenant = :tenant AND status <> 'ACCEPTED' AND status IN ('PENDING', 'QUARANTINED')
- LIMIT 1;
+   AND day < :since;
 
--- name: has_rejected_days_since
-SELECT 1 AS found
+-- name: rejected_days_since
+SELECT day, reconciled_at
   FROM step_logs
  WHERE tenant = :tenant AND status <> 'ACCEPTED' AND status = 'REJECTED'
    AND reconciled_at >= :since
- LIMIT 1;
+ ORDER BY day;
 
 -- name: find_sync
 SELECT tz, utc_offset_seconds, synced_at, total_lifetime_steps, attested_at
@@ -37,14 +47,16 @@ UPDATE streak_states
 -- name: save_log
 -- A day rejected by an admin stays rejected. The accepted count stays until the day is settled again.
 INSERT INTO step_logs (tenant, day, status, reported_count, source, source_bundle_id, tz,
-                       span_start, span_end, reports, reported_at)
-VALUES (:tenant, :day, 'PENDING', :count, :source, :bundle, :tz, :span_start, :span_end, 1, :now)
+                       span_start, span_end, reports, provisional_energy, reported_at)
+VALUES (:tenant, :day, 'PENDING', :count, :source, :bundle, :tz, :span_start, :span_end, 1,
+        :provisional_energy, :now)
     ON CONFLICT (tenant, day) DO UPDATE
    SET status = CASE WHEN step_logs.ruling = 'reject' THEN 'REJECTED' ELSE 'PENDING' END,
        reported_count = excluded.reported_count, source = excluded.source,
        source_bundle_id = excluded.source_bundle_id, tz = excluded.tz,
        span_start = excluded.span_start, span_end = excluded.span_end,
-       reports = step_logs.reports + 1, reported_at = excluded.reported_at
+       reports = step_logs.reports + 1, provisional_energy = excluded.provisional_energy,
+       reported_at = excluded.reported_at
 RETURNING reports, status;
 
 -- name: add_report
@@ -61,10 +73,18 @@ SELECT status, reported_count, accepted_count, reports, streak_length, credited_
  WHERE tenant = :tenant AND day = :day;
 
 -- name: list_reports
-SELECT number, source_bundle_id, step_count, span_start, span_end, token_id, request_id
+SELECT number, source_bundle_id, step_count, span_start, span_end, tz, token_id, request_id
   FROM step_reports
  WHERE tenant = :tenant AND day = :day
  ORDER BY number;
+
+-- name: neighbouring_reports
+-- Reports of the days around a day, and how many steps of theirs count.
+SELECT r.step_count, r.span_start, r.span_end, r.tz, d.accepted_count
+  FROM step_reports r
+  JOIN step_logs d ON d.tenant = r.tenant AND d.day = r.day
+ WHERE r.tenant = :tenant AND r.day >= :first AND r.day <= :last AND r.day <> :day
+   AND r.number >= coalesce(d.reread_number, 0);
 
 -- name: recent_days
 -- The days that may still change.

@@ -12,6 +12,12 @@ from holdfast import Transaction
 from holdfast.ports import Row
 from holdfast_services.walk.events import add_event
 from holdfast_services.walk.ledger import book
+from holdfast_services.walk.provisional import (
+    next_due_at,
+    refund_due,
+    settle_provisional,
+    take_back,
+)
 from holdfast_services.walk.steps.day_assessment import (
     Accepted,
     Quarantined,
@@ -28,8 +34,7 @@ from holdfast_services.walk.steps.repository import (
     attested_before,
     find_day,
     find_sync,
-    has_pending_steps,
-    has_rejected_days,
+    neighbours_of,
     readings_of,
     save_streak,
     set_streak_of_day,
@@ -39,28 +44,36 @@ from holdfast_services.walk.steps.reviews import QUARANTINED_DAY, open_review, r
 from holdfast_services.walk.steps.rules import scaled
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.steps.streaks import extend_streak, streak_on, today_in
-from holdfast_services.walk.tree import (
-    confirm_allocations,
-    provisional_allocations,
-    refund_due_allocations,
-    schedule_refund,
-)
-from holdfast_services.walk.walkers import lock_walker
+from holdfast_services.walk.walkers import find_walker
 
-__all__ = ["next_refund_at", "settle_day"]
+__all__ = ["settle_day"]
 
 
 async def settle_day(
     tx: Transaction, tenant: str, day: date, *, settings: StepSettings, now: datetime
 ) -> datetime | None:
-    """Settle a pending day; returns when the next refund is due. The walker is locked."""
+    """Settle a pending day; returns when something is due next. The walker is locked."""
     # Refunds that became due while no worker ran come first: a late verdict does not cancel them.
-    await refund_due_allocations(tx, tenant, now)
+    await refund_due(tx, tenant, settings=settings, now=now)
     before = await find_day(tx, tenant, day)
-    if before is None or before.status != "PENDING":
-        return await next_refund_at(tx, tenant)
-    readings, newest = await readings_of(tx, tenant, day)
-    verdict = assess_day(day, readings, settings.step_limits, before.ruling)
+    if before is not None and before.status == "PENDING":
+        await _settle(tx, tenant, day, before, settings=settings, now=now)
+    await settle_provisional(tx, tenant, settings=settings, now=now)
+    return await next_due_at(tx, tenant, settings=settings, now=now)
+
+
+async def _settle(
+    tx: Transaction,
+    tenant: str,
+    day: date,
+    before: DayLog,
+    *,
+    settings: StepSettings,
+    now: datetime,
+) -> None:
+    elsewhere, zones = await neighbours_of(tx, tenant, day)
+    readings, newest = await readings_of(tx, tenant, day, zones)
+    verdict = assess_day(day, readings, settings.step_limits, before.ruling, elsewhere=elsewhere)
     status, accepted = _outcome(verdict, before)
     is_attested = (
         before.is_attested
@@ -80,7 +93,7 @@ async def settle_day(
         credited_energy=energy,
         now=now,
     )
-    attested_at = await _settle_streak(
+    await _settle_streak(
         tx,
         tenant,
         day,
@@ -93,16 +106,7 @@ async def settle_day(
     data = {"day": day.isoformat(), "acceptedCount": accepted, "attested": is_attested}
     await add_event(tx, tenant, f"steps.{status.lower()}", data | {"energyBalance": balance}, now)
     if status == "REJECTED":
-        await _schedule_refunds(tx, tenant, now + settings.refund_grace)
-    elif status == "ACCEPTED" and balance >= 0 and attested_at is not None:
-        await _confirm(tx, tenant, attested_at, settings=settings, now=now)
-    return await next_refund_at(tx, tenant)
-
-
-async def next_refund_at(tx: Transaction, tenant: str) -> datetime | None:
-    """Return when the next refund is due, or None."""
-    due = [a.refund_due_at for a in await provisional_allocations(tx, tenant)]
-    return min((at for at in due if at is not None), default=None)
+        await take_back(tx, tenant, day, settings=settings, now=now)
 
 
 def _outcome(verdict: Verdict, before: DayLog) -> tuple[DayStatus, int]:
@@ -121,7 +125,7 @@ def _outcome(verdict: Verdict, before: DayLog) -> tuple[DayStatus, int]:
 async def _book(tx: Transaction, tenant: str, change: int, *, reference: str, now: datetime) -> int:
     """Book the difference to the day's current energy, and return the balance."""
     if change == 0:
-        return (await lock_walker(tx, tenant, now)).energy_balance
+        return (await find_walker(tx, tenant)).energy_balance
     return await book(tx, tenant, change, reason="steps", reference=reference, now=now)
 
 
@@ -134,8 +138,8 @@ async def _settle_streak(
     steps: int,
     settings: StepSettings,
     now: datetime,
-) -> datetime | None:
-    """Recompute the streak from this day on; returns when a day was last settled as attested."""
+) -> None:
+    """Recompute the streak from this day on."""
     rules = settings.streak_rules
     before = await attested_before(tx, tenant, day)
     later = await attested_after(tx, tenant, day)
@@ -154,7 +158,6 @@ async def _settle_streak(
     state = streak_on(last, today_in(sync.zone, now), sync.zone, rules)
     attested_at = now if is_attested else sync.attested_at
     await save_streak(tx, tenant, state, steps=steps, attested_at=attested_at)
-    return attested_at
 
 
 async def _record_doubts(
@@ -196,33 +199,3 @@ async def _record_doubts(
                 )
         case _:
             assert_never(verdict)
-
-
-async def _schedule_refunds(tx: Transaction, tenant: str, due_at: datetime) -> None:
-    """Schedule the refund of provisional allocations after the grace period."""
-    provisional = await provisional_allocations(tx, tenant)
-    if provisional:
-        await schedule_refund(tx, tenant, [a.node_id for a in provisional], due_at)
-
-
-async def _confirm(
-    tx: Transaction, tenant: str, attested_at: datetime, *, settings: StepSettings, now: datetime
-) -> None:
-    """Confirm allocations made before the last attested day was settled, if no day is pending.
-
-    An allocation with a scheduled refund depends on a rejected day. It is confirmed only if that
-    day is not rejected any more.
-    """
-    if await has_pending_steps(tx, tenant):
-        return
-    confirmed = [
-        allocation
-        for allocation in await provisional_allocations(tx, tenant)
-        if allocation.allocated_at <= attested_at
-    ]
-    if any(a.refund_due_at is not None for a in confirmed) and await has_rejected_days(
-        tx, tenant, now - settings.refund_grace
-    ):
-        confirmed = [a for a in confirmed if a.refund_due_at is None]
-    if confirmed:
-        await confirm_allocations(tx, tenant, [a.node_id for a in confirmed], now)

@@ -33,9 +33,9 @@ __all__ = [
     "delete_attestations",
     "find_day",
     "find_sync",
-    "has_pending_steps",
-    "has_rejected_days",
     "list_days",
+    "list_rejected_days",
+    "neighbours_of",
     "read_settled_streak",
     "readings_of",
     "recent_days",
@@ -44,11 +44,14 @@ __all__ = [
     "set_streak_of_day",
     "settle_day_log",
     "sql",
+    "stored_zone",
 ]
 
 DayStatus = Literal["PENDING", "ACCEPTED", "QUARANTINED", "REJECTED"]
 # Sorts after every day.
 AFTER_LAST_DAY: Final = "9999-99-99"
+# Samples with a grace of hours reach at most into the days next to their own.
+_AROUND: Final = timedelta(days=2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +103,15 @@ class Attestation:
     summary: Mapping[str, Any] | None = None
 
 
-# -- questions of tree and quests ------------------------------------------------------------------
+# -- what rejected days take back ------------------------------------------------------------------
 
 
-async def has_pending_steps(tx: Transaction, tenant: str) -> bool:
-    """Return whether a walker has unsettled days, which make new allocations provisional."""
-    return await tx.fetch_one(sql("has_unsettled_days"), {"tenant": tenant}) is not None
-
-
-async def has_rejected_days(tx: Transaction, tenant: str, since: datetime) -> bool:
-    """Return whether a walker has days that were rejected since then and still are."""
-    values = {"tenant": tenant, "since": since}
-    return await tx.fetch_one(sql("has_rejected_days_since"), values) is not None
+async def list_rejected_days(
+    tx: Transaction, tenant: str, since: datetime
+) -> list[tuple[date, datetime]]:
+    """Return the days that are rejected and became so since then, with when they did."""
+    rows = await tx.fetch_all(sql("rejected_days_since"), {"tenant": tenant, "since": since})
+    return [(date.fromisoformat(row["day"]), instant(row["reconciled_at"])) for row in rows]
 
 
 # -- reports ---------------------------------------------------------------------------------------
@@ -132,6 +132,7 @@ async def add_report(
     client_submitted_at: datetime,
     token_id: str,
     request_id: str,
+    provisional_energy: int,
     now: datetime,
 ) -> DayStatus:
     """Store a report and update its day; returns the status of the day."""
@@ -156,7 +157,7 @@ async def add_report(
         "span_end": report.span.end,
         "now": now,
     }
-    row = await tx.fetch_one(sql("save_log"), values)
+    row = await tx.fetch_one(sql("save_log"), values | {"provisional_energy": provisional_energy})
     if row is None:
         raise LookupError("the upsert of a day returned no row")
     await tx.execute(
@@ -173,8 +174,13 @@ async def add_report(
     return status
 
 
-async def readings_of(tx: Transaction, tenant: str, day: date) -> tuple[list[Reading], Row]:
-    """Return all readings of a day, and the row of the newest report."""
+async def readings_of(
+    tx: Transaction, tenant: str, day: date, zones: Sequence[ZoneInfo] = ()
+) -> tuple[list[Reading], Row]:
+    """Return all readings of a day, and the row of the newest report.
+
+    ``zones`` are others in which the walker has been around that day.
+    """
     rows = await tx.fetch_all(sql("list_reports"), {"tenant": tenant, "day": day.isoformat()})
     readings = [
         Reading(
@@ -182,10 +188,30 @@ async def readings_of(tx: Transaction, tenant: str, day: date) -> tuple[list[Rea
             row["source_bundle_id"],
             row["step_count"],
             Span(instant(row["span_start"]), instant(row["span_end"])),
+            (stored_zone(row["tz"]), *zones),
         )
         for row in rows
     ]
     return readings, rows[-1]
+
+
+async def neighbours_of(
+    tx: Transaction, tenant: str, day: date
+) -> tuple[list[Span], list[ZoneInfo]]:
+    """Return the samples that count on the days around a day, and the zones of their reports."""
+    values = {
+        "tenant": tenant,
+        "day": day.isoformat(),
+        "first": (day - _AROUND).isoformat(),
+        "last": (day + _AROUND).isoformat(),
+    }
+    rows = await tx.fetch_all(sql("neighbouring_reports"), values)
+    spans = [
+        Span(instant(row["span_start"]), instant(row["span_end"]))
+        for row in rows
+        if row["step_count"] and row["accepted_count"]
+    ]
+    return spans, [stored_zone(name) for name in sorted({row["tz"] for row in rows})]
 
 
 # -- days ------------------------------------------------------------------------------------------
@@ -331,14 +357,14 @@ async def read_settled_streak(store: Store, tenant: str) -> tuple[Sync, Attested
 def _sync(row: Row) -> Sync:
     attested_at = row["attested_at"]
     return Sync(
-        zone=_stored_zone(row["tz"]),
+        zone=stored_zone(row["tz"]),
         last=LastSync(instant(row["synced_at"]), timedelta(seconds=row["utc_offset_seconds"])),
         total_steps=row["total_lifetime_steps"],
         attested_at=None if attested_at is None else instant(attested_at),
     )
 
 
-def _stored_zone(name: str) -> ZoneInfo:
+def stored_zone(name: str) -> ZoneInfo:
     """Return a stored time zone. Zones can disappear from the IANA database; UTC replaces them."""
     try:
         return find_zone(name)

@@ -6,9 +6,10 @@ reports of a day together are assessed in ``day_assessment``.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from re import Pattern, escape
 from re import compile as regex
 from typing import Any, Final
 from zoneinfo import ZoneInfo
@@ -29,6 +30,8 @@ __all__ = [
 ]
 
 _ZONE: Final = regex(r"[A-Za-z][A-Za-z0-9_+-]{0,31}(?:/[A-Za-z0-9_+-]{1,32}){0,2}")
+_HOUR: Final = timedelta(hours=1)
+_MAX_SAFE: Final = 2**53
 # Files of the zone database that are not zones: the server's local zone, and clocks with leap
 # seconds.
 _NOT_A_ZONE: Final = frozenset({"localtime", "posix", "posixrules", "right", "Factory"})
@@ -38,6 +41,7 @@ _NOT_A_ZONE: Final = frozenset({"localtime", "posix", "posixrules", "right", "Fa
 class Limits:
     """Limits of a plausible report."""
 
+    # Names; ``*`` matches one or more characters, because HealthKit adds a suffix to its own.
     bundles: frozenset[str]
     steps_per_day: int = 50_000
     # The speed of a long run, and how much faster a report may be: samples arrive in groups, and a
@@ -47,6 +51,9 @@ class Limits:
     tz_jump: timedelta = timedelta(hours=12)
     tz_window: timedelta = timedelta(hours=24)
     offline_days: int = 7
+    # How far samples may be outside their day, and how far a device's clock may be ahead.
+    span_grace: timedelta = timedelta(hours=6)
+    clock_ahead: timedelta = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +109,7 @@ def find_rejection(
         or _burst(report, limits)
         or _tz_jump(report, limits, last_sync, now)
         or _day(report, limits, now)
+        or _span(report, limits, now)
     )
 
 
@@ -110,12 +118,13 @@ def is_burst(count: int, seconds: float, limits: Limits) -> bool:
     return count > limits.steps_per_second * limits.burst_tolerance * max(0.0, seconds)
 
 
-def provisional_credit(count: int, prior: int | None, factor: float) -> int:
+def provisional_credit(count: int, prior: int | None, factor: float, floor: int = 0) -> int:
     """Return the step count to show before reconciliation.
 
-    The first report of a day counts in full, later ones up to ``factor`` times the previous count.
+    The first report of a day counts in full, later ones up to ``factor`` times the previous count,
+    or up to ``floor`` if that is more.
     """
-    return count if prior is None else min(count, scaled(prior, factor))
+    return count if prior is None else min(count, max(floor, scaled(prior, factor)))
 
 
 def scaled(count: int, factor: float) -> int:
@@ -139,13 +148,21 @@ def find_zone(name: str) -> ZoneInfo:
 
 
 def _source(report: Report, limits: Limits) -> Rejection | None:
-    if report.bundle in limits.bundles:
+    if report.bundle in limits.bundles or _patterns(limits.bundles).fullmatch(report.bundle):
         return None
     return Rejection(
         403,
         "SOURCE_NOT_ALLOWED",
         "steps from this source bundle are not accepted",
+        {"received": report.bundle, "allowed": sorted(limits.bundles)},
     )
+
+
+@lru_cache(maxsize=16)
+def _patterns(bundles: frozenset[str]) -> Pattern[str]:
+    """Return a pattern that matches the names with a ``*``, and nothing if there is none."""
+    words = [".+".join(map(escape, word.split("*"))) for word in bundles if "*" in word]
+    return regex("|".join(words) or r"(?!)")
 
 
 def _count(report: Report, limits: Limits) -> Rejection | None:
@@ -155,7 +172,11 @@ def _count(report: Report, limits: Limits) -> Rejection | None:
         422,
         "STEP_COUNT_EXCEEDED",
         f"a day can have at most {limits.steps_per_day} steps",
-        {"maxStepsPerDay": limits.steps_per_day},
+        {
+            "received": _number(report.count),
+            "limit": limits.steps_per_day,
+            "maxStepsPerDay": limits.steps_per_day,
+        },
         is_anti_cheat=True,
     )
 
@@ -163,11 +184,19 @@ def _count(report: Report, limits: Limits) -> Rejection | None:
 def _burst(report: Report, limits: Limits) -> Rejection | None:
     if not is_burst(report.count, report.span.seconds, limits):
         return None
+    rate = limits.steps_per_second * limits.burst_tolerance
     return Rejection(
         422,
         "BURST_RATE_EXCEEDED",
         "the step rate is too high for the sample span",
-        {"maxStepsPerSecond": limits.steps_per_second, "tolerance": limits.burst_tolerance},
+        {
+            "received": _number(report.count),
+            "limit": int(rate * report.span.seconds),
+            "spanSeconds": report.span.seconds,
+            "minSpanSeconds": report.count / rate,
+            "maxStepsPerSecond": limits.steps_per_second,
+            "tolerance": limits.burst_tolerance,
+        },
         is_anti_cheat=True,
     )
 
@@ -187,25 +216,82 @@ def _tz_jump(
         "TZ_JUMP",
         "the time zone is too far from that of the last report",
         {
-            "jumpHours": jump / timedelta(hours=1),
-            "maxJumpHours": limits.tz_jump / timedelta(hours=1),
+            "received": report.zone.key,
+            "jumpHours": jump / _HOUR,
+            "maxJumpHours": limits.tz_jump / _HOUR,
+            "limit": limits.tz_jump / _HOUR,
+            "lastOffsetHours": last_sync.offset / _HOUR,
+            # The window includes its last instant.
+            "passesAt": _text(last_sync.at + limits.tz_window + timedelta(microseconds=1)),
         },
-        is_anti_cheat=True,
+        is_anti_cheat=not _is_flight(jump, now - last_sync.at),
     )
+
+
+def _is_flight(jump: timedelta, elapsed: timedelta) -> bool:
+    """Return whether a plane could have flown that far.
+
+    Across the date line the offset changes by a day more than the distance, and a plane crosses at
+    most two time zones in an hour.
+    """
+    distance = min(jump, abs(timedelta(days=1) - jump))
+    return elapsed > timedelta() and distance <= 2 * elapsed
 
 
 def _day(report: Report, limits: Limits, now: datetime) -> Rejection | None:
     """Check the age of the day by the server's clock, in the time zone of the report."""
     today = today_in(report.zone, now)
     ahead = (report.day - today).days
-    details = {"today": today.isoformat()}
+    details = {"received": report.day.isoformat(), "today": today.isoformat()}
     if ahead > 1:
-        return Rejection(422, "FUTURE_DATED", "the day is in the future", details)
+        begins_at = datetime.combine(report.day - timedelta(days=1), time(), report.zone)
+        return Rejection(
+            422,
+            "FUTURE_DATED",
+            "the day is in the future",
+            details
+            | {
+                "limit": (today + timedelta(days=1)).isoformat(),
+                "passesAt": _text(begins_at),
+            },
+        )
     if -ahead > limits.offline_days:
         return Rejection(
             422,
             "OFFLINE_CAP_EXCEEDED",
             f"the day is more than {limits.offline_days} days old",
-            details | {"capDays": limits.offline_days},
+            details
+            | {
+                "limit": (today - timedelta(days=limits.offline_days)).isoformat(),
+                "capDays": limits.offline_days,
+                # It only gets older.
+                "passesAt": None,
+            },
         )
     return None
+
+
+def _span(report: Report, limits: Limits, now: datetime) -> Rejection | None:
+    """Check that the samples have been taken; a device's clock may be a little ahead."""
+    if report.span.end <= now + limits.clock_ahead:
+        return None
+    return Rejection(
+        422,
+        "FUTURE_DATED",
+        "the samples end in the future",
+        {
+            "received": _text(report.span.end),
+            "limit": _text(now + limits.clock_ahead),
+            "serverNow": _text(now),
+            "passesAt": _text(report.span.end - limits.clock_ahead),
+        },
+    )
+
+
+def _text(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _number(count: int) -> int | str:
+    """Return a number that every JSON parser reads exactly, else its digits."""
+    return count if count <= _MAX_SAFE else str(count)

@@ -62,8 +62,9 @@ class StepSettings(BaseModel):
 
     # Limits of a report.
     step_source_bundles: Words = Field(
-        "com.apple.health,com.google.android.apps.healthdata",
-        description="a comma-separated list of source bundles",
+        "com.apple.health,com.apple.health.*,com.google.android.apps.healthdata,"
+        "com.google.android.wearable.healthservices",
+        description="a comma-separated list of source bundles, such as com.apple.health.*",
     )
     step_max_per_day: int = Field(50_000, ge=1, le=_MAX_STEPS, description=_STEPS)
     step_max_per_second: float = Field(3.0, gt=0, le=1000, description=_FACTOR)
@@ -74,8 +75,17 @@ class StepSettings(BaseModel):
         7, ge=0, le=365, description="a whole number of days from 0 to 365"
     )
 
+    step_empty_day_grace_hours: Hours = Field(6.0, description=_HOURS)
+    step_span_grace_hours: Hours = Field(6.0, description=_HOURS)
+    step_clock_ahead_seconds: float = Field(
+        300.0, ge=0, le=86_400, description="a number of seconds from 0 to 86400"
+    )
+
     # Energy and streaks.
     step_provisional_factor: float = Field(1.5, gt=0, le=1000, description=_FACTOR)
+    step_provisional_floor: int = Field(
+        2000, ge=0, le=_MAX_STEPS, description=f"a whole number of steps from 0 to {_MAX_STEPS}"
+    )
     step_energy_per_step: float = Field(1.0, gt=0, le=1000, description=_FACTOR)
     step_attested_threshold: int = Field(2000, ge=1, le=_MAX_STEPS, description=_STEPS)
     step_streak_tiers: Thresholds = Field(
@@ -137,6 +147,8 @@ class StepSettings(BaseModel):
             tz_jump=timedelta(hours=self.step_tz_jump_hours),
             tz_window=timedelta(hours=self.step_tz_window_hours),
             offline_days=self.step_offline_cap_days,
+            span_grace=timedelta(hours=self.step_span_grace_hours),
+            clock_ahead=timedelta(seconds=self.step_clock_ahead_seconds),
         )
 
     @property
@@ -144,6 +156,12 @@ class StepSettings(BaseModel):
         """The thresholds of the tiers, and the tiers lost per missed day."""
         tiers = tuple(int(word) for word in split(self.step_streak_tiers))
         return StreakRules(tiers, self.step_streak_decay_tiers)
+
+    @property
+    def empty_day_after(self) -> timedelta:
+        """How long after its end a day without a report is not settled."""
+        grace = timedelta(hours=self.step_empty_day_grace_hours)
+        return timedelta(days=self.step_offline_cap_days) + grace
 
     @property
     def refund_grace(self) -> timedelta:
