@@ -177,7 +177,8 @@ class DjangoStore:
         check_storable(*record_id)
 
         def take() -> Claimed | Found | Held:
-            self._leave_replaced_file()
+            if self.is_sqlite:
+                self._leave_replaced_file()
             unit = DjangoUnit(self)
             after_expiry = False
             try:
