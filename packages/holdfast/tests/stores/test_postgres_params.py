@@ -15,6 +15,7 @@ from holdfast.stores.postgres.params import (
     int_literal,
     positional,
     text_literal,
+    text_literals,
 )
 from holdfast.testing.samples import AWKWARD_NAMES
 
@@ -112,6 +113,13 @@ def test_none_is_null_and_integers_are_digits():
     assert int_literal(-5) == "-5"
     with pytest.raises(ValueError):
         int_literal("1; DROP TABLE t")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("special", ["'); COMMIT--", "\\", "\n", "ä", "\x7f"])
+def test_several_texts_are_written_as_each_of_them_alone(special: str) -> None:
+    for texts in (("a", None, "b c", ""), ("a", special, None), (special,), ()):
+        assert text_literals(texts) == [text_literal(text) for text in texts]
+    assert special not in "".join(text_literals(("a", special, "b")))
 
 
 @pytest.mark.parametrize("strings", ["on", "off"])

@@ -249,10 +249,19 @@ class GuardMiddleware:
                 return
             # From the head: a caller who is refused here has used no memory for a body.
             found = self._identify(head)
-            principal = await found if inspect.isawaitable(found) else found
-            await self._check_rate_limit(match, head, principal)
+            # Checked by type first: inspect.isawaitable() takes longer than the rest.
+            if isinstance(found, Principal):
+                principal = found
+            else:
+                principal = await found if inspect.isawaitable(found) else found
+            head.principal = principal
+            if match.policy.rate_limit is not None:
+                await self._check_rate_limit(match, head, principal)
             content = await body.read(principal.tenant)
-            request = await self._parse(match, head, content, principal)
+            if len(content) <= LARGE_BODY_BYTES:
+                request = head.request = self._parse_now(match, head, content, principal, None)
+            else:
+                request = await self._parse(match, head, content, principal)
             idempotency = await self._idempotency()
             outcome = await idempotency.process(request)
         except Disconnected:
@@ -294,6 +303,7 @@ class GuardMiddleware:
         visit = None if gate is None else await gate.enter(match.endpoint)
 
         async def claim(principal: Principal) -> Execution | Replay:
+            head.principal = principal
             await self._check_rate_limit(match, head, principal)
             request = await self._parse(match, head, body, principal, payload_hash)
             sharing: dict[str, Any] = {}
@@ -327,7 +337,6 @@ class GuardMiddleware:
         self, match: Match, head: RequestHead, principal: Principal
     ) -> None:
         """Count the request. Raises ``RateLimitedError``."""
-        head.principal = principal
         limit = match.policy.rate_limit
         if limit is not None and self._limiter is not None:
             wait = await self._count(limit, principal.tenant, match.endpoint, head)
@@ -344,28 +353,9 @@ class GuardMiddleware:
         payload_hash: str | None = None,
     ) -> GuardedRequest:
         """Read key and fingerprint."""
-        policy = match.policy
 
         def parse() -> GuardedRequest:
-            own = payload_hash
-            if own is None and policy.fingerprint is not None:
-                own = _own_fingerprint(policy, head, body)
-            return parse_request(
-                endpoint=match.endpoint,
-                policy=policy,
-                principal=principal,
-                method=head.method,
-                path_params=match.path_params,
-                query=head.query,
-                key_headers=head.keys(policy.key_header),
-                content_type=head.content_type,
-                body=body,
-                request_id=head.request_id,
-                correlation_id=head.correlation_id,
-                payload_hash=own,
-                path=head.path,
-                traceparent=head.traceparent,
-            )
+            return self._parse_now(match, head, body, principal, payload_hash)
 
         # With its hash given, nothing of the body is read but a key in it.
         is_small = payload_hash is not None or len(body) <= LARGE_BODY_BYTES
@@ -373,6 +363,34 @@ class GuardMiddleware:
             parse() if is_small else await self._bodies.run_and_forget(len(body), parse)
         )
         return request
+
+    @staticmethod
+    def _parse_now(
+        match: Match,
+        head: RequestHead,
+        body: bytes,
+        principal: Principal,
+        payload_hash: str | None,
+    ) -> GuardedRequest:
+        policy = match.policy
+        if payload_hash is None and policy.fingerprint is not None:
+            payload_hash = _own_fingerprint(policy, head, body)
+        return parse_request(
+            endpoint=match.endpoint,
+            policy=policy,
+            principal=principal,
+            method=head.method,
+            path_params=match.path_params,
+            query=head.query,
+            key_headers=head.keys(policy.key_header),
+            content_type=head.content_type,
+            body=body,
+            request_id=head.request_id,
+            correlation_id=head.correlation_id,
+            payload_hash=payload_hash,
+            path=head.path,
+            traceparent=head.traceparent,
+        )
 
     async def _count(
         self, limit: str, tenant: str, endpoint: str, head: RequestHead

@@ -10,9 +10,9 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from holdfast.core.policy import Policy
 from holdfast.errors import BodyTimeoutError, BodyTooLargeError, OverloadedError
@@ -159,6 +159,30 @@ def _is_sync() -> bool:
     return True
 
 
+class _Begun:
+    """Goes on with a coroutine whose first step has been run and waits for something."""
+
+    __slots__ = ("_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, bytes], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, bytes]:
+        coroutine, waits_for = self._coroutine, self._waits_for
+        try:
+            while True:
+                try:
+                    value = yield waits_for
+                except BaseException as error:  # noqa: BLE001 - also a cancellation
+                    waits_for = coroutine.throw(error)
+                else:
+                    waits_for = coroutine.send(value)
+        except StopIteration as complete:
+            whole: bytes = complete.value
+            return whole
+
+
 class RequestBody:
     """The body of one request, read once, with limits on size, time and memory."""
 
@@ -198,10 +222,17 @@ class RequestBody:
         self._tenant = tenant
         if is_in_request_thread():  # without an event loop; the framework has read the body
             return await self._read()
+        # Most bodies arrive with their head, and then nothing waits: they need no timer.
+        reading = self._read()
+        try:
+            waits_for = reading.send(None)
+        except StopIteration as complete:
+            whole: bytes = complete.value
+            return whole
         seconds = self._policy.body_deadline.total_seconds()
         try:
             async with asyncio.timeout(seconds):
-                return await self._read()
+                return await _Begun(reading, waits_for)
         except TimeoutError:
             pass
         try:

@@ -52,7 +52,7 @@ from holdfast.stores.migrations import (
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.parameters import named_parameters
 from holdfast.stores.postgres.epoch import EpochReader
-from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
+from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literals
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
@@ -177,7 +177,8 @@ class DjangoStore:
         check_storable(*record_id)
 
         def take() -> Claimed | Found | Held:
-            self._leave_replaced_file()
+            if self.is_sqlite:
+                self._leave_replaced_file()
             unit = DjangoUnit(self)
             after_expiry = False
             try:
@@ -352,7 +353,7 @@ class DjangoStore:
             values = (lock, *record_id, now)
             call = f"SELECT {self._claim_function}($1, $2, $3, $4, $5)"
             return len(self.run(call, values)[0])
-        tenant, endpoint, key = map(text_literal, record_id)
+        tenant, endpoint, key = text_literals(record_id)
         at = instant_literal(now)
         result = send_message(
             unit.transaction,

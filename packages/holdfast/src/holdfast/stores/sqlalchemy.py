@@ -60,7 +60,7 @@ from holdfast.stores.postgres.params import (
     instant_literal,
     positional,
     rows_changed,
-    text_literal,
+    text_literals,
 )
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
@@ -659,7 +659,7 @@ class SqlAlchemyUnit(GuardedUnit):
         self.guard_connection(connection)
         sent = begin_with(
             connection,
-            f"SELECT {claim}({number},{','.join(map(text_literal, self._record_id))},"
+            f"SELECT {claim}({number},{','.join(text_literals(self._record_id))},"
             f"{instant_literal(now)})",
             self,
         )

@@ -14,7 +14,7 @@ with needs_extra("psycopg"):
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError
-from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literal
+from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literals
 from holdfast.stores.psycopg.errors import ServerLostError, translating_outages
 from holdfast.stores.psycopg_message import send
 from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage
@@ -26,7 +26,7 @@ def begin_and_claim(  # noqa: PLR0917 - the parts of one message
     raw: Any, begin: str, function: str, lock: int, record_id: RecordId, now: datetime
 ) -> int:
     """Begin, lock and look up; return the number of rows of ``holdfast_claim``."""
-    names = ",".join(map(text_literal, record_id))
+    names = ",".join(text_literals(record_id))
     with translating_outages(raw):
         result = send(raw, f"{begin};SELECT {function}({lock},{names},{instant_literal(now)})")
     return int(result.ntuples)

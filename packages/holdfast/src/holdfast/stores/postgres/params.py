@@ -9,6 +9,7 @@ whatever a tenant or key contains, can end a literal or change its meaning, and 
 """
 
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -28,6 +29,7 @@ __all__ = [
     "positional",
     "rows_changed",
     "text_literal",
+    "text_literals",
 ]
 
 # Skips strings, quoted names, comments, dollar quotes and casts; the last group is a parameter.
@@ -85,9 +87,14 @@ def text_literal(value: str | None) -> str:
     """Return a literal of type text."""
     if value is None:
         return "NULL"
-    if value.isascii() and value.isprintable() and "'" not in value and "\\" not in value:
+    if _is_plain(value):
         return f"'{value}'"
     return f"convert_from(decode('{value.encode().hex()}','hex'),'UTF8')"
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether a text means itself between quotes, whatever the session's settings are."""
+    return text.isascii() and text.isprintable() and "'" not in text and "\\" not in text
 
 
 def bytes_literal(value: bytes) -> str:
@@ -105,20 +112,21 @@ def instant_literal(value: datetime) -> str:
     return f"'{value.isoformat()}'"
 
 
+def text_literals(values: Sequence[str | None]) -> list[str]:
+    """Return literals of type text. Faster than one by one: nearly always, all are plain."""
+    if _is_plain("".join([value for value in values if value is not None])):
+        return ["NULL" if value is None else f"'{value}'" for value in values]
+    return [text_literal(value) for value in values]
+
+
 def finish_statement(function: str, record: Record, audit: AuditEvent | None) -> str:
     """Return the call of ``holdfast_finish`` with literals, to share a message with COMMIT."""
-    text = text_literal
-    tenant, endpoint, key = record.id
-    body_hash, request_hash = record.fingerprint
-    audited = (
-        f"{text(audit.id)},{text(audit.actor)},{text(audit.resource)},{int_literal(audit.version)}"
-        if audit is not None
-        else "NULL,NULL,NULL,NULL"
-    )
+    audited = (None, None, None) if audit is None else (audit.id, audit.actor, audit.resource)
+    about = (encode_headers(record), record.request_id, record.correlation_id)
+    texts = text_literals((*record.id, *record.fingerprint, *about, *audited))
     return (
-        f"SELECT {function}({text(tenant)},{text(endpoint)},{text(key)},"
-        f"{text(body_hash)},{text(request_hash)},"
-        f"{int_literal(record.status)},{bytes_literal(record.body)},{text(encode_headers(record))},"
-        f"{text(record.request_id)},{text(record.correlation_id)},"
-        f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},{audited})"
+        f"SELECT {function}({','.join(texts[:5])},"
+        f"{int_literal(record.status)},{bytes_literal(record.body)},{','.join(texts[5:8])},"
+        f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},"
+        f"{','.join(texts[8:])},{int_literal(None if audit is None else audit.version)})"
     )

@@ -38,7 +38,7 @@ from holdfast.stores.postgres.params import (
     instant_literal,
     positional,
     rows_changed,
-    text_literal,
+    text_literals,
 )
 from holdfast.stores.postgres.session import UsedSession, outlives_statement
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
@@ -184,7 +184,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
         try:
             tag = await connection.execute(
                 f"BEGIN;SELECT {self._claim_function}({lock},"
-                f"{text_literal(tenant)},{text_literal(endpoint)},{text_literal(key)},"
+                f"{','.join(text_literals(record_id))},"
                 f"{instant_literal(now)})"
             )
             if tag in _CLAIMED_TAGS:
