@@ -396,6 +396,8 @@ async def test_epoch_that_changes_during_a_look_up_in_redis(tmp_path: Path, redi
             redis_url, environment="test", secret=server.holdfast.store.secret, timeout_seconds=2
         )
         cache.learn = idempotency.epoch.learn
+        assert idempotency.cache is not None
+        await idempotency.cache.close()
         idempotency.cache = cache
         again, was_replayed = await server.order()
         assert (was_replayed, again != lost) == (False, True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from holdfast.errors import UsageError
@@ -164,3 +164,27 @@ async def test_the_apps_own_connections_may_commit(store: Any) -> None:
             connection.execute(text("INSERT INTO tea VALUES ('black')"))
             connection.execute(text("COMMIT"))
     assert await teas(store) == 2
+
+
+async def test_statement_refused_by_a_listener_of_the_app_delays_no_rollback(
+    store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class RefusedError(Exception):
+        pass
+
+    def refuse(*arguments: Any) -> None:
+        if arguments[2] == "SELECT 'refused'":
+            raise RefusedError
+
+    unit = await store.begin()
+    engine = unit.transaction.get_bind().engine
+    event.listen(engine, "before_cursor_execute", refuse)
+    await add_tea(unit.transaction)
+    with pytest.raises(RefusedError):
+        await result_of(unit.transaction.execute(text("SELECT 'refused'")))
+    with pytest.raises(UsageError):
+        await result_of(unit.transaction.execute(text("COMMIT")))
+    await unit.rollback()
+    assert await teas(store) == 0
+    assert "Current Checked out connections: 0" in engine.pool.status()
+    assert caplog.messages == []

@@ -60,7 +60,8 @@ def make_app(
     store = open_store(database)
     cache = None
     if redis:
-        cache = RedisRecords(redis, environment="test", secret=store.secret)
+        # The time-out of 0.1 s would make a busy machine an outage of Redis.
+        cache = RedisRecords(redis, environment="test", secret=store.secret, timeout_seconds=5)
     holdfast = Holdfast(
         store,
         policy=policy or Policy(wait=timedelta(seconds=10)),

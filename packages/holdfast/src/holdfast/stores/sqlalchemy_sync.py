@@ -104,6 +104,10 @@ _ABANDONED_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.005
 # SQLAlchemy's code of errors for a session that another thread uses.
 _SESSION_IN_USE: Final = "isce"
+# Events of the engine, each directly before a call of the driver.
+_DRIVER_CALLS: Final = ("do_execute", "do_executemany", "do_execute_no_params")
+# Execution option of a connection: the unit that notes its statements.
+_STATEMENTS: Final = "holdfast_statements"
 
 _TRANSLATING_OUTAGES: Final = translating_outages()
 
@@ -211,6 +215,8 @@ class SqlAlchemySyncStore:
             return
         self._threads.open()
         self._is_open = True
+        for name in _DRIVER_CALLS:
+            event.listen(self._engine, name, self._before_driver_call)
         event.listen(self._engine, "handle_error", self._after_error)
         create_database_file(self.sqlite_path, of_app=True)
         listen_for_control(self._engine)
@@ -231,6 +237,8 @@ class SqlAlchemySyncStore:
         if self._is_open:
             self._is_open = False
             await self._threads.close(_CLOSE_SECONDS)
+            for name in _DRIVER_CALLS:
+                event.remove(self._engine, name, self._before_driver_call)
             event.remove(self._engine, "handle_error", self._after_error)
             self._replaced_file.stop()
             if event.contains(self._engine, "connect", self._on_connect):
@@ -587,9 +595,19 @@ class SqlAlchemySyncStore:
             if not driver.closed:
                 driver.autocommit = before
 
+    def _before_driver_call(self, *args: Any) -> None:
+        """Let the unit of a guarded connection note a statement.
+
+        Not in ``before_cursor_execute``: if a listener after this one refuses the statement,
+        SQLAlchemy 2.0 calls neither ``after_cursor_execute`` nor ``handle_error``.
+        """
+        context = args[-1]
+        unit = None if context is None else _unit_of(context.root_connection)
+        if unit is not None:
+            unit.begin_statement()
+
     def _after_error(self, context: Any) -> None:
-        connection = context.connection
-        unit = None if connection is None else connection.info.get(UNIT)
+        unit = None if context.connection is None else _unit_of(context.connection)
         if unit is not None:
             unit.end_statement()
 
@@ -665,7 +683,6 @@ class SqlAlchemySyncUnit(GuardedUnit):
         # Held while a statement runs in a thread that the handler may have abandoned.
         self._statement = threading.RLock()
         self._statement_thread = 0
-        self._connection_info: Any = {}
         # Of the claim, on PostgreSQL; None once a handler has ended that transaction.
         self.connection: Connection | None = None
         # True if another request has committed the key.
@@ -815,7 +832,6 @@ class SqlAlchemySyncUnit(GuardedUnit):
         self._leave()
 
     def _leave(self) -> None:
-        self._connection_info.pop(UNIT, None)
         with self._lock:
             had_turn, self._has_turn = self._has_turn, False
         if had_turn:
@@ -846,9 +862,7 @@ class SqlAlchemySyncUnit(GuardedUnit):
         Raises ``SupersededError`` if the key has a record by now.
         """
         if self._has_slot:  # else the handler has no other thread
-            self._connection_info = connection.info
-            connection.info[UNIT] = self
-            event.listen(connection, "before_cursor_execute", self._begin_statement)
+            connection.execution_options(**{_STATEMENTS: self})
             event.listen(connection, "after_cursor_execute", self.end_statement)
         if self._store.is_sqlite:
             self._begin_immediate(connection)
@@ -879,7 +893,8 @@ class SqlAlchemySyncUnit(GuardedUnit):
             self._store.pass_turn_on()
             raise NoTransactionError(ENDED)
 
-    def _begin_statement(self, *_: Any) -> None:
+    def begin_statement(self) -> None:
+        """Note that a statement begins in this thread. Raises if the unit has ended."""
         self._statement.acquire()
         if self._ended:
             self._statement.release()
@@ -918,6 +933,11 @@ def _after_begin(session: Session, transaction: Any, connection: Connection) -> 
         connection.close()
         raise NoTransactionError(ENDED)
     unit.begin_on(connection)
+
+
+def _unit_of(connection: Connection) -> SqlAlchemySyncUnit | None:
+    unit: SqlAlchemySyncUnit | None = connection.get_execution_options().get(_STATEMENTS)
+    return unit
 
 
 def _roll_back(session: Session) -> bool:
