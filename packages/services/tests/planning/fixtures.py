@@ -1,7 +1,7 @@
 """A planning server, and authenticated members of organizations."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,9 +19,10 @@ from packages.services.tests.conftest import SECRET, Serve
 NOWHERE = "01970000-0000-7000-8000-000000000000"
 
 
-def token(sub: str, org: str | None) -> dict[str, str]:
+def token(sub: str, org: str | None, roles: Sequence[str] = ()) -> dict[str, str]:
     """Return the Authorization header of a member."""
-    made = mint_token(SECRET, sub=sub, org=org, lifetime=timedelta(hours=1), now=datetime.now(UTC))
+    now, lifetime = datetime.now(UTC), timedelta(hours=1)
+    made = mint_token(SECRET, sub=sub, org=org, roles=roles, lifetime=lifetime, now=now)
     return {"Authorization": f"Bearer {made}"}
 
 
@@ -32,9 +33,11 @@ def tag(version: int) -> dict[str, str]:
 class Member:
     """One person of one organization."""
 
-    def __init__(self, client: httpx.AsyncClient, sub: str = "ada", org: str = "acme") -> None:
+    def __init__(
+        self, client: httpx.AsyncClient, sub: str = "ada", org: str = "acme", *roles: str
+    ) -> None:
         self._client = client
-        self._signed_in = token(sub, org)
+        self._signed_in = token(sub, org, roles)
 
     async def send(
         self, method: str, path: str, body: Any = None, *, key: str | None = None, **headers: Any
@@ -102,8 +105,8 @@ class PlanningServer(Member):
         self.holdfast = holdfast
         self.cache = cache
 
-    def member(self, sub: str = "eve", org: str = "globex") -> Member:
-        return Member(self.client, sub, org)
+    def member(self, sub: str = "eve", org: str = "globex", *roles: str) -> Member:
+        return Member(self.client, sub, org, *roles)
 
     async def rows(self, sql: str, **params: Any) -> list[Row]:
         return list(await self.holdfast.store.read(sql, params))

@@ -11,13 +11,14 @@ from holdfast.ids import new_id
 from holdfast_services.planning import audit
 from packages.services.tests.conftest import signed_in
 
-from .fixtures import PlanningServer, ok, refused, tag
+from .fixtures import PlanningServer, ok, refused, tag, token
 
 PATCH = "PATCH /v1/missions/{mission_id}"
 
 
 async def events(planning: PlanningServer, **filters: str) -> list[dict[str, Any]]:
-    response = await planning.client.get("/v1/audit", params=filters, headers=planning._signed_in)
+    auditor = token("ada", "acme", ["auditor"])
+    response = await planning.client.get("/v1/audit", params=filters, headers=auditor)
     found: list[dict[str, Any]] = ok(response)["items"]
     return found
 
@@ -78,12 +79,14 @@ async def test_pages_go_from_the_newest_to_the_oldest_without_a_gap(
         await planning.project()
     whole = await events(planning, limit="200")
     assert [e["id"] for e in whole] == sorted((e["id"] for e in whole), reverse=True)
-    pages = await planning.pages("/v1/audit", 3)
+    pages = await planning.member("ada", "acme", "auditor").pages("/v1/audit", 3)
     assert [len(page) for page in pages] == [3, 3, 1]
     assert [event for page in pages for event in page] == whole
-    first = await planning.read("/v1/audit?limit=3")
+    first = await planning.member("ada", "acme", "auditor").read("/v1/audit?limit=3")
     await planning.project()  # new events come before the first page, not into the second
-    second = await planning.read(f"/v1/audit?limit=3&after={first['next']}")
+    second = await planning.member("ada", "acme", "auditor").read(
+        f"/v1/audit?limit=3&after={first['next']}"
+    )
     assert second["items"] == pages[1]
 
 

@@ -13,7 +13,9 @@ async def test_a_project_is_created_read_and_listed(planning: PlanningServer) ->
     response = await planning.post("/v1/projects", {"name": "Harbour", "description": "two\nlines"})
     assert response.status_code == 201
     project = response.json()
-    assert set(project) == {"id", "name", "description", "version", "created_at", "updated_at"}
+    assert set(project) == {
+        "id", "name", "description", "archived_at", "version", "created_at", "updated_at",
+    }  # fmt: skip
     assert response.headers["location"] == f"/v1/projects/{UUID(project['id'])}"
     assert (response.headers["etag"], project["version"]) == ('"1"', 1)
     assert datetime.fromisoformat(project["created_at"]).tzinfo is not None

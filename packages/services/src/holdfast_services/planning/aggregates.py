@@ -9,14 +9,17 @@ from fastapi import Header, Request, Response
 
 from holdfast import Execution, Holdfast, Policy, Transaction
 from holdfast.core.versions import etag
-from holdfast.errors import NotFoundError
+from holdfast.errors import NotFoundError, ServiceError
 from holdfast.ids import new_id
 from holdfast.ports import Row
 from holdfast_services.planning.model import dashboard_view, row_view
 from holdfast_services.planning.read_cache import Kind, ReadCache, ReadKey
 from holdfast_services.planning.repository import find, find_in, version_in
+from holdfast_services.planning.roles import RoleRules
 
-__all__ = ["AggregateService", "IfMatch", "IfNoneMatch", "json_response"]
+__all__ = ["ARCHIVED", "AggregateService", "IfMatch", "IfNoneMatch", "json_response"]
+
+ARCHIVED: Final = "project.archived"
 
 _JSON: Final = "application/json"
 _NOUNS: Final[dict[Kind, str]] = {
@@ -51,6 +54,7 @@ class AggregateService:
     holdfast: Holdfast
     policy: Policy
     cache: ReadCache
+    roles: RoleRules
 
     def new_id(self) -> str:
         """Return a new id; ids grow with time."""
@@ -92,6 +96,17 @@ class AggregateService:
         if row is None:
             raise NotFoundError(f"there is no such {_NOUNS[kind]}")
         return row
+
+    async def check_not_archived(self, tx: Transaction, tenant: str, project_id: str) -> None:
+        """Raise ``ServiceError`` (409) if the project is archived."""
+        project = await self.get(tx, "project", tenant, project_id)
+        if project["archived_at"] is not None:
+            raise ServiceError(
+                409,
+                ARCHIVED,
+                "the project is archived: take it out of the archive, or choose another one",
+                details={"project_id": project_id},
+            )
 
     def respond(self, run: Execution, kind: Kind, row: Row, *, status: int = 200) -> Response:
         """Respond with the new state of an aggregate, and record the change."""

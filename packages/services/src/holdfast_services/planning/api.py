@@ -6,6 +6,7 @@ from holdfast import Holdfast
 from holdfast_services.planning import assignments, audit, missions, projects
 from holdfast_services.planning.aggregates import AggregateService
 from holdfast_services.planning.read_cache import ReadCache
+from holdfast_services.planning.roles import RoleRules
 from holdfast_services.routing import service_router
 from holdfast_services.settings import Settings
 
@@ -15,7 +16,10 @@ __all__ = ["router"]
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the planning service."""
     service = AggregateService(
-        holdfast, settings.policies().planning, ReadCache(settings.planning_cache_bytes)
+        holdfast,
+        settings.policies().planning,
+        ReadCache(settings.planning_cache_bytes),
+        RoleRules(required=settings.planning_roles_required),
     )
     api = service_router("planning", prefix="/v1")
     for part in (projects, missions, assignments, audit):

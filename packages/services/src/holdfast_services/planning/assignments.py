@@ -1,6 +1,8 @@
-"""Routes of assignments, which assign a person to a mission and can be moved to another one."""
+"""Routes of assignments, which assign a person to a mission until they end."""
 
-from fastapi import APIRouter, Request, Response
+from typing import Annotated, Final
+
+from fastapi import APIRouter, Body, Request, Response
 
 from holdfast import update_with_version
 from holdfast.errors import NotFoundError
@@ -14,17 +16,35 @@ from holdfast_services.planning.aggregates import (
     json_response,
 )
 from holdfast_services.planning.jobs import notify_assignee, recount_projects
-from holdfast_services.planning.model import AssignmentMove, AssignmentView, NewAssignment, Page
-from holdfast_services.planning.openapi import LIST, changed, created, read
+from holdfast_services.planning.model import (
+    AssignmentMove,
+    AssignmentPatch,
+    AssignmentView,
+    NewAssignment,
+    OwnAssignmentView,
+    Page,
+    VersionOnly,
+)
+from holdfast_services.planning.openapi import LIST, changed, created, deleted, read
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
-from holdfast_services.planning.repository import add, find, list_in, move_assignment
+from holdfast_services.planning.repository import (
+    add,
+    change_assignment,
+    end_assignment,
+    find,
+    list_in,
+    move_assignment,
+)
 
 __all__ = ["add_routes"]
+
+_ASSIGNMENT: Final = "/assignments/{assignment_id}"
 
 
 def add_routes(api: APIRouter, service: AggregateService) -> None:
     """Add the routes of assignments."""
     _add_reads(api, service)
+    _add_edits(api, service)
     holdfast, policy = service.holdfast, service.policy
 
     @api.post(
@@ -38,7 +58,9 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
     async def create(
         mission_id: str, assignment: NewAssignment, tx: Tx, caller: Caller, run: Run
     ) -> Response:
+        service.roles.check_write(run)
         mission = await service.get(tx, "mission", caller.tenant, mission_id)
+        await service.check_not_archived(tx, caller.tenant, mission["project_id"])
         parents = {"project_id": mission["project_id"], "mission_id": mission_id}
         fields = parents | assignment.model_dump()
         now = holdfast.clock.now()
@@ -65,6 +87,7 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
         request: Request,
         _tag: IfMatch = None,
     ) -> Response:
+        service.roles.check_write(run)
         tenant = caller.tenant
         before: Row | None = None
 
@@ -79,6 +102,7 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
             target = await find(tx, "mission", tenant, to.mission_id)
             if target is None:
                 raise NotFoundError("mission_id: there is no such mission")
+            await service.check_not_archived(tx, tenant, target["project_id"])
             now = holdfast.clock.now()
             return await move_assignment(
                 tx, tenant, assignment_id, target, version=version, now=now
@@ -97,6 +121,92 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
         return service.respond(run, "assignment", row)
 
 
+def _add_edits(api: APIRouter, service: AggregateService) -> None:
+    holdfast, policy = service.holdfast, service.policy
+
+    @api.patch(
+        _ASSIGNMENT,
+        summary="Change an assignment",
+        operation_id="change_assignment",
+        description="Another assignee or role. Missing fields keep their values; null clears the "
+        "role. If the assignee changes, both persons are notified.",
+        responses=changed(AssignmentView),
+    )
+    @holdfast.guard(f"PATCH /v1{_ASSIGNMENT}", policy=policy)
+    async def change(
+        assignment_id: str,
+        assignment: AssignmentPatch,
+        run: Run,
+        request: Request,
+        _tag: IfMatch = None,
+    ) -> Response:
+        service.roles.check_write(run)
+        tx, tenant = run.transaction, run.request.principal.tenant
+        fields = assignment.model_dump(exclude={"version"}, exclude_unset=True)
+        before: Row | None = None
+
+        async def current() -> Row | None:
+            return await find(tx, "assignment", tenant, assignment_id)
+
+        async def write(version: int) -> Row | None:
+            nonlocal before
+            before = await current()
+            return await change_assignment(
+                tx, tenant, assignment_id, fields, version=version, now=holdfast.clock.now()
+            )
+
+        row = await update_with_version(
+            what="assignment",
+            if_match=request.headers.getlist("if-match"),
+            in_body=assignment.version,
+            current=current,
+            write=write,
+        )
+        # The version that was changed is the one that was read before, or the write has failed.
+        assert before is not None  # noqa: S101
+        if before["assignee"] == row["assignee"]:
+            await notify_assignee(holdfast, "changed", row)
+        else:
+            await recount_projects(holdfast, row["project_id"])
+            await notify_assignee(holdfast, "assigned", row)
+            await notify_assignee(holdfast, "ended", {**before, "version": row["version"]})
+        return service.respond(run, "assignment", row)
+
+    @api.delete(
+        _ASSIGNMENT,
+        status_code=204,
+        response_class=Response,
+        summary="End an assignment",
+        operation_id="end_assignment",
+        description="It is not listed or counted any more, and its assignee is notified.",
+        responses=deleted(),
+    )
+    @holdfast.guard(f"DELETE /v1{_ASSIGNMENT}", policy=policy)
+    async def end(
+        assignment_id: str,
+        *,
+        run: Run,
+        request: Request,
+        seen: Annotated[VersionOnly | None, Body()] = None,
+        _tag: IfMatch = None,
+    ) -> Response:
+        service.roles.check_write(run)
+        tx, tenant = run.transaction, run.request.principal.tenant
+        row = await update_with_version(
+            what="assignment",
+            if_match=request.headers.getlist("if-match"),
+            in_body=None if seen is None else seen.version,
+            current=lambda: find(tx, "assignment", tenant, assignment_id),
+            write=lambda version: end_assignment(
+                tx, tenant, assignment_id, version=version, now=holdfast.clock.now()
+            ),
+        )
+        await recount_projects(holdfast, row["project_id"])
+        await notify_assignee(holdfast, "ended", row)
+        service.record_change(run, "assignment", assignment_id, row["version"])
+        return Response(status_code=204)
+
+
 def _add_reads(api: APIRouter, service: AggregateService) -> None:
     @api.get(
         "/missions/{mission_id}/assignments",
@@ -109,6 +219,7 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
     async def list_page(
         mission_id: str, caller: CurrentPrincipal, limit: Limit = 50, after: After = None
     ) -> Response:
+        service.roles.check_read(caller)
         position = read_cursor(after, "assignments")
         await service.ensure_exists(caller.tenant, "mission", mission_id)
         rows = await list_in(
@@ -122,6 +233,29 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
         return json_response(page(rows, limit, "assignments"))
 
     @api.get(
+        "/me/assignments",
+        summary="List one's own assignments",
+        operation_id="list_own_assignments",
+        description="Those whose assignee is the `sub` of the token, oldest first, without those "
+        "of deleted missions.",
+        response_model=Page[OwnAssignmentView],
+        responses=LIST,
+    )
+    async def list_own(
+        caller: CurrentPrincipal, limit: Limit = 50, after: After = None
+    ) -> Response:
+        service.roles.check_read(caller)
+        rows = await list_in(
+            service.holdfast.store,
+            "list_own_assignments",
+            caller.tenant,
+            after=read_cursor(after, "own assignments"),
+            limit=limit + 1,
+            assignee=caller.actor,
+        )
+        return json_response(page(rows, limit, "own assignments"))
+
+    @api.get(
         "/assignments/{assignment_id}",
         summary="Read an assignment",
         operation_id="read_assignment",
@@ -131,4 +265,5 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
     async def read_one(
         assignment_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
+        service.roles.check_read(caller)
         return await service.read(request, "assignment", caller.tenant, assignment_id)

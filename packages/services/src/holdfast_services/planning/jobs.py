@@ -7,6 +7,7 @@ import unicodedata
 from typing import Any, Final, Literal
 
 from holdfast import Holdfast
+from holdfast.ids import new_id
 from holdfast.jobs.context import JobContext
 from holdfast.ports import Row
 from holdfast_services.planning.repository import find, sql
@@ -45,9 +46,9 @@ async def reindex_mission(holdfast: Holdfast, mission_id: str) -> None:
 
 
 async def notify_assignee(
-    holdfast: Holdfast, kind: Literal["assigned", "moved"], assignment: Row
+    holdfast: Holdfast, kind: Literal["assigned", "moved", "changed", "ended"], assignment: Row
 ) -> None:
-    """Enqueue a notification of the assignee, one per version of the assignment."""
+    """Enqueue a notification of the assignee, one per version of the assignment and person."""
     payload: dict[str, Any] = {
         "assignment_id": assignment["id"],
         "version": assignment["version"],
@@ -56,6 +57,8 @@ async def notify_assignee(
         "recipient": assignment["assignee"],
     }
     about = f"{assignment['id']}:{assignment['version']}"
+    if kind == "ended":  # of a version that another person may get a notification of
+        about += ":ended"
     await holdfast.enqueue(NOTIFY, payload, queue=QUEUE, resource_id=about)
 
 
@@ -81,7 +84,7 @@ def register(holdfast: Holdfast, _settings: Settings) -> None:
     @holdfast.jobs.handler(NOTIFY, queue=QUEUE, time_limit_seconds=60)
     async def notify(job: JobContext) -> None:
         now = holdfast.clock.now()
-        values = job.payload | {"tenant": job.tenant, "now": now}
+        values = job.payload | {"tenant": job.tenant, "id": new_id(now), "now": now}
         await job.transaction.execute(sql("add_notification"), values)
 
     @holdfast.jobs.handler(INDEX, queue=QUEUE, time_limit_seconds=60)

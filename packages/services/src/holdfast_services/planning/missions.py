@@ -65,6 +65,7 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
             str | None, Query(max_length=200, description="Only missions that contain this text.")
         ] = None,
     ) -> Response:
+        service.roles.check_read(caller)
         position = read_cursor(after, "missions")
         await service.ensure_exists(caller.tenant, "project", project_id)
         filters = {"project_id": project_id}
@@ -90,6 +91,7 @@ def _add_reads(api: APIRouter, service: AggregateService) -> None:
     async def read_one(
         mission_id: str, caller: CurrentPrincipal, request: Request, _tag: IfNoneMatch = None
     ) -> Response:
+        service.roles.check_read(caller)
         return await service.read(request, "mission", caller.tenant, mission_id)
 
 
@@ -107,9 +109,10 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
     async def create(
         project_id: str, mission: NewMission, tx: Tx, caller: Caller, run: Run
     ) -> Response:
+        service.roles.check_write(run)
         fields = mission.model_dump()
         check_period(fields)
-        await service.get(tx, "project", caller.tenant, project_id)
+        await service.check_not_archived(tx, caller.tenant, project_id)
         now = holdfast.clock.now()
         fields = {"project_id": project_id} | fields
         row = await add(tx, "mission", caller.tenant, service.new_id(), fields=fields, now=now)
@@ -125,6 +128,7 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         fields: Mapping[str, Any],
         seen: int | None,
     ) -> Response:
+        service.roles.check_write(run)
         # From the execution, not from dependencies: FastAPI takes time to resolve each, and this is
         # the most frequent write.
         tx, tenant = run.transaction, run.request.principal.tenant
@@ -197,6 +201,7 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         seen: Annotated[VersionOnly | None, Body()] = None,
         _tag: IfMatch = None,
     ) -> Response:
+        service.roles.check_write(run)
         row = await update_with_version(
             what="mission",
             if_match=request.headers.getlist("if-match"),

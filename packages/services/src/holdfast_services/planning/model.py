@@ -14,6 +14,7 @@ from holdfast.ports import Row
 
 __all__ = [
     "AssignmentMove",
+    "AssignmentPatch",
     "AssignmentView",
     "AuditEventView",
     "DashboardView",
@@ -24,7 +25,9 @@ __all__ = [
     "NewAssignment",
     "NewMission",
     "NewProject",
+    "OwnAssignmentView",
     "Page",
+    "ProjectPatch",
     "ProjectView",
     "VersionOnly",
     "check_period",
@@ -89,6 +92,18 @@ class NewProject(_Strict):
     model_config = ConfigDict(json_schema_extra={"examples": [{"name": "Harbour clean-up"}]})
 
 
+class ProjectPatch(_Strict):
+    """The fields to change. Missing fields keep their values; null clears the description."""
+
+    # A factory, so that the OpenAPI document shows no default: a missing field is not set.
+    name: Line = Field(default_factory=str)
+    description: Text | None = None
+    archived: bool = Field(default_factory=bool, description="false takes it out of the archive.")
+    version: SeenVersion = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"archived": True, "version": 1}]})
+
+
 class _MissionFields(_Strict):
     """All fields of a mission. Missing ones have their defaults."""
 
@@ -146,6 +161,16 @@ class NewAssignment(_Strict):
     )
 
 
+class AssignmentPatch(_Strict):
+    """The fields to change. Missing fields keep their values; null clears the role."""
+
+    assignee: Person = Field(default_factory=str)
+    role: Line | None = None
+    version: SeenVersion = None
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"role": "pilot", "version": 1}]})
+
+
 class AssignmentMove(_Strict):
     """The mission to move an assignment to."""
 
@@ -182,6 +207,7 @@ class ProjectView(_View):
 
     name: str
     description: str | None
+    archived_at: datetime | None
 
 
 class MissionView(_View):
@@ -202,6 +228,15 @@ class AssignmentView(_View):
     mission_id: str
     assignee: str
     role: str | None
+
+
+class OwnAssignmentView(AssignmentView):
+    """An assignment of the signed-in person, with its mission."""
+
+    mission_title: str
+    mission_status: Status
+    starts_at: datetime | None
+    ends_at: datetime | None
 
 
 class MissionCounts(BaseModel):
@@ -232,7 +267,9 @@ class AuditEventView(BaseModel):
     resource: str | None
     version: int | None
     status: int
-    payload_hash: str
+    payload_hash: str = Field(
+        description="The whole hash for the roles auditor and admin; 12 digits for others."
+    )
     request_id: str
     correlation_id: str
     created_at: datetime

@@ -15,26 +15,26 @@ _NOT_MODIFIED: Final[dict[str, Any]] = {
     "headers": {"ETag": _ETAG},
 }
 
-LIST: Final[Responses] = errors(400, 401, 404, 422, 503)
+LIST: Final[Responses] = errors(400, 401, 403, 404, 422, 503)
 
 
 def created(model: Any, *, under: bool) -> Responses:
     """Return the responses of a create; with a parent (``under``) it may be 404."""
     response = {"model": model, "headers": {"ETag": _ETAG, "Location": _LOCATION}}
-    return {201: response, **errors(*((404,) if under else ()))}
+    return {201: response, **errors(403, *((404, 409) if under else ()))}
 
 
 def changed(model: Any) -> Responses:
     """Return the responses of a write that names a version."""
-    return {200: {"model": model, "headers": {"ETag": _ETAG}}, **errors(404, 409, 428)}
+    return {200: {"model": model, "headers": {"ETag": _ETAG}}, **errors(403, 404, 409, 428)}
 
 
 def deleted() -> Responses:
     """Return the responses of a deletion."""
-    return {204: {"description": "The resource is deleted."}, **errors(404, 409, 428)}
+    return {204: {"description": "The resource is deleted."}, **errors(403, 404, 409, 428)}
 
 
 def read(model: Any) -> Responses:
     """Return the responses of a read."""
     response = {"model": model, "headers": {"ETag": _ETAG}}
-    return {200: response, 304: _NOT_MODIFIED, **errors(401, 404, 503)}
+    return {200: response, 304: _NOT_MODIFIED, **errors(401, 403, 404, 503)}

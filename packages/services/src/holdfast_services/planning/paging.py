@@ -14,12 +14,16 @@ from holdfast_services.planning.model import row_view
 __all__ = ["After", "Limit", "Listed", "page", "read_cursor"]
 
 # A cursor of one list is invalid in another.
-Listed = Literal["projects", "missions", "assignments", "audit"]
+Listed = Literal[
+    "projects", "archived projects", "missions", "assignments", "own assignments", "audit"
+]
 
 _PREFIXES: Final[dict[Listed, bytes]] = {
     "projects": b"p",
+    "archived projects": b"q",
     "missions": b"m",
     "assignments": b"a",
+    "own assignments": b"o",
     "audit": b"e",
 }
 _CURSOR_CHARS: Final = 23

@@ -3,7 +3,7 @@ INSERT INTO planning_projects (tenant, id, name, description, version, created_a
 VALUES (:tenant, :id, :name, :description, 1, :now, :now);
 
 -- name: find_project
-SELECT id, name, description, version, created_at, updated_at
+SELECT id, name, description, archived_at, version, created_at, updated_at
   FROM planning_projects
  WHERE tenant = :tenant AND id = :id;
 
@@ -11,10 +11,30 @@ SELECT id, name, description, version, created_at, updated_at
 SELECT version FROM planning_projects WHERE tenant = :tenant AND id = :id;
 
 -- name: list_projects
-SELECT id, name, description, version, created_at, updated_at
+SELECT id, name, description, archived_at, version, created_at, updated_at
   FROM planning_projects
- WHERE tenant = :tenant AND id > :after
+ WHERE tenant = :tenant AND id > :after AND archived_at IS NULL
  ORDER BY id LIMIT :limit;
+
+-- name: list_archived_projects
+SELECT id, name, description, archived_at, version, created_at, updated_at
+  FROM planning_projects
+ WHERE tenant = :tenant AND id > :after AND archived_at IS NOT NULL
+ ORDER BY id LIMIT :limit;
+
+-- name: change_project
+-- As change_mission. A project that is archived already keeps the time.
+UPDATE planning_projects
+   SET name        = CASE WHEN CAST(:sets_name AS boolean) THEN :name ELSE name END,
+       description = CASE WHEN CAST(:sets_description AS boolean) THEN :description
+                          ELSE description END,
+       archived_at = CASE WHEN NOT CAST(:sets_archived AS boolean) THEN archived_at
+                          WHEN CAST(:archived AS boolean) THEN coalesce(archived_at, :now)
+                          ELSE NULL END,
+       version     = version + 1,
+       updated_at  = :now
+ WHERE tenant = :tenant AND id = :id AND version = :version
+RETURNING id, name, description, archived_at, version, created_at, updated_at;
 
 -- name: add_mission
 INSERT INTO planning_missions
@@ -82,22 +102,50 @@ VALUES (:tenant, :id, :project_id, :mission_id, :assignee, :role, 1, :now, :now)
 -- name: find_assignment
 SELECT id, project_id, mission_id, assignee, role, version, created_at, updated_at
   FROM planning_assignments
- WHERE tenant = :tenant AND id = :id;
+ WHERE tenant = :tenant AND id = :id AND ended_at IS NULL;
 
 -- name: version_of_assignment
-SELECT version FROM planning_assignments WHERE tenant = :tenant AND id = :id;
+SELECT version FROM planning_assignments
+ WHERE tenant = :tenant AND id = :id AND ended_at IS NULL;
 
 -- name: list_assignments
 SELECT id, project_id, mission_id, assignee, role, version, created_at, updated_at
   FROM planning_assignments
- WHERE tenant = :tenant AND mission_id = :mission_id AND id > :after
+ WHERE tenant = :tenant AND mission_id = :mission_id AND id > :after AND ended_at IS NULL
  ORDER BY id LIMIT :limit;
+
+-- name: list_own_assignments
+-- Of one person, with what the person needs to know about the mission. Deleted missions are left out.
+SELECT own.id, own.project_id, own.mission_id, own.assignee, own.role, own.version,
+       own.created_at, own.updated_at, mission.title AS mission_title,
+       mission.status AS mission_status, mission.starts_at, mission.ends_at
+  FROM planning_assignments AS own
+  JOIN planning_missions AS mission
+    ON mission.tenant = own.tenant AND mission.id = own.mission_id
+ WHERE own.tenant = :tenant AND own.assignee = :assignee AND own.id > :after
+   AND own.ended_at IS NULL AND mission.deleted_at IS NULL
+ ORDER BY own.id LIMIT :limit;
+
+-- name: change_assignment
+UPDATE planning_assignments
+   SET assignee   = CASE WHEN CAST(:sets_assignee AS boolean) THEN :assignee ELSE assignee END,
+       role       = CASE WHEN CAST(:sets_role AS boolean) THEN :role ELSE role END,
+       version    = version + 1,
+       updated_at = :now
+ WHERE tenant = :tenant AND id = :id AND version = :version AND ended_at IS NULL
+RETURNING id, project_id, mission_id, assignee, role, version, created_at, updated_at;
+
+-- name: end_assignment
+UPDATE planning_assignments
+   SET version = version + 1, updated_at = :now, ended_at = :now
+ WHERE tenant = :tenant AND id = :id AND version = :version AND ended_at IS NULL
+RETURNING id, project_id, mission_id, assignee, role, version, created_at, updated_at;
 
 -- name: move_assignment
 UPDATE planning_assignments
    SET mission_id = :mission_id, project_id = :project_id, version = version + 1,
        updated_at = :now
- WHERE tenant = :tenant AND id = :id AND version = :version
+ WHERE tenant = :tenant AND id = :id AND version = :version AND ended_at IS NULL
 RETURNING id, project_id, mission_id, assignee, role, version, created_at, updated_at;
 
 -- name: find_dashboard
@@ -128,7 +176,8 @@ VALUES (:tenant, :project_id, 0, 0, 0, 0, 0, 0, 1, :now)
     ON CONFLICT (tenant, project_id) DO UPDATE SET version = planning_dashboards.version + 1;
 
 -- name: count_project
--- One statement, so that all counters are consistent. Assignments of deleted missions are not counted.
+-- One statement, so that all counters are consistent. Assignments that have ended, or whose mission is
+-- deleted, are not counted.
 SELECT planned, active, done, cancelled, assignments, people
   FROM (SELECT count(CASE WHEN status = 'planned' THEN 1 END) AS planned,
                count(CASE WHEN status = 'active' THEN 1 END) AS active,
@@ -142,7 +191,7 @@ SELECT planned, active, done, cancelled, assignments, people
           JOIN planning_assignments AS assignment
             ON assignment.tenant = mission.tenant AND assignment.mission_id = mission.id
          WHERE mission.tenant = :tenant AND mission.project_id = :project_id
-           AND deleted_at IS NULL) AS work;
+           AND deleted_at IS NULL AND ended_at IS NULL) AS work;
 
 -- name: save_dashboard
 UPDATE planning_dashboards
@@ -152,9 +201,9 @@ UPDATE planning_dashboards
 
 -- name: add_notification
 INSERT INTO planning_notifications
-       (tenant, assignment_id, version, kind, mission_id, recipient, told_at)
-VALUES (:tenant, :assignment_id, :version, :kind, :mission_id, :recipient, :now)
-    ON CONFLICT (tenant, assignment_id, version) DO NOTHING;
+       (tenant, id, assignment_id, version, kind, mission_id, recipient, told_at)
+VALUES (:tenant, :id, :assignment_id, :version, :kind, :mission_id, :recipient, :now)
+    ON CONFLICT (tenant, assignment_id, version, recipient) DO NOTHING;
 
 -- name: save_words
 -- Never replaces the words of a later version.

@@ -12,7 +12,10 @@ from holdfast_services.planning.read_cache import Kind
 
 __all__ = [
     "add",
+    "change_assignment",
     "change_mission",
+    "change_project",
+    "end_assignment",
     "find",
     "find_in",
     "list_in",
@@ -24,7 +27,11 @@ __all__ = [
 
 # The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_CHANGEABLE: Final = ("title", "description", "status", "starts_at", "ends_at")
+_CHANGEABLE: Final[dict[Kind, tuple[str, ...]]] = {
+    "project": ("name", "description", "archived"),
+    "mission": ("title", "description", "status", "starts_at", "ends_at"),
+    "assignment": ("assignee", "role"),
+}
 
 
 def sql(name: str) -> str:
@@ -95,11 +102,57 @@ async def change_mission(
     now: datetime,
 ) -> Row | None:
     """Set these fields if the mission has this version; returns None if not."""
-    values: dict[str, Any] = {"tenant": tenant, "id": mission_id, "version": version, "now": now}
-    for name in _CHANGEABLE:
+    return await _change(tx, "mission", tenant, mission_id, fields, version, now)
+
+
+async def change_project(
+    tx: Transaction,
+    tenant: str,
+    project_id: str,
+    fields: Mapping[str, Any],
+    *,
+    version: int,
+    now: datetime,
+) -> Row | None:
+    """Set name, description, archived if the project has this version; returns None if not."""
+    return await _change(tx, "project", tenant, project_id, fields, version, now)
+
+
+async def change_assignment(
+    tx: Transaction,
+    tenant: str,
+    assignment_id: str,
+    fields: Mapping[str, Any],
+    *,
+    version: int,
+    now: datetime,
+) -> Row | None:
+    """Set assignee and role if the assignment has this version; returns None if not."""
+    return await _change(tx, "assignment", tenant, assignment_id, fields, version, now)
+
+
+async def end_assignment(
+    tx: Transaction, tenant: str, assignment_id: str, *, version: int, now: datetime
+) -> Row | None:
+    """Mark the assignment as ended if it has this version; returns None if not."""
+    values = {"tenant": tenant, "id": assignment_id, "version": version, "now": now}
+    return await tx.fetch_one(sql("end_assignment"), values)
+
+
+async def _change(  # noqa: PLR0917 - what the three functions above have
+    tx: Transaction,
+    kind: Kind,
+    tenant: str,
+    item_id: str,
+    fields: Mapping[str, Any],
+    version: int,
+    now: datetime,
+) -> Row | None:
+    values: dict[str, Any] = {"tenant": tenant, "id": item_id, "version": version, "now": now}
+    for name in _CHANGEABLE[kind]:
         values[name] = fields.get(name)
         values[f"sets_{name}"] = name in fields
-    return await tx.fetch_one(sql("change_mission"), values)
+    return await tx.fetch_one(sql(f"change_{kind}"), values)
 
 
 async def remove_mission(

@@ -11,3 +11,4 @@ class PlanningSettings(BaseModel):
     planning_cache_bytes: int = Field(
         16 * 1024 * 1024, ge=0, le=2**40, description="a whole number of bytes"
     )
+    planning_roles_required: bool = Field(default=False, description="true or false")
