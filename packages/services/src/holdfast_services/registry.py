@@ -35,7 +35,7 @@ SERVICES: Final = (
     Service("routes", ("/api/v1/routes",), ErrorFormat.PROBLEM, "sub", ("route_requests",)),
     Service(
         "walk",
-        ("/tree", "/quest", "/step", "/walker", "/admin"),
+        ("/tree", "/quest", "/step", "/walker", "/energy", "/sync", "/admin"),
         ErrorFormat.ENVELOPE,
         "sub",
         (

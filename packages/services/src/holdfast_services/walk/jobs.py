@@ -1,4 +1,4 @@
-"""Jobs of the walk service: reconcile days, refund allocations, delete old attestation logs."""
+"""Jobs of the walk service: reconcile days, refund allocations, delete walkers and old logs."""
 
 from datetime import date, timedelta
 from typing import Final
@@ -6,6 +6,7 @@ from typing import Final
 from holdfast import Holdfast
 from holdfast.jobs.context import JobContext
 from holdfast_services.settings import Settings
+from holdfast_services.walk.erasure import DELETE_WALKER, erase_walker
 from holdfast_services.walk.steps.ingest import QUEUE, RECONCILE
 from holdfast_services.walk.steps.reconcile import next_refund_at, settle_day
 from holdfast_services.walk.steps.repository import delete_attestations
@@ -24,6 +25,7 @@ _HOUR_SECONDS: Final = 3600
 def register(holdfast: Holdfast, settings: Settings) -> None:
     """Register the job handlers and the daily clean-up."""
     jobs = holdfast.jobs
+    settings.catalogue  # noqa: B018 - a catalogue with errors ends the start, not the first job
 
     @jobs.handler(RECONCILE, queue=QUEUE)
     async def reconcile(job: JobContext) -> None:
@@ -38,7 +40,7 @@ def register(holdfast: Holdfast, settings: Settings) -> None:
     async def refund(job: JobContext) -> None:
         now, tx = holdfast.clock.now(), job.transaction
         await lock_walker(tx, job.tenant, now)
-        await refund_due_allocations(tx, job.tenant, now)
+        await refund_due_allocations(tx, job.tenant, now, settings.catalogue)
         due_at = await next_refund_at(tx, job.tenant)
         if due_at is not None:
             # A delay, not run_at: if the database's clock is ahead, the job would run at once.
@@ -51,6 +53,11 @@ def register(holdfast: Holdfast, settings: Settings) -> None:
         deleted = 0
         while batch := await delete_attestations(holdfast.store, before=before, limit=_BATCH):
             deleted += batch
+        return {"deleted": deleted}
+
+    @jobs.handler(DELETE_WALKER, queue=QUEUE, time_limit_seconds=_HOUR_SECONDS)
+    async def delete_walker(job: JobContext) -> dict[str, int]:
+        deleted = await erase_walker(holdfast.store, job.payload["walker"], queue=QUEUE)
         return {"deleted": deleted}
 
     jobs.daily(settings.cleanup_at, CLEAN_UP, queue=QUEUE)

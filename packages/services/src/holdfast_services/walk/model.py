@@ -13,6 +13,7 @@ from holdfast.errors import BodyInvalidError
 from holdfast_services.walk.steps.model import StreakView
 
 __all__ = [
+    "Action",
     "AllocationView",
     "EventPage",
     "EventView",
@@ -24,9 +25,9 @@ __all__ = [
     "QuestStart",
     "QuestStatus",
     "QuestView",
-    "TreeAllocated",
     "TreeAllocation",
     "TreeState",
+    "View",
     "WalkerView",
 ]
 
@@ -69,7 +70,7 @@ class _Request(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=to_camel)
 
 
-class _Action(_Request):
+class Action(_Request):
     """A user action, perhaps made days ago. The guard has checked both times."""
 
     client_generated_at: Instant = Field(
@@ -84,7 +85,7 @@ class NodeChoice(_Request):
     node_id: NodeId
 
 
-class TreeAllocation(_Action):
+class TreeAllocation(Action):
     """Nodes to allocate in this order, all or none."""
 
     allocations: Annotated[
@@ -102,21 +103,23 @@ class QuestStart(_Request):
     client_submitted_at: Instant | None = None
 
 
-class QuestAdvance(_Action):
+class QuestAdvance(Action):
     """A completed step; the path names its number."""
 
 
-class QuestCompletion(_Action):
+class QuestCompletion(Action):
     """A quest whose steps are all completed."""
 
     quest_id: QuestId
 
 
-class _View(BaseModel):
+class View(BaseModel):
+    """A response; its fields are camelCase in JSON."""
+
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class AllocationView(_View):
+class AllocationView(View):
     """An allocated node; provisional until the steps it depends on have been reconciled."""
 
     node_id: str
@@ -125,7 +128,7 @@ class AllocationView(_View):
     allocated_at: datetime
 
 
-class NodeView(_View):
+class NodeView(View):
     """A node of the tree."""
 
     node_id: str
@@ -137,22 +140,18 @@ class NodeView(_View):
     reveals_quest: bool
 
 
-class TreeState(_View):
+class TreeState(View):
     """A walker's tree."""
 
     walker_id: str
     points_banked: int
+    energy_balance: int
+    catalogue_version: str = Field(description="Differs if and only if nodes or quests do.")
     allocations: list[AllocationView]
     nodes: list[NodeView]
 
 
-class TreeAllocated(TreeState):
-    """The tree after an allocation, and the energy that is left."""
-
-    energy_balance: int
-
-
-class QuestView(_View):
+class QuestView(View):
     """A quest as one walker sees it."""
 
     quest_id: str
@@ -165,7 +164,7 @@ class QuestView(_View):
     points_awarded: int = Field(description="Points awarded once, on completion.")
 
 
-class QuestBoard(_View):
+class QuestBoard(View):
     """The quests that a walker can start, has started or has completed."""
 
     quests: list[QuestView]
@@ -177,7 +176,7 @@ class QuestCompleted(QuestView):
     points_banked: int
 
 
-class WalkerView(_View):
+class WalkerView(View):
     """The current walker: points, energy, streak."""
 
     walker_id: str
@@ -187,7 +186,7 @@ class WalkerView(_View):
     streak_state: StreakView
 
 
-class EventView(_View):
+class EventView(View):
     """One event of the walker. Ids grow by one."""
 
     id: int
@@ -196,7 +195,7 @@ class EventView(_View):
     created_at: datetime
 
 
-class EventPage(_View):
+class EventPage(View):
     """A page of events, oldest first. If there are more, ``next`` is the next page's ``after``."""
 
     items: list[EventView]

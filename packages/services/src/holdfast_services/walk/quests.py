@@ -15,7 +15,14 @@ from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
 from holdfast_services.walk.walkers import lock_walker, update_walker
 
-__all__ = ["QuestState", "advance_quest", "complete_quest", "read_board", "start_quest"]
+__all__ = [
+    "QuestState",
+    "advance_quest",
+    "complete_quest",
+    "read_board",
+    "start_quest",
+    "visible_quests",
+]
 
 _PREREQUISITES = "PREREQUISITES_NOT_MET"
 
@@ -51,6 +58,13 @@ class _Board(msgspec.Struct, frozen=True):
         if row is None:
             return QuestState(quest, "available")
         return QuestState(quest, row["status"], row["steps_done"])
+
+    def visible(self) -> list[QuestState]:
+        return [
+            state
+            for state in map(self.state, self.catalogue.quests.values())
+            if state.status == "completed" or not self.missing(state.quest)
+        ]
 
     def missing(self, quest: Quest) -> list[str]:
         """Return the missing prerequisites: quests, or the keystones that reveal this one."""
@@ -94,11 +108,14 @@ class _Board(msgspec.Struct, frozen=True):
 async def read_board(store: Store, tenant: str, catalogue: Catalogue) -> list[QuestState]:
     """Return the quests that a walker can start, has started or has completed."""
     board = _board(await store.read(_sql("quest_board"), {"tenant": tenant}), catalogue)
-    return [
-        state
-        for state in map(board.state, catalogue.quests.values())
-        if state.status == "completed" or not board.missing(state.quest)
-    ]
+    return board.visible()
+
+
+def visible_quests(
+    catalogue: Catalogue, progress: dict[str, Row], nodes: frozenset[str]
+) -> list[QuestState]:
+    """Return the quests that a walker with this progress and these nodes sees."""
+    return _Board(catalogue, progress, nodes).visible()
 
 
 async def start_quest(

@@ -12,7 +12,7 @@ import msgspec
 from holdfast import Transaction
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import load_queries
-from holdfast_services.walk.catalogue import Catalogue, Node, bundled_catalogue
+from holdfast_services.walk.catalogue import Catalogue, Node
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
 from holdfast_services.walk.ledger import credit, debit
@@ -201,14 +201,14 @@ async def confirm_allocations(
 
 
 async def schedule_refund(
-    tx: Transaction, tenant: str, node_ids: Iterable[str], due_at: datetime
+    tx: Transaction, tenant: str, node_ids: Iterable[str], due_at: datetime, catalogue: Catalogue
 ) -> list[str]:
     """Schedule the refund of these nodes and of those that require them; returns which.
 
     An earlier due time stays: a second rejection does not prolong the grace of the first.
     """
     held = await _list_allocations(tx, tenant)
-    affected = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in held])
+    affected = catalogue.with_dependents(node_ids, [a.node_id for a in held])
     scheduled = []
     for allocation in held:
         due = allocation.refund_due_at
@@ -221,13 +221,14 @@ async def schedule_refund(
     return scheduled
 
 
-async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) -> list[str]:
+async def refund_due_allocations(
+    tx: Transaction, tenant: str, now: datetime, catalogue: Catalogue
+) -> list[str]:
     """Refund the allocations that are due and those that require them; returns which.
 
     Each refund returns points and energy and adds an event. A hidden quest that no keystone reveals
     any more is hidden again; its progress and the points it awarded are kept.
     """
-    catalogue = bundled_catalogue()
     held = await _list_allocations(tx, tenant)
     due = [a.node_id for a in held if a.refund_due_at is not None and a.refund_due_at <= now]
     if not due:

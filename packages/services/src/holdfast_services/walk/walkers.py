@@ -7,6 +7,7 @@ import msgspec
 from holdfast import Transaction
 from holdfast.ports import Row
 from holdfast.stores.sql_loader import load_queries
+from holdfast_services.walk.errors import walk_error
 
 __all__ = ["Walker", "instant", "lock_walker", "update_walker"]
 
@@ -20,19 +21,29 @@ class Walker(msgspec.Struct, frozen=True):
     allocation_seq: int
     ledger_seq: int
     event_seq: int
+    # Set while the walker's rows are being deleted.
+    deleting_at: datetime | str | None = None
 
 
 async def lock_walker(tx: Transaction, tenant: str, now: datetime) -> Walker:
     """Lock the walker's row until the commit, creating it if it does not exist.
 
     This must be the first statement of a transaction about a walker: then actions commit in the
-    order in which they arrive.
+    order in which they arrive. Raises ``WALKER_BEING_DELETED`` between a walker's request to be
+    deleted and the end of the deletion.
     """
     values = {"tenant": tenant, "now": now}
     row = await tx.fetch_one(_sql("lock_walker"), values)
     if row is None:
         row = await tx.fetch_one(_sql("create_walker"), values)
-    return _walker(tenant, row)
+    walker = _walker(tenant, row)
+    if walker.deleting_at is not None:
+        raise walk_error(
+            "WALKER_BEING_DELETED",
+            "everything about this walker is being deleted: try again when that has ended",
+            requestedAt=instant(walker.deleting_at).isoformat(),
+        )
+    return walker
 
 
 async def update_walker(

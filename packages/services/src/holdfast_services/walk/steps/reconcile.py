@@ -10,6 +10,7 @@ from typing import assert_never
 
 from holdfast import Transaction
 from holdfast.ports import Row
+from holdfast_services.walk.catalogue import Catalogue
 from holdfast_services.walk.events import add_event
 from holdfast_services.walk.ledger import book
 from holdfast_services.walk.steps.day_assessment import (
@@ -55,7 +56,7 @@ async def settle_day(
 ) -> datetime | None:
     """Settle a pending day; returns when the next refund is due. The walker is locked."""
     # Refunds that became due while no worker ran come first: a late verdict does not cancel them.
-    await refund_due_allocations(tx, tenant, now)
+    await refund_due_allocations(tx, tenant, now, settings.catalogue)
     before = await find_day(tx, tenant, day)
     if before is None or before.status != "PENDING":
         return await next_refund_at(tx, tenant)
@@ -93,7 +94,7 @@ async def settle_day(
     data = {"day": day.isoformat(), "acceptedCount": accepted, "attested": is_attested}
     await add_event(tx, tenant, f"steps.{status.lower()}", data | {"energyBalance": balance}, now)
     if status == "REJECTED":
-        await _schedule_refunds(tx, tenant, now + settings.refund_grace)
+        await _schedule_refunds(tx, tenant, now + settings.refund_grace, settings.catalogue)
     elif status == "ACCEPTED" and balance >= 0 and attested_at is not None:
         await _confirm(tx, tenant, attested_at, settings=settings, now=now)
     return await next_refund_at(tx, tenant)
@@ -198,11 +199,13 @@ async def _record_doubts(
             assert_never(verdict)
 
 
-async def _schedule_refunds(tx: Transaction, tenant: str, due_at: datetime) -> None:
+async def _schedule_refunds(
+    tx: Transaction, tenant: str, due_at: datetime, catalogue: Catalogue
+) -> None:
     """Schedule the refund of provisional allocations after the grace period."""
     provisional = await provisional_allocations(tx, tenant)
     if provisional:
-        await schedule_refund(tx, tenant, [a.node_id for a in provisional], due_at)
+        await schedule_refund(tx, tenant, [a.node_id for a in provisional], due_at, catalogue)
 
 
 async def _confirm(

@@ -4,9 +4,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from holdfast.errors import ConfigurationError
+from holdfast_services.walk.catalogue_settings import CatalogueSettings
 from holdfast_services.walk.steps.rules import Limits
 from holdfast_services.walk.steps.streaks import StreakRules
 
@@ -47,7 +48,7 @@ _STEPS: Final = f"a whole number of steps from 1 to {_MAX_STEPS}"
 _FACTOR: Final = "a number above 0, at most 1000"
 
 
-class StepSettings(BaseModel):
+class StepSettings(CatalogueSettings):
     """Descriptions say what the variable should be; error messages quote them."""
 
     # App Check: the issuer of the tokens that attest reports. Audience and issuer are optional only
