@@ -24,6 +24,7 @@ from holdfast_services.sign_in_settings import SignInSettings
 from holdfast_services.walk.policy import POLICY as WALK
 from holdfast_services.walk.settings import WalkSettings
 from holdfast_services.walk.steps.settings import StepSettings
+from holdfast_services.webhooks.settings import WebhookSettings
 
 __all__ = ["Policies", "Settings", "load_settings", "unknown_variables"]
 
@@ -78,7 +79,14 @@ class Policies(NamedTuple):
     field: Policy
 
 
-class Settings(SignInSettings, WalkSettings, StepSettings, PlanningSettings, BaseSettings):
+class Settings(
+    SignInSettings,
+    WalkSettings,
+    StepSettings,
+    PlanningSettings,
+    WebhookSettings,
+    BaseSettings,
+):
     """All settings. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
     A field's description says what its variable should be; error messages quote it.
@@ -372,5 +380,5 @@ def _first_error(error: ValidationError) -> str:
         variable, field = name, Settings.model_fields["routes_idempotency_ttl_hours"]
     else:
         variable, field = _PREFIX + name.upper(), Settings.model_fields[name]
-    received = "" if name == "jwt_secret" else f", not {first['input']!r}"
+    received = "" if name.endswith("_secret") else f", not {first['input']!r}"
     return f"{variable} should be {field.description}{received}"

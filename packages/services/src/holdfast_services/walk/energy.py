@@ -12,7 +12,8 @@ from holdfast.stores.sql_loader import load_queries
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import add_event
 from holdfast_services.walk.ledger import debit
-from holdfast_services.walk.walkers import instant, lock_walker
+from holdfast_services.walk.suspension import lock_active_walker
+from holdfast_services.walk.walkers import instant
 
 __all__ = ["LedgerEntry", "LedgerPage", "Spent", "read_ledger", "spend_energy"]
 
@@ -54,7 +55,7 @@ async def spend_energy(
     """
     if sink not in sinks:
         raise walk_error("UNKNOWN_SINK", f"there is no sink {sink!r}", sinks=list(sinks))
-    await lock_walker(tx, tenant, now)
+    await lock_active_walker(tx, tenant, now)
     # A new id, not the request's key: after a key's record has expired, a request with the same
     # key is another one, and has to pay.
     spend_id = new_id(now)

@@ -32,6 +32,7 @@ PROFILE: Final = Profile(
         "UNKNOWN_NODE": Refused(),
         "UNKNOWN_SINK": Refused(),
         "WALKER_BEING_DELETED": Refused(),
+        "WALKER_SUSPENDED": Refused(),
         "QUEST_NOT_IN_PROGRESS": Refused(),
         "QUEST_INCOMPLETE": Refused(),
         # About the report itself: sent again, it would count as another attempt to cheat.

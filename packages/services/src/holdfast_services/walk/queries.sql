@@ -4,7 +4,8 @@
 -- first statement of a transaction takes the write lock. A plain update, because waiters for a row
 -- are served in order of arrival; with ON CONFLICT all of them wake up at once.
 UPDATE walkers SET updated_at = :now WHERE tenant = :tenant
-RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, deleting_at;
+RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, deleting_at,
+          suspended_at;
 
 -- name: create_walker
 -- For a walker without a row. If another transaction has created it meanwhile, this locks that row.
@@ -12,7 +13,8 @@ INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledg
                      created_at, updated_at)
 VALUES (:tenant, 0, 0, 0, 0, 0, :now, :now)
     ON CONFLICT (tenant) DO UPDATE SET updated_at = excluded.updated_at
-RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, deleting_at;
+RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, deleting_at,
+          suspended_at;
 
 -- name: update_walker
 -- The only statement that changes a walker's balances and counters. The row is locked already.
@@ -24,7 +26,8 @@ UPDATE walkers
        event_seq      = event_seq + :events,
        updated_at     = :now
  WHERE tenant = :tenant
-RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, deleting_at;
+RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, deleting_at,
+          suspended_at;
 
 -- name: profile
 -- The last attested day has the streak as of the end of that day.

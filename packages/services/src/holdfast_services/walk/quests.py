@@ -13,7 +13,8 @@ from holdfast.stores.sql_loader import load_queries
 from holdfast_services.walk.catalogue import Catalogue, Quest
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
-from holdfast_services.walk.walkers import lock_walker, update_walker
+from holdfast_services.walk.suspension import lock_active_walker
+from holdfast_services.walk.walkers import update_walker
 
 __all__ = [
     "QuestState",
@@ -197,7 +198,7 @@ async def complete_quest(
 
 
 async def _lock_board(tx: Transaction, tenant: str, now: datetime, catalogue: Catalogue) -> _Board:
-    await lock_walker(tx, tenant, now)
+    await lock_active_walker(tx, tenant, now)
     return _board(await tx.fetch_all(_sql("quest_board"), {"tenant": tenant}), catalogue)
 
 

@@ -17,7 +17,8 @@ from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
 from holdfast_services.walk.ledger import credit, debit
 from holdfast_services.walk.steps.repository import has_pending_steps
-from holdfast_services.walk.walkers import Walker, instant, lock_walker, update_walker
+from holdfast_services.walk.suspension import lock_active_walker
+from holdfast_services.walk.walkers import Walker, instant, update_walker
 
 __all__ = [
     "Allocation",
@@ -66,7 +67,7 @@ async def allocate(
     energy_required: bool,
 ) -> Tree:
     """Allocate these nodes in this order, all or none. Locks the walker."""
-    walker = await lock_walker(tx, tenant, now)
+    walker = await lock_active_walker(tx, tenant, now)
     held = {a.node_id: a for a in await _list_allocations(tx, tenant)}
     nodes = _check_nodes(node_ids, catalogue, held)
     _check_costs(nodes, walker, energy_required=energy_required)

@@ -23,6 +23,8 @@ class Walker(msgspec.Struct, frozen=True):
     event_seq: int
     # Set while the walker's rows are being deleted.
     deleting_at: datetime | str | None = None
+    # Set while an admin has suspended the walker.
+    suspended_at: datetime | str | None = None
 
 
 async def lock_walker(tx: Transaction, tenant: str, now: datetime) -> Walker:
