@@ -39,6 +39,7 @@ SERVICES: Final = (
         ErrorFormat.ENVELOPE,
         "sub",
         (
+            "walker_devices",
             "walk_reviews",
             "attestation_logs",
             "step_reports",

@@ -22,9 +22,9 @@ from holdfast_services.planning.settings import PlanningSettings
 from holdfast_services.routes.policy import POLICY as ROUTES
 from holdfast_services.sign_in_settings import SignInSettings
 from holdfast_services.walk.policy import POLICY as WALK
+from holdfast_services.walk.push.settings import PushSettings
 from holdfast_services.walk.settings import WalkSettings
 from holdfast_services.walk.steps.settings import StepSettings
-from holdfast_services.webhooks.settings import WebhookSettings
 
 __all__ = ["Policies", "Settings", "load_settings", "unknown_variables"]
 
@@ -84,7 +84,7 @@ class Settings(
     WalkSettings,
     StepSettings,
     PlanningSettings,
-    WebhookSettings,
+    PushSettings,
     BaseSettings,
 ):
     """All settings. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.

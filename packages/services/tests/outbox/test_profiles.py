@@ -76,6 +76,7 @@ def test_walk_has_exactly_the_codes_that_are_agreed_on() -> None:
         "INSUFFICIENT_ENERGY",
         "UNKNOWN_NODE",
         "UNKNOWN_SINK",
+        "TOO_MANY_DEVICES",
         "WALKER_BEING_DELETED",
         "WALKER_SUSPENDED",
         "QUEST_NOT_IN_PROGRESS",

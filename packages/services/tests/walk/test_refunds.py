@@ -37,7 +37,14 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 async def schedule(game: Game, *node_ids: str, due: timedelta = DAY) -> list[str]:
     async with game.transaction() as tx:
         await lock_walker(tx, "ada", game.clock.at)
-        return await tree.schedule_refund(tx, "ada", node_ids, game.clock.at + due, CATALOGUE)
+        return await tree.schedule_refund(
+            tx,
+            "ada",
+            node_ids,
+            game.clock.at + due,
+            catalogue=CATALOGUE,
+            now=game.clock.at,
+        )
 
 
 async def confirm(game: Game, *node_ids: str) -> list[str]:

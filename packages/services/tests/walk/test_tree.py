@@ -52,6 +52,7 @@ async def test_allocation_costs_points_and_returns_the_tree(game: Game) -> None:
             "kind": "node",
             "provisional": False,
             "allocatedAt": text(game.clock.at),
+            "refundDueAt": None,
         }
     ]
     assert response == await game.ada.tree()

@@ -24,6 +24,7 @@ from holdfast_services.walk.catalogue import Catalogue
 from holdfast_services.walk.documentation import describe_errors, envelope_errors
 from holdfast_services.walk.events import list_events
 from holdfast_services.walk.profile import read_profile
+from holdfast_services.walk.push import api as push_api
 from holdfast_services.walk.sse import StreamNotifier, server_is_stopping, stream_events
 from holdfast_services.walk.steps import api as steps_api
 from holdfast_services.walk.steps.streak_view import streak_view
@@ -59,6 +60,7 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
         _quests(holdfast, settings, catalogue, notifier),
         _walker(holdfast, settings, notifier),
         account_api.router(holdfast, settings, notifier, nodes),
+        push_api.router(holdfast, settings),
         steps_api.router(holdfast, settings),
     )
 

@@ -1,14 +1,14 @@
 """Jobs of the walk service: reconcile days, refund allocations, delete walkers and old logs."""
 
 from datetime import date, timedelta
-from typing import Any, Final
+from typing import Final
 
 from holdfast import Holdfast
 from holdfast.jobs.context import JobContext
 from holdfast_services.settings import Settings
-from holdfast_services.walk.announcements import NOTIFY_REVIEW, announce_reviews
 from holdfast_services.walk.erasure import DELETE_WALKER, erase_walker
-from holdfast_services.walk.review_webhook import notify_of_review
+from holdfast_services.walk.message_jobs import register_message_jobs
+from holdfast_services.walk.outgoing import announce
 from holdfast_services.walk.steps.ingest import QUEUE, RECONCILE
 from holdfast_services.walk.steps.reconcile import next_refund_at, settle_day
 from holdfast_services.walk.steps.repository import delete_attestations
@@ -22,31 +22,31 @@ CLEAN_UP: Final = "walk.cleanup"
 # Small, so that concurrent writers do not wait long.
 _BATCH: Final = 500
 _HOUR_SECONDS: Final = 3600
-# More than the time-out of a request.
-_SEND_SECONDS: Final = 120
 
 
 def register(holdfast: Holdfast, settings: Settings) -> None:
     """Register the job handlers and the daily clean-up."""
     jobs = holdfast.jobs
-    sender = settings.webhook_sender()
     settings.catalogue  # noqa: B018 - a catalogue with errors ends the start, not the first job
 
     @jobs.handler(RECONCILE, queue=QUEUE)
     async def reconcile(job: JobContext) -> None:
         now, tx = holdfast.clock.now(), job.transaction
-        await lock_walker(tx, job.tenant, now)
+        walker = await lock_walker(tx, job.tenant, now)
         day = date.fromisoformat(job.payload["day"])
         due_at = await settle_day(tx, job.tenant, day, settings=settings, now=now)
-        await announce_reviews(tx, job.tenant, job.enqueue, settings=settings, now=now)
+        after = walker.event_seq
+        await announce(tx, job.tenant, job.enqueue, settings=settings, after=after, now=now)
         if due_at is not None:
             await job.enqueue(REFUND, queue=QUEUE, run_at=due_at, coalesce=REFUND)
 
     @jobs.handler(REFUND, queue=QUEUE)
     async def refund(job: JobContext) -> None:
         now, tx = holdfast.clock.now(), job.transaction
-        await lock_walker(tx, job.tenant, now)
+        walker = await lock_walker(tx, job.tenant, now)
         await refund_due_allocations(tx, job.tenant, now, settings.catalogue)
+        after = walker.event_seq
+        await announce(tx, job.tenant, job.enqueue, settings=settings, after=after, now=now)
         due_at = await next_refund_at(tx, job.tenant)
         if due_at is not None:
             # A delay, not run_at: if the database's clock is ahead, the job would run at once.
@@ -66,12 +66,5 @@ def register(holdfast: Holdfast, settings: Settings) -> None:
         deleted = await erase_walker(holdfast.store, job.payload["walker"], queue=QUEUE)
         return {"deleted": deleted}
 
-    @jobs.handler(NOTIFY_REVIEW, queue=QUEUE, time_limit_seconds=_SEND_SECONDS)
-    async def notify(job: JobContext) -> Any:
-        url, secret = settings.walk_review_webhook_url, settings.walk_review_webhook_secret
-        if url is None or secret is None:  # switched off since the job was enqueued
-            return None
-        now = holdfast.clock.now()
-        return await notify_of_review(job, holdfast.store, sender, url=url, secret=secret, now=now)
-
+    register_message_jobs(holdfast, settings, queue=QUEUE)
     jobs.daily(settings.cleanup_at, CLEAN_UP, queue=QUEUE)

@@ -126,6 +126,9 @@ class AllocationView(View):
     kind: Literal["node", "keystone"]
     provisional: bool
     allocated_at: datetime
+    refund_due_at: datetime | None = Field(
+        description="When it is refunded, because the steps it depends on were rejected; or null."
+    )
 
 
 class NodeView(View):

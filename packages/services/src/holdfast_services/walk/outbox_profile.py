@@ -31,6 +31,7 @@ PROFILE: Final = Profile(
         "INSUFFICIENT_ENERGY": Refused(),
         "UNKNOWN_NODE": Refused(),
         "UNKNOWN_SINK": Refused(),
+        "TOO_MANY_DEVICES": Refused(),
         "WALKER_BEING_DELETED": Refused(),
         "WALKER_SUSPENDED": Refused(),
         "QUEST_NOT_IN_PROGRESS": Refused(),

@@ -202,7 +202,13 @@ async def confirm_allocations(
 
 
 async def schedule_refund(
-    tx: Transaction, tenant: str, node_ids: Iterable[str], due_at: datetime, catalogue: Catalogue
+    tx: Transaction,
+    tenant: str,
+    node_ids: Iterable[str],
+    due_at: datetime,
+    *,
+    catalogue: Catalogue,
+    now: datetime,
 ) -> list[str]:
     """Schedule the refund of these nodes and of those that require them; returns which.
 
@@ -219,6 +225,9 @@ async def schedule_refund(
                 {"tenant": tenant, "node_id": allocation.node_id, "due_at": due_at},
             )
             scheduled.append(allocation.node_id)
+    if scheduled:
+        data = {"nodeIds": scheduled, "refundDueAt": due_at.isoformat()}
+        await add_event(tx, tenant, "allocation.refund_scheduled", data, now)
     return scheduled
 
 

@@ -33,6 +33,7 @@ def allocation_views(allocations: Sequence[tree.Allocation]) -> list[model.Alloc
             kind=allocation.kind,
             provisional=allocation.provisional,
             allocated_at=allocation.allocated_at,
+            refund_due_at=allocation.refund_due_at,
         )
         for allocation in allocations
     ]

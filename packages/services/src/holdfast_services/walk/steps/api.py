@@ -17,9 +17,9 @@ from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
 from holdfast_services.walk.admin import read_review, read_walker
 from holdfast_services.walk.admin_model import Reinstated, ReviewDetail, WalkerDetail
-from holdfast_services.walk.announcements import announce_reviews
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.jobs import REFUND
+from holdfast_services.walk.outgoing import announce
 from holdfast_services.walk.steps import reviews
 from holdfast_services.walk.steps.attestation import AppCheck
 from holdfast_services.walk.steps.ingest import QUEUE, StepIngestion
@@ -165,7 +165,7 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
             raise NotFoundError("there is no such review")
         now = holdfast.clock.now()
         walker = str((await reviews.find_review(tx, review_id))["tenant"])
-        await lock_walker(tx, walker, now)
+        before = (await lock_walker(tx, walker, now)).event_seq
         resolved = await reviews.resolve_review(
             tx, review_id, resolution, admin=caller.actor, now=now
         )
@@ -182,7 +182,7 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
                 await holdfast.enqueue(
                     REFUND, queue=QUEUE, tenant=walker, run_at=due_at, coalesce=REFUND
                 )
-            await announce_reviews(tx, walker, holdfast.enqueue, settings=settings, now=now)
+        await announce(tx, walker, holdfast.enqueue, settings=settings, after=before, now=now)
         return reviews.as_view(resolved)
 
     return api

@@ -94,7 +94,7 @@ async def settle_day(
     data = {"day": day.isoformat(), "acceptedCount": accepted, "attested": is_attested}
     await add_event(tx, tenant, f"steps.{status.lower()}", data | {"energyBalance": balance}, now)
     if status == "REJECTED":
-        await _schedule_refunds(tx, tenant, now + settings.refund_grace, settings.catalogue)
+        await _schedule_refunds(tx, tenant, now + settings.refund_grace, settings.catalogue, now)
     elif status == "ACCEPTED" and balance >= 0 and attested_at is not None:
         await _confirm(tx, tenant, attested_at, settings=settings, now=now)
     return await next_refund_at(tx, tenant)
@@ -200,12 +200,14 @@ async def _record_doubts(
 
 
 async def _schedule_refunds(
-    tx: Transaction, tenant: str, due_at: datetime, catalogue: Catalogue
+    tx: Transaction, tenant: str, due_at: datetime, catalogue: Catalogue, now: datetime
 ) -> None:
     """Schedule the refund of provisional allocations after the grace period."""
     provisional = await provisional_allocations(tx, tenant)
     if provisional:
-        await schedule_refund(tx, tenant, [a.node_id for a in provisional], due_at, catalogue)
+        await schedule_refund(
+            tx, tenant, [a.node_id for a in provisional], due_at, catalogue=catalogue, now=now
+        )
 
 
 async def _confirm(
