@@ -35,10 +35,11 @@ SERVICES: Final = (
     Service("routes", ("/api/v1/routes",), ErrorFormat.PROBLEM, "sub", ("route_requests",)),
     Service(
         "walk",
-        ("/tree", "/quest", "/step", "/walker", "/admin"),
+        ("/tree", "/quest", "/step", "/walker", "/energy", "/sync", "/admin"),
         ErrorFormat.ENVELOPE,
         "sub",
         (
+            "walker_devices",
             "walk_reviews",
             "attestation_logs",
             "step_reports",

@@ -36,8 +36,16 @@ GUARDED = {
         "QUEST_ALREADY_COMPLETED",
         "PREREQUISITES_NOT_MET",
     ),
+    "/energy/spend": ("INSUFFICIENT_ENERGY", "UNKNOWN_SINK", "WALKER_BEING_DELETED"),
 }
-READ = ("/tree/state", "/quest/available", "/walker/me", "/walker/events")
+READ = (
+    "/tree/state",
+    "/quest/available",
+    "/walker/me",
+    "/walker/events",
+    "/walker/energy",
+    "/sync",
+)
 
 
 @pytest.fixture

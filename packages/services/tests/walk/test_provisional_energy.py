@@ -422,8 +422,15 @@ async def run_refund_job(steps: Stepping) -> None:
 
 
 async def everything(game: Game) -> Any:
-    tables = ("walkers", "tree_allocations", "tree_refunds", "quest_progress", "energy_ledger")
-    tables += ("energy_holds", "walker_events")
+    tables = (
+        "walkers",
+        "tree_allocations",
+        "tree_refunds",
+        "quest_progress",
+        "energy_ledger",
+        "energy_holds",
+        "walker_events",
+    )
     return {
         table: sorted(str(dict(row)) for row in await game.rows(f"SELECT * FROM {table}"))
         for table in tables
@@ -449,8 +456,8 @@ async def test_a_refund_killed_after_any_step_is_done_again_from_the_start(
         await reject(steps)
         steps.clock.move(DAY)
         before = await everything(steps.game)
-        for module, step in REFUND_STEPS:
-            original = getattr(module, step)
+        for module, name in REFUND_STEPS:
+            original = getattr(module, name)
 
             def killed_after(original: Any = original) -> Any:
                 @wraps(original)
@@ -461,7 +468,7 @@ async def test_a_refund_killed_after_any_step_is_done_again_from_the_start(
                 return once
 
             with monkeypatch.context() as patched:
-                patched.setattr(module, step, killed_after())
+                patched.setattr(module, name, killed_after())
                 with pytest.raises(Killed):
                     await run_refund_job(steps)
             assert await everything(steps.game) == before, step

@@ -30,6 +30,10 @@ PROFILE: Final = Profile(
         "INSUFFICIENT_POINTS": Refused(),
         "INSUFFICIENT_ENERGY": Refused(),
         "UNKNOWN_NODE": Refused(),
+        "UNKNOWN_SINK": Refused(),
+        "TOO_MANY_DEVICES": Refused(),
+        "WALKER_BEING_DELETED": Refused(),
+        "WALKER_SUSPENDED": Refused(),
         "QUEST_NOT_IN_PROGRESS": Refused(),
         "QUEST_INCOMPLETE": Refused(),
         # About the report itself: sent again, it would count as another attempt to cheat.
@@ -52,6 +56,7 @@ PROFILE: Final = Profile(
         "INSUFFICIENT_POINTS": "points_changed",
         "INSUFFICIENT_ENERGY": "energy_changed",
         "UNKNOWN_NODE": "not_found",
+        "UNKNOWN_SINK": "not_found",
         "OFFLINE_CAP_EXCEEDED": "too_old",
         "STEP_COUNT_EXCEEDED": "implausible",
         "BURST_RATE_EXCEEDED": "implausible",

@@ -12,6 +12,7 @@ from typing import Final, NoReturn
 
 from holdfast import Execution, Holdfast, ServiceError, Transaction
 from holdfast.errors import StoreError, StoreUnavailableError
+from holdfast_services.walk.announcements import announce_reviews
 from holdfast_services.walk.steps.attestation import AppCheck, AttestationError, Attested
 from holdfast_services.walk.steps.model import IngestResponse, StepReport
 from holdfast_services.walk.steps.repository import (
@@ -38,7 +39,7 @@ from holdfast_services.walk.steps.rules import (
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.steps.streak_view import streak_view
 from holdfast_services.walk.steps.streaks import StreakState, extend_streak, streak_on, today_in
-from holdfast_services.walk.walkers import lock_walker
+from holdfast_services.walk.suspension import lock_active_walker
 
 __all__ = ["QUEUE", "RECONCILE", "StepIngestion"]
 
@@ -81,7 +82,7 @@ class StepIngestion:
             span=Span(sent.sample_span.start, sent.sample_span.end),
             bundle=sent.source_bundle_id,
         )
-        await lock_walker(tx, tenant, now, now)
+        await lock_active_walker(tx, tenant, now, now)
         sync = await find_sync(tx, tenant)
         rejection = find_rejection(report, self._limits, None if sync is None else sync.last, now)
         if rejection is not None:
@@ -178,6 +179,8 @@ class StepIngestion:
                 window=self._settings.review_window,
                 now=now,
             )
+            enqueue = self._holdfast.enqueue
+            await announce_reviews(tx, tenant, enqueue, settings=self._settings, now=now)
         raise ServiceError(
             rejection.status, rejection.code, rejection.message, details=rejection.details
         )

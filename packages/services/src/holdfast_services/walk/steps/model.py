@@ -180,15 +180,18 @@ class DayViews(_Response):
 
 
 class Resolution(_Strict):
-    """An admin's decision. The accepted count may be lower than the reported one."""
+    """An admin's decision. The accepted count may be lower than the reported one.
 
-    decision: Annotated[Literal["accept", "reject"], BeforeValidator(_text)]
+    ``suspend`` rejects, and suspends the walker.
+    """
+
+    decision: Annotated[Literal["accept", "reject", "suspend"], BeforeValidator(_text)]
     accepted_count: int | None = Field(None, ge=0, le=_MAX_STEPS)
     note: Annotated[str, Field(max_length=1000), AfterValidator(_printable)] | None = None
 
     @model_validator(mode="after")
     def _check_accepted_count(self) -> Self:
-        if self.decision == "reject" and self.accepted_count is not None:
+        if self.decision != "accept" and self.accepted_count is not None:
             raise ValueError("acceptedCount is only allowed with accept")
         return self
 
@@ -205,7 +208,7 @@ class ReviewView(_Response):
     opened_at: datetime
     resolved_at: datetime | None
     resolved_by: str | None
-    decision: Literal["accept", "reject"] | None
+    decision: Literal["accept", "reject", "suspend"] | None
     note: str | None
 
 

@@ -177,20 +177,25 @@ SELECT max(resolved_at) AS at
 
 -- name: find_review
 -- By id only: admins see the reviews of all walkers.
-SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note
+SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note,
+       suspended
   FROM walk_reviews
  WHERE id = :id;
 
 -- name: resolve_review
 UPDATE walk_reviews
    SET status = 'resolved', resolved_at = :now, resolved_by = :resolved_by,
-       decision = :decision, note = :note
+       decision = :decision, note = :note, suspended = :suspended
  WHERE tenant = :tenant AND id = :id AND status = 'open';
 
 -- name: list_reviews
--- For admins, of all walkers. Ids grow with time, so the oldest comes first.
-SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note
+-- For admins, of all walkers. Ids grow with time, so the oldest comes first. NULL is no filter.
+SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note,
+       suspended
   FROM walk_reviews
  WHERE status = :status AND id > :after
+   AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+   AND (CAST(:walker AS text) IS NULL OR tenant = :walker)
+   AND (CAST(:day AS text) IS NULL OR day = :day)
  ORDER BY id
  LIMIT :limit;
