@@ -1,6 +1,7 @@
 """Requests to read an odd day again: opened once, responded to, or settled without a response."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import UTC, date, datetime, time, timedelta
 from functools import wraps
 from typing import Any
@@ -12,8 +13,9 @@ from holdfast_services.walk.steps import reconcile
 from holdfast_services.walk.steps.challenges import Sample, sample_digest
 from holdfast_services.walk.steps.ingest import RECONCILE
 from holdfast_services.walk.steps.rules import Span
+from packages.services.tests.conftest import Serve
 
-from .fixtures import OpenGame, ok, refused, text
+from .fixtures import ok, opener, refused, text
 from .settlement_fixtures import NODE, allocations, backwards, outcome, take
 from .step_fixtures import TODAY, Stepping, days_ago, stepping
 
@@ -23,6 +25,13 @@ DUE = timedelta(hours=72)
 async def requested(steps: Stepping) -> list[Any]:
     events = await steps.game.device().events()
     return [event["data"] for event in events if event["type"] == "steps.reread_requested"]
+
+
+@pytest.fixture
+async def sqlite_steps(serve: Serve, sqlite_url: str) -> AsyncIterator[Stepping]:
+    """For rules that do not depend on the database."""
+    async with stepping(opener(serve, sqlite_url)) as opened:
+        yield opened
 
 
 def reread(
@@ -114,7 +123,10 @@ async def test_an_odd_day_is_asked_for_again_and_counts_as_it_is_read(steps: Ste
         {"samples": []},
     ],
 )
-async def test_an_invalid_response_changes_nothing(steps: Stepping, change: dict[str, Any]) -> None:
+async def test_an_invalid_response_changes_nothing(
+    sqlite_steps: Stepping, change: dict[str, Any]
+) -> None:
+    steps = sqlite_steps
     await backwards(steps)
     await steps.work()
     (asked,) = await requested(steps)
@@ -137,8 +149,9 @@ async def test_an_invalid_response_changes_nothing(steps: Stepping, change: dict
 
 
 async def test_without_a_response_a_day_is_rejected_and_an_admin_may_still_accept_it(
-    steps: Stepping,
+    sqlite_steps: Stepping,
 ) -> None:
+    steps = sqlite_steps
     await backwards(steps)
     await take(steps)
     await steps.work()
@@ -158,7 +171,8 @@ async def test_without_a_response_a_day_is_rejected_and_an_admin_may_still_accep
     assert await allocations(steps) == [(NODE, False)]
 
 
-async def test_without_a_response_steps_accepted_before_stay(steps: Stepping) -> None:
+async def test_without_a_response_steps_accepted_before_stay(sqlite_steps: Stepping) -> None:
+    steps = sqlite_steps
     await steps.walk(count=2500, hours=(6, 9))
     await steps.work()
     await steps.walk(count=1000, hours=(6, 10))
@@ -170,7 +184,8 @@ async def test_without_a_response_steps_accepted_before_stay(steps: Stepping) ->
     assert await steps.energy() == 2500
 
 
-async def test_a_late_response_still_counts(steps: Stepping) -> None:
+async def test_a_late_response_still_counts(sqlite_steps: Stepping) -> None:
+    steps = sqlite_steps
     await backwards(steps)
     await steps.work()
     (asked,) = await requested(steps)
@@ -182,8 +197,10 @@ async def test_a_late_response_still_counts(steps: Stepping) -> None:
     assert (await steps.day())["acceptedCount"] == 4000
 
 
-async def test_days_are_not_asked_for_again_if_it_is_switched_off(open_game: OpenGame) -> None:
-    async with stepping(open_game, step_reread_hours=0) as steps:
+async def test_days_are_not_asked_for_again_if_it_is_switched_off(
+    serve: Serve, sqlite_url: str
+) -> None:
+    async with stepping(opener(serve, sqlite_url), step_reread_hours=0) as steps:
         await backwards(steps)
         await steps.work()
         assert await requested(steps) == []
