@@ -454,8 +454,8 @@ async def run_refund_job(steps: Stepping) -> None:
 
 
 async def everything(game: Game) -> Any:
-    tables = ("walkers", "tree_allocations", "tree_refunds", "quest_progress", "energy_ledger")
-    tables += ("energy_holds", "walker_events")
+    tables = ["walkers", "tree_allocations", "tree_refunds", "quest_progress", "energy_ledger"]
+    tables += ["energy_holds", "walker_events"]
     return {
         table: sorted(str(dict(row)) for row in await game.rows(f"SELECT * FROM {table}"))
         for table in tables
@@ -467,10 +467,9 @@ async def test_a_refund_killed_after_any_step_is_done_again_from_the_start(
 ) -> None:
     async with stepping(open_game, **ENERGY) as steps:
         ada, now = steps.game.ada, steps.clock.now()
-        for step in (1, 2):
-            if step == 1:
-                await ada.start("quest.001")
-            ok(await ada.advance("quest.001", step, at=now - DAY))
+        await ada.start("quest.001")
+        for number in (1, 2):
+            ok(await ada.advance("quest.001", number, at=now - DAY))
         ok(await ada.complete("quest.001", at=now - DAY))
         await steps.walk(days_ago(1), 600)
         await settle(steps, days_ago(1))
