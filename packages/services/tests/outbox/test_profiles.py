@@ -86,6 +86,7 @@ def test_walk_has_exactly_the_codes_that_are_agreed_on() -> None:
         "TZ_JUMP",
         "FUTURE_DATED",
         "OFFLINE_CAP_EXCEEDED",
+        "REREAD_INVALID",
         "STEP_OUT_OF_ORDER",
         "ORDERING_VIOLATION",
         "ATTESTATION_INVALID",

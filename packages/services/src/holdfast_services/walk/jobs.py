@@ -12,13 +12,14 @@ from holdfast_services.walk.outgoing import announce
 from holdfast_services.walk.provisional import next_due_at, refund_due, settle_provisional
 from holdfast_services.walk.steps.ingest import QUEUE, RECONCILE
 from holdfast_services.walk.steps.reconcile import settle_day
-from holdfast_services.walk.steps.repository import delete_attestations
+from holdfast_services.walk.steps.repository import delete_attestations, open_challenges
 from holdfast_services.walk.walkers import lock_walker
 
 __all__ = ["CLEAN_UP", "REFUND", "register"]
 
-# Refunds what is due and confirms what is settled. Jobs are merged only with those for the same
-# time: a merged job keeps its due time, and a later one could be due earlier.
+# Refunds what is due, settles days whose challenge has no response, and confirms what is settled.
+# Jobs are merged only with those for the same time: a merged job keeps its due time, and a later
+# one could be due earlier.
 REFUND: Final = "steps.refund"
 CLEAN_UP: Final = "walk.cleanup"
 # Small, so that concurrent writers do not wait long.
@@ -47,6 +48,9 @@ def register(holdfast: Holdfast, settings: Settings) -> None:
         now, tx = holdfast.clock.now(), job.transaction
         walker = await lock_walker(tx, job.tenant, now)
         await refund_due(tx, job.tenant, settings=settings, now=now)
+        for day, challenge_due_at in await open_challenges(tx, job.tenant):
+            if challenge_due_at <= now:
+                await settle_day(tx, job.tenant, day, settings=settings, now=now)
         await settle_provisional(tx, job.tenant, settings=settings, now=now)
         after = walker.event_seq
         await announce(tx, job.tenant, job.enqueue, settings=settings, after=after, now=now)

@@ -42,6 +42,7 @@ PROFILE: Final = Profile(
         "TZ_JUMP": Refused(),
         "FUTURE_DATED": Refused(),
         "OFFLINE_CAP_EXCEEDED": Refused(),
+        "REREAD_INVALID": Refused(),
         # Possible, but not at this point of the chain.
         "STEP_OUT_OF_ORDER": OutOfOrder(),
         "ORDERING_VIOLATION": OutOfOrder(),
@@ -62,6 +63,7 @@ PROFILE: Final = Profile(
         "BURST_RATE_EXCEEDED": "implausible",
         "COUNT_WENT_BACKWARDS": "implausible",
         "FUTURE_DATED": "implausible",
+        "REREAD_INVALID": "implausible",
         "TZ_JUMP": "implausible",
     },
     payload_must_be_object=True,

@@ -35,7 +35,7 @@ from holdfast_services.walk.quests import (
     unsettled_quests,
 )
 from holdfast_services.walk.steps.open_days import OpenDays, read_open_days
-from holdfast_services.walk.steps.repository import list_rejected_days
+from holdfast_services.walk.steps.repository import list_rejected_days, open_challenges
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.tree import (
     ALLOCATION,
@@ -110,6 +110,7 @@ async def next_due_at(
         *(a.refund_due_at for a in allocations),
         *(quest.revert_due_at for quest in quests),
         *(hold.refund_due_at for hold in await _holds(tx, tenant)),
+        *(at for _, at in await open_challenges(tx, tenant)),
     ]
     acted = [a.acted_at for a in allocations if a.refund_due_at is None]
     for quest in quests:

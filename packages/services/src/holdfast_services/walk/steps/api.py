@@ -53,10 +53,11 @@ _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _INGEST: Final = """\
 Reports the steps of one of the walker's days so far. The App Check token is in the header
 `X-Firebase-AppCheck` or in `attestationToken`. The response is provisional: the day is reconciled
-about a minute later.
+about a minute later. If a day looks odd, the response has a `challenge`: read that day from the
+health app again, and report it with the samples and their digest.
 
 Errors: `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUNT_EXCEEDED`,
-`BURST_RATE_EXCEEDED`, `TZ_JUMP`, `FUTURE_DATED`, `OFFLINE_CAP_EXCEEDED` (422)."""
+`BURST_RATE_EXCEEDED`, `TZ_JUMP`, `FUTURE_DATED`, `OFFLINE_CAP_EXCEEDED`, `REREAD_INVALID` (422)."""
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:

@@ -18,6 +18,7 @@ from holdfast_services.walk.steps.repository import sql
 from holdfast_services.walk.walkers import instant
 
 __all__ = [
+    "close_reread_review",
     "find_review",
     "list_reviews",
     "open_review",
@@ -71,6 +72,12 @@ async def open_review(
         "now": now,
     }
     await tx.fetch_one(sql("open_review"), values)
+
+
+async def close_reread_review(tx: Transaction, tenant: str, day: date, now: datetime) -> None:
+    """Resolve the open review of a day that was read again and is accepted."""
+    values = {"tenant": tenant, "day": day.isoformat(), "now": now}
+    await tx.execute(sql("close_reread_review"), values)
 
 
 async def find_review(tx: Transaction, review_id: str) -> Row:

@@ -110,6 +110,7 @@ class StepSettings(CatalogueSettings):
     step_reconcile_delay_seconds: float = Field(
         60.0, ge=0, le=86_400, description="a number of seconds from 0 to 86400"
     )
+    step_reread_hours: Hours = Field(72.0, description="a number of hours, or 0 for no challenges")
     step_refund_grace_hours: Hours = Field(24.0, description=_HOURS)
     step_attestation_retention_days: float = Field(
         30.0, gt=0, le=36_500, description="a number of days above 0"
@@ -189,6 +190,11 @@ class StepSettings(CatalogueSettings):
         """How long after its end a day without a report is not settled."""
         grace = timedelta(hours=self.step_empty_day_grace_hours)
         return timedelta(days=self.step_offline_cap_days) + grace
+
+    @property
+    def reread_within(self) -> timedelta:
+        """How long a device may take to read a day again; zero if days are not challenged."""
+        return timedelta(hours=self.step_reread_hours)
 
     @property
     def refund_grace(self) -> timedelta:
