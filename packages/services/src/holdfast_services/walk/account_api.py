@@ -11,7 +11,8 @@ from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.routing import service_router
 from holdfast_services.settings import Settings
 from holdfast_services.walk import account_model as model
-from holdfast_services.walk.documentation import describe_errors, envelope_errors
+from holdfast_services.walk.action_attestation import AppCheckTokens, attest_actions
+from holdfast_services.walk.documentation import ACTION_ERRORS, documented, envelope_errors
 from holdfast_services.walk.energy import read_ledger, spend_energy
 from holdfast_services.walk.erasure import DELETE_WALKER, request_deletion
 from holdfast_services.walk.model import EventView, NodeView, QuestView, TreeState
@@ -32,6 +33,7 @@ def router(
     api = service_router("walk")
     policy = settings.policies().walk
     sinks = settings.energy_sinks
+    attest = attest_actions(holdfast, settings)
     catalogue = settings.catalogue
 
     @api.get(
@@ -64,18 +66,22 @@ def router(
     @api.post(
         "/energy/spend",
         summary="Spend energy",
-        description=describe_errors(
+        **documented(
             f"Debits energy for one of the app's sinks: {', '.join(f'`{s}`' for s in sinks)}.",
             "INSUFFICIENT_ENERGY",
             "UNKNOWN_SINK",
-            "WALKER_BEING_DELETED",
+            *ACTION_ERRORS,
         ),
-        responses=envelope_errors(),
     )
     @holdfast.guard("energy.spend", policy=policy)
     async def spend(
-        wanted: model.EnergySpend, tx: Tx, caller: Caller, run: Run
+        wanted: model.EnergySpend,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        tokens: AppCheckTokens = None,
     ) -> model.EnergySpent:
+        await attest(tokens)
         spent = await spend_energy(
             tx,
             caller.tenant,
@@ -148,12 +154,11 @@ def router(
         "/walker/me",
         status_code=202,
         summary="Delete the walker",
-        description=describe_errors(
+        **documented(
             "Deletes all data of the walker, in a job. Until it has ended, writes are refused. "
             "Afterwards the same person starts as a new walker.",
             "WALKER_BEING_DELETED",
         ),
-        responses=envelope_errors(),
     )
     # A person who wants to be deleted is never too late.
     @holdfast.guard("walker.delete", policy=policy.replace(staleness=None))

@@ -21,8 +21,9 @@ from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
 from holdfast_services.walk import account_api, model, quests, tree
+from holdfast_services.walk.action_attestation import AppCheckTokens, attest_actions
 from holdfast_services.walk.catalogue import Catalogue
-from holdfast_services.walk.documentation import describe_errors, envelope_errors
+from holdfast_services.walk.documentation import ACTION_ERRORS, documented, envelope_errors
 from holdfast_services.walk.events import list_events
 from holdfast_services.walk.jobs import REFUND
 from holdfast_services.walk.profile import read_profile
@@ -80,6 +81,7 @@ def _tree(
     nodes: list[model.NodeView],
 ) -> APIRouter:
     api = service_router("walk", prefix="/tree")
+    attest = attest_actions(holdfast, settings)
     energy_required = settings.walk_energy_required
 
     @api.get("/state", summary="Read the tree", responses=envelope_errors(401, 503))
@@ -98,7 +100,7 @@ def _tree(
     @api.post(
         "/allocate",
         summary="Allocate nodes",
-        description=describe_errors(
+        **documented(
             "Allocates nodes in the order given, all or none. A node may be in the same batch as "
             "its prerequisites, after them.",
             "ALREADY_ALLOCATED",
@@ -106,13 +108,18 @@ def _tree(
             "PREREQUISITES_NOT_MET",
             "INSUFFICIENT_POINTS",
             "INSUFFICIENT_ENERGY",
+            *ACTION_ERRORS,
         ),
-        responses=envelope_errors(),
     )
     @holdfast.guard("tree.allocate", policy=settings.policies().walk)
     async def allocate(
-        wanted: model.TreeAllocation, tx: Tx, caller: Caller, run: Run
+        wanted: model.TreeAllocation,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        tokens: AppCheckTokens = None,
     ) -> model.TreeState:
+        await attest(tokens)
         _check_key(run, wanted.idempotency_key)
         after = await tree.allocate(
             tx,
@@ -147,6 +154,7 @@ def _quests(
     holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifier: StreamNotifier
 ) -> APIRouter:
     api = service_router("walk", prefix="/quest")
+    attest = attest_actions(holdfast, settings)
     policy = settings.policies().walk
 
     @api.get("/available", summary="List quests", responses=envelope_errors(401, 503))
@@ -157,17 +165,25 @@ def _quests(
     @api.post(
         "/start",
         summary="Start a quest",
-        description=describe_errors(
+        **documented(
             "Without a key every request is executed, and the second start of a quest fails.",
             "QUEST_ALREADY_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
             "PREREQUISITES_NOT_MET",
+            *ACTION_ERRORS,
+            statuses=(404,),
         ),
-        responses=envelope_errors(404),
     )
     # Older clients send neither a key nor times, so staleness cannot be checked.
     @holdfast.guard("quest.start", policy=policy.replace(key_required=False, staleness=None))
-    async def start(wanted: model.QuestStart, tx: Tx, caller: Caller, run: Run) -> model.QuestView:
+    async def start(
+        wanted: model.QuestStart,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        tokens: AppCheckTokens = None,
+    ) -> model.QuestView:
+        await attest(tokens)
         _check_key(run, wanted.idempotency_key)
         made_at = wanted.client_generated_at
         state = await quests.start_quest(
@@ -184,14 +200,15 @@ def _quests(
     @api.post(
         "/{quest_id}/step/{step}/advance",
         summary="Complete a step",
-        description=describe_errors(
+        **documented(
             "Steps are numbered from 1 and completed in order.",
             "STEP_OUT_OF_ORDER",
             "QUEST_NOT_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
             "PREREQUISITES_NOT_MET",
+            *ACTION_ERRORS,
+            statuses=(404,),
         ),
-        responses=envelope_errors(404),
     )
     @holdfast.guard("quest.advance", policy=policy)
     async def advance(
@@ -202,7 +219,9 @@ def _quests(
         tx: Tx,
         caller: Caller,
         run: Run,
+        tokens: AppCheckTokens = None,
     ) -> model.QuestView:
+        await attest(tokens)
         _check_key(run, action.idempotency_key)
         if action.step_index is not None and action.step_index != step:
             raise BodyInvalidError(f"stepIndex is {action.step_index}, and the path has {step}")
@@ -223,19 +242,25 @@ def _quests(
     @api.post(
         "/complete",
         summary="Complete a quest",
-        description=describe_errors(
+        **documented(
             "Awards the quest's points, once.",
             "QUEST_INCOMPLETE",
             "QUEST_NOT_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
             "PREREQUISITES_NOT_MET",
+            *ACTION_ERRORS,
+            statuses=(404,),
         ),
-        responses=envelope_errors(404),
     )
     @holdfast.guard("quest.complete", policy=policy)
     async def complete(
-        done: model.QuestCompletion, tx: Tx, caller: Caller, run: Run
+        done: model.QuestCompletion,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        tokens: AppCheckTokens = None,
     ) -> model.QuestCompleted:
+        await attest(tokens)
         _check_key(run, done.idempotency_key)
         state, points = await quests.complete_quest(
             tx,

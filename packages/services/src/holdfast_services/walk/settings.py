@@ -1,7 +1,7 @@
 """Settings of tree, quests and events, ``HOLDFAST_WALK_…``: part of the server's ``Settings``."""
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -41,6 +41,10 @@ Sinks = Annotated[str, AfterValidator(_check_sinks)]
 class WalkSettings(CatalogueSettings):
     """Descriptions say what the variable should be; error messages quote them."""
 
+    # What needs an App Check token: reports of steps, or every action of a walker.
+    walk_app_check: Literal["reports", "actions"] = Field(
+        "reports", description="reports or actions"
+    )
     walk_energy_required: bool = Field(default=False, description="true or false")
     walk_energy_sinks: Sinks = Field("combat,craft,harvest", description=_SINKS)
     walk_events_poll_seconds: float = Field(

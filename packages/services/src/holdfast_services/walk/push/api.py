@@ -15,7 +15,7 @@ from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.routing import service_router
 from holdfast_services.settings import Settings
-from holdfast_services.walk.documentation import describe_errors, envelope_errors
+from holdfast_services.walk.documentation import documented, envelope_errors
 from holdfast_services.walk.model import View
 from holdfast_services.walk.push import devices
 
@@ -83,13 +83,12 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
         "",
         status_code=201,
         summary="Register a device",
-        description=describe_errors(
+        **documented(
             "Registers a device for pushes. The same token is the same device; one that another "
             "walker has registered moves to the caller.",
             "TOO_MANY_DEVICES",
             "WALKER_BEING_DELETED",
         ),
-        responses=envelope_errors(),
     )
     @holdfast.guard("walker.devices.register", policy=policy)
     async def register(

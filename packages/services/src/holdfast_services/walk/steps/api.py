@@ -17,6 +17,7 @@ from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
 from holdfast_services.walk.admin import read_review, read_walker
 from holdfast_services.walk.admin_model import Reinstated, ReviewDetail, WalkerDetail
+from holdfast_services.walk.documentation import documented
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.jobs import REFUND
 from holdfast_services.walk.outgoing import announce
@@ -54,10 +55,19 @@ _INGEST: Final = """\
 Reports the steps of one of the walker's days so far. The App Check token is in the header
 `X-Firebase-AppCheck` or in `attestationToken`. The response is provisional: the day is reconciled
 about a minute later. If a day looks odd, the response has a `challenge`: read that day from the
-health app again, and report it with the samples and their digest.
-
-Errors: `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUNT_EXCEEDED`,
-`BURST_RATE_EXCEEDED`, `TZ_JUMP`, `FUTURE_DATED`, `OFFLINE_CAP_EXCEEDED`, `REREAD_INVALID` (422)."""
+health app again, and report it with the samples and their digest."""
+_INGEST_ERRORS: Final = (
+    "ATTESTATION_INVALID",
+    "SOURCE_NOT_ALLOWED",
+    "STEP_COUNT_EXCEEDED",
+    "BURST_RATE_EXCEEDED",
+    "TZ_JUMP",
+    "FUTURE_DATED",
+    "OFFLINE_CAP_EXCEEDED",
+    "REREAD_INVALID",
+    "WALKER_BEING_DELETED",
+    "WALKER_SUSPENDED",
+)
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
@@ -80,7 +90,7 @@ def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
     )
     ingestion = StepIngestion(holdfast, settings, app_check)
 
-    @api.post("/ingest", summary="Report steps", description=_INGEST, responses=_errors())
+    @api.post("/ingest", summary="Report steps", **documented(_INGEST, *_INGEST_ERRORS))
     @holdfast.guard("step.ingest", policy=settings.policies().step_ingest)
     async def ingest(
         report: StepReport,
@@ -145,12 +155,12 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
     @api.post(
         "/{review_id}/resolve",
         summary="Resolve a review",
-        description=(
+        **documented(
             "For a quarantined day, `accept` counts its steps and `reject` takes back the energy "
-            "they earned. `suspend` rejects, and refuses further actions of the walker. Errors: "
-            "`REVIEW_ALREADY_RESOLVED` (409)."
+            "they earned. `suspend` rejects, and refuses further actions of the walker.",
+            "REVIEW_ALREADY_RESOLVED",
+            statuses=(403, 404),
         ),
-        responses=_errors(403, 404),
     )
     # Admins work online, so their actions have no staleness.
     @holdfast.guard("admin.review.resolve", policy=settings.policies().walk.replace(staleness=None))
@@ -206,8 +216,7 @@ def _walkers(holdfast: Holdfast, settings: Settings) -> APIRouter:
     @api.post(
         "/{walker_id}/reinstate",
         summary="End a suspension",
-        description="Errors: `WALKER_NOT_SUSPENDED` (409).",
-        responses=_errors(403, 404),
+        **documented("The walker may act again.", "WALKER_NOT_SUSPENDED", statuses=(403, 404)),
     )
     @holdfast.guard(
         "admin.walker.reinstate", policy=settings.policies().walk.replace(staleness=None)
