@@ -525,7 +525,7 @@ async def test_a_refund_killed_after_any_step_is_done_again_from_the_start(
                 patched.setattr(module, name, killed_after())
                 with pytest.raises(Killed):
                     await run_refund_job(steps)
-            assert await everything(steps.game) == before, step
+            assert await everything(steps.game) == before, name
         for _ in range(2):
             await run_refund_job(steps)
             assert await nodes_of(ada) == {PACK: False}

@@ -22,14 +22,30 @@ EXAMPLES: Final[dict[str, Example]] = {
     "ATTESTATION_INVALID": Example(401, "App Check: there is no App Check token"),
     "BURST_RATE_EXCEEDED": Example(
         422,
-        "9000 steps in 600 seconds are more than possible",
-        {"spanSeconds": 600.0, "maxStepsPerSecond": 3.0, "tolerance": 3.0},
+        "the step rate is too high for the sample span",
+        {
+            "received": 9000,
+            "limit": 5400,
+            "spanSeconds": 600.0,
+            "minSpanSeconds": 1000.0,
+            "maxStepsPerSecond": 3.0,
+            "tolerance": 3.0,
+        },
     ),
-    "FUTURE_DATED": Example(422, "the day is after tomorrow", {"today": "2026-05-22"}),
+    "FUTURE_DATED": Example(
+        422,
+        "the day is in the future",
+        {
+            "received": "2026-05-24",
+            "today": "2026-05-22",
+            "limit": "2026-05-23",
+            "passesAt": "2026-05-23T00:00:00+00:00",
+        },
+    ),
     "INSUFFICIENT_ENERGY": Example(
         422,
-        "this costs 500 energy, and the balance is 120",
-        {"energyRequired": 500, "energyBalance": 120},
+        "this costs 500 energy, and there is 320 to spend",
+        {"energyRequired": 500, "energyBalance": 120, "energySpendable": 320},
     ),
     "INSUFFICIENT_POINTS": Example(
         422,
@@ -37,7 +53,15 @@ EXAMPLES: Final[dict[str, Example]] = {
         {"pointsRequired": 3, "pointsBanked": 1},
     ),
     "OFFLINE_CAP_EXCEEDED": Example(
-        422, "the day is more than 7 days ago", {"today": "2026-05-22", "capDays": 7}
+        422,
+        "the day is more than 7 days old",
+        {
+            "received": "2026-05-14",
+            "today": "2026-05-22",
+            "limit": "2026-05-15",
+            "capDays": 7,
+            "passesAt": None,
+        },
     ),
     "PREREQUISITES_NOT_MET": Example(
         422,
@@ -50,6 +74,11 @@ EXAMPLES: Final[dict[str, Example]] = {
         422, "'First light' is at step 2 of 2", _QUEST | {"currentStep": 2, "steps": 2}
     ),
     "QUEST_NOT_IN_PROGRESS": Example(422, "'First light' has not been started", _QUEST),
+    "REREAD_INVALID": Example(
+        422,
+        "the samples do not add up to count",
+        {"received": 5200, "expected": 6000},
+    ),
     "REVIEW_ALREADY_RESOLVED": Example(
         409,
         "this review is resolved already",
@@ -59,9 +88,15 @@ EXAMPLES: Final[dict[str, Example]] = {
             "resolvedAt": "2026-05-22T12:00:00+00:00",
         },
     ),
-    "SOURCE_NOT_ALLOWED": Example(403, "steps of com.example.fake are not accepted"),
+    "SOURCE_NOT_ALLOWED": Example(
+        403,
+        "steps from this source bundle are not accepted",
+        {"received": "com.example.fake", "allowed": ["com.apple.health.*"]},
+    ),
     "STEP_COUNT_EXCEEDED": Example(
-        422, "a day can have at most 50000 steps", {"maxStepsPerDay": 50_000}
+        422,
+        "a day can have at most 50000 steps",
+        {"received": 61_000, "limit": 50_000, "maxStepsPerDay": 50_000},
     ),
     "STEP_OUT_OF_ORDER": Example(
         422,
@@ -73,8 +108,15 @@ EXAMPLES: Final[dict[str, Example]] = {
     ),
     "TZ_JUMP": Example(
         422,
-        "the UTC offset changed by 14 hours since the last report",
-        {"jumpHours": 14.0, "maxJumpHours": 12.0},
+        "the time zone is too far from that of the last report",
+        {
+            "received": "Pacific/Auckland",
+            "jumpHours": 14.0,
+            "maxJumpHours": 12.0,
+            "limit": 12.0,
+            "lastOffsetHours": -2.0,
+            "passesAt": "2026-05-23T12:00:00.000001+00:00",
+        },
     ),
     "UNKNOWN_NODE": Example(422, "there is no node 'node.x'", {"nodeIds": ["node.x"]}),
     "UNKNOWN_SINK": Example(
