@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -142,6 +142,7 @@ async def test_reverts_are_pushed_to_every_device_once_and_in_order(open_game: O
             device = {"platform": platform, "token": token}
             got = [r for r in receiver.received if r.json["data"]["device"] == device]
             assert [r.json["type"] for r in got] == [
+                "steps.reread_requested",
                 "allocation.refund_scheduled",
                 "allocation.reverted",
             ]
@@ -149,11 +150,12 @@ async def test_reverts_are_pushed_to_every_device_once_and_in_order(open_game: O
             for request in got:
                 event = request.json["data"]["event"]
                 assert event["data"] == events[event["id"]]["data"]
-                assert is_signed(SECRET, request.headers, request.body, steps.clock.at)
-        assert len({r.headers["webhook-id"] for r in receiver.received}) == 4
-        assert len(receiver.received) == 4
+                sent_at = datetime.fromtimestamp(int(request.headers["webhook-timestamp"]), UTC)
+                assert is_signed(SECRET, request.headers, request.body, sent_at)
+        assert len({r.headers["webhook-id"] for r in receiver.received}) == 6
+        assert len(receiver.received) == 6
         await steps.work()
-        assert len(receiver.received) == 4
+        assert len(receiver.received) == 6
 
 
 async def test_a_device_that_is_gone_is_removed_and_others_get_theirs(
@@ -171,7 +173,7 @@ async def test_a_device_that_is_gone_is_removed_and_others_get_theirs(
         receiver.respond = respond
         await revert(steps)
         tokens = [r.json["data"]["device"]["token"] for r in receiver.received]
-        assert (tokens.count("sold"), tokens.count("phone")) == (1, 2)
+        assert (tokens.count("sold"), tokens.count("phone")) == (1, 3)
         assert [each["platform"] for each in await devices(ada)] == ["android"]
 
 
@@ -181,6 +183,7 @@ async def test_a_refused_push_is_dead_lettered_and_what_was_delivered_is_not_sen
     async with receiving() as receiver, hooked(opener(serve, sqlite_url), receiver) as steps:
         created(await register(steps.game.device()))
         await reject_a_day(steps)
+        receiver.received.clear()  # the request to read the day again
         steps.clock.move(timedelta(hours=24))
         # The first event gets through, the second one meets a server that redirects.
         receiver.responses, receiver.headers = [204, 302], [("location", "http://127.0.0.1/x")]
@@ -199,6 +202,7 @@ async def test_a_killed_push_is_sent_again_with_the_same_id(
     async with receiving() as receiver, hooked(opener(serve, sqlite_url), receiver) as steps:
         created(await register(steps.game.device()))
         await reject_a_day(steps)
+        receiver.received.clear()  # the request to read the day again
         original = JobContext.record_step
         killed: list[bool] = []
 
@@ -373,6 +377,7 @@ async def test_a_revert_reaches_fcm_and_an_unregistered_device_is_removed(
         created(await register(ada, "phone"))
         await revert(steps)
         assert [m["data"]["type"] for m in double.messages] == [
+            "steps.reread_requested",
             "allocation.refund_scheduled",
             "allocation.reverted",
         ]

@@ -5,6 +5,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from holdfast import Holdfast
+from holdfast.core.staleness import parse_instant
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast.server.tenant_data import OPERATOR_TENANT
 from holdfast_services.auth import CurrentPrincipal
@@ -12,6 +13,7 @@ from holdfast_services.routing import service_router
 from holdfast_services.settings import Settings
 from holdfast_services.walk import account_model as model
 from holdfast_services.walk.action_attestation import AppCheckTokens, attest_actions
+from holdfast_services.walk.body_key import check_key_in_body
 from holdfast_services.walk.documentation import ACTION_ERRORS, documented, envelope_errors
 from holdfast_services.walk.energy import read_ledger, spend_energy
 from holdfast_services.walk.erasure import DELETE_WALKER, request_deletion
@@ -82,12 +84,14 @@ def router(
         tokens: AppCheckTokens = None,
     ) -> model.EnergySpent:
         await attest(tokens)
+        check_key_in_body(run, wanted.idempotency_key)
         spent = await spend_energy(
             tx,
             caller.tenant,
             wanted.sink,
             wanted.amount,
             sinks=sinks,
+            acted_at=parse_instant(wanted.client_generated_at, "clientGeneratedAt"),
             now=holdfast.clock.now(),
         )
         run.describe(resource=f"spend:{spent.id}")
@@ -97,7 +101,7 @@ def router(
             sink=wanted.sink,
             amount=wanted.amount,
             energy_balance=spent.energy_balance,
-            provisional=spent.is_held,
+            provisional=spent.is_provisional,
         )
 
     @api.get(

@@ -15,13 +15,14 @@ from pydantic_core import PydanticCustomError
 
 from holdfast import Holdfast, Principal
 from holdfast.core.staleness import parse_instant
-from holdfast.errors import BodyInvalidError, KeyInvalidError
+from holdfast.errors import BodyInvalidError
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
 from holdfast_services.walk import account_api, model, quests, tree
 from holdfast_services.walk.action_attestation import AppCheckTokens, attest_actions
+from holdfast_services.walk.body_key import check_key_in_body
 from holdfast_services.walk.catalogue import Catalogue
 from holdfast_services.walk.documentation import ACTION_ERRORS, documented, envelope_errors
 from holdfast_services.walk.events import list_events
@@ -120,7 +121,7 @@ def _tree(
         tokens: AppCheckTokens = None,
     ) -> model.TreeState:
         await attest(tokens)
-        _check_key(run, wanted.idempotency_key)
+        check_key_in_body(run, wanted.idempotency_key)
         after = await tree.allocate(
             tx,
             caller.tenant,
@@ -184,7 +185,7 @@ def _quests(
         tokens: AppCheckTokens = None,
     ) -> model.QuestView:
         await attest(tokens)
-        _check_key(run, wanted.idempotency_key)
+        check_key_in_body(run, wanted.idempotency_key)
         made_at = wanted.client_generated_at
         state = await quests.start_quest(
             tx,
@@ -222,7 +223,7 @@ def _quests(
         tokens: AppCheckTokens = None,
     ) -> model.QuestView:
         await attest(tokens)
-        _check_key(run, action.idempotency_key)
+        check_key_in_body(run, action.idempotency_key)
         if action.step_index is not None and action.step_index != step:
             raise BodyInvalidError(f"stepIndex is {action.step_index}, and the path has {step}")
         state = await quests.advance_quest(
@@ -261,7 +262,7 @@ def _quests(
         tokens: AppCheckTokens = None,
     ) -> model.QuestCompleted:
         await attest(tokens)
-        _check_key(run, done.idempotency_key)
+        check_key_in_body(run, done.idempotency_key)
         state, points = await quests.complete_quest(
             tx,
             caller.tenant,
@@ -276,13 +277,6 @@ def _quests(
         return model.QuestCompleted(**quest_fields(state), points_banked=points)
 
     return api
-
-
-def _check_key(run: Run, in_body: str | None) -> None:
-    """Refuse a key in the body that contradicts the header."""
-    record_id = run.request.record_id
-    if in_body is not None and record_id is not None and in_body != record_id.key:
-        raise KeyInvalidError("idempotencyKey and Idempotency-Key are different keys")
 
 
 def _acted_at(client_generated_at: str) -> datetime:

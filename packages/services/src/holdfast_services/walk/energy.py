@@ -26,8 +26,7 @@ class Spent(msgspec.Struct, frozen=True):
 
     id: str
     energy_balance: int
-    # Open days have to pay for it.
-    is_held: bool
+    is_provisional: bool
 
 
 class LedgerEntry(msgspec.Struct, frozen=True):
@@ -49,15 +48,24 @@ class LedgerPage(msgspec.Struct, frozen=True):
 
 
 async def spend_energy(
-    tx: Transaction, tenant: str, sink: str, amount: int, *, sinks: Sequence[str], now: datetime
+    tx: Transaction,
+    tenant: str,
+    sink: str,
+    amount: int,
+    *,
+    sinks: Sequence[str],
+    acted_at: datetime,
+    now: datetime,
 ) -> Spent:
-    """Debit energy for a sink of the app, or raise ``INSUFFICIENT_ENERGY``. Locks the walker.
+    """Spend energy on a sink of the app, or raise ``INSUFFICIENT_ENERGY``. Locks the walker.
+
+    Energy that open days have promised can be spent too; it is held until they are settled.
 
     Raises ``UNKNOWN_SINK`` for one that is not in ``sinks``.
     """
     if sink not in sinks:
         raise walk_error("UNKNOWN_SINK", f"there is no sink {sink!r}", sinks=list(sinks))
-    await lock_active_walker(tx, tenant, now)
+    await lock_active_walker(tx, tenant, now, min(acted_at, now))
     # A new id, not the request's key: after a key's record has expired, a request with the same
     # key is another one, and has to pay.
     spend_id = new_id(now)
@@ -66,8 +74,8 @@ async def spend_energy(
         "spendId": spend_id,
         "sink": sink,
         "amount": amount,
-        "energyBalance": spent.balance,
         "provisional": spent.is_held,
+        "energyBalance": spent.balance,
     }
     await add_event(tx, tenant, "energy.spent", data, now)
     return Spent(spend_id, spent.balance, spent.is_held)
