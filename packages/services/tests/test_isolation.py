@@ -140,6 +140,17 @@ async def _started_quest(who: Person) -> dict[str, str]:
     return {"quest_id": QUEST, "step": "1"}
 
 
+async def _device(who: Person) -> dict[str, str]:
+    body = {"platform": "web", "token": f"token-{uuid4()}"}
+    return {"device_id": await who.make("/walker/devices", body)}
+
+
+async def _walker(who: Person) -> dict[str, str]:
+    response = await who.send("GET", "/walker/me", {})
+    assert response.status_code == 200, response.text
+    return {"walker_id": who.sub}
+
+
 async def _review(who: Person) -> dict[str, str]:
     unit = await who.store.begin()
     now = datetime.now(UTC)
@@ -176,6 +187,8 @@ NAMED: dict[str, Named] = {
     "/quest/{quest_id}/step/{step}": Named(_started_quest, 422, nobodys=QUEST),
     # Reviews are for admins. Other callers get 403 for any id.
     "/admin/review-queue/{review_id}": Named(_review, 403, owner=frozenset({403})),
+    "/walker/devices/{device_id}": Named(_device),
+    "/admin/walkers/{walker_id}": Named(_walker, 403, owner=frozenset({403})),
 }
 
 # The fields of a body that refer to a resource. Here the caller owns the path but not the resource.

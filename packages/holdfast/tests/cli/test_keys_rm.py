@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from holdfast import open_store
@@ -45,6 +46,24 @@ def read(url: str, sql: str) -> list[Any]:
             await store.close()
 
     return asyncio.run(run())
+
+
+def test_records_are_listed_by_status(
+    here: Here, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "_PAGE", 2)  # page by page, however small the pages are
+    stale = [
+        msgspec.structs.replace(record("ada", f"stale-{n}", age=timedelta(minutes=n)), status=422)
+        for n in (1, 5)
+    ]
+    others = [record("ada", f"key-{n}", age=timedelta(minutes=n)) for n in (0, 2, 3, 4, 6)]
+    save_records(database, *stale, *others)
+    where = ("--database", database, "--json")
+    found = json.loads(here("keys", "ls", "--status", "422", *where).stdout)
+    assert [each["key"] for each in found] == ["stale-1", "stale-5"]
+    found = json.loads(here("keys", "ls", "--status", "422", "--limit", "1", *where).stdout)
+    assert [each["key"] for each in found] == ["stale-1"]
+    assert json.loads(here("keys", "ls", "--status", "409", *where).stdout) == []
 
 
 def test_record_is_removed_with_an_audit_event(here: Here, database: str) -> None:

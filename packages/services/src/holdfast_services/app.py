@@ -32,6 +32,7 @@ from holdfast_services.registry import SERVICES, service_for_path
 from holdfast_services.routing import extend_router
 from holdfast_services.security_headers import SecurityHeadersMiddleware
 from holdfast_services.settings import Settings
+from holdfast_services.walk.review_gauge import OpenReviews
 
 __all__ = ["create_app", "create_holdfast", "create_store"]
 
@@ -127,7 +128,11 @@ def create_app(
     ports = OpsPort(settings.ops_port if ops_port is None else ops_port)
     extend_router(
         app.router,
-        health.router(holdfast, metrics if settings.metrics_enabled else None),
+        health.router(
+            holdfast,
+            metrics if settings.metrics_enabled else None,
+            _reporters(holdfast, metrics, [service.name for service in services]),
+        ),
         pages.router(
             services,
             app.version,
@@ -158,6 +163,14 @@ def _refuse_unknown_endpoints(holdfast: Holdfast, settings: Settings) -> None:
 
 def _job_metrics(metrics: Metrics) -> JobMetrics:
     return metrics if isinstance(metrics, PrometheusMetrics) else NullJobMetrics()
+
+
+def _reporters(
+    holdfast: Holdfast, metrics: Metrics, services: Collection[str]
+) -> list[health.Reporter]:
+    if not isinstance(metrics, PrometheusMetrics) or "walk" not in services:
+        return []
+    return [OpenReviews(holdfast.store, metrics.registry)]
 
 
 def _service_router(package: str, holdfast: Holdfast, settings: Settings) -> APIRouter:

@@ -14,6 +14,7 @@ from holdfast import ErrorFormat
 from holdfast.core.error_formats import ErrorFormatter, render_error
 from holdfast.core.idempotency_record import Response as StoredResponse
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, RequestError, ServiceError
+from holdfast.server.guarded_request import client_times
 from holdfast.server.request_head import RequestHead
 from holdfast.server.starlette import error_format_of
 from holdfast_services.registry import service_for_path
@@ -118,7 +119,10 @@ class ErrorMiddleware:
                 "status": status,
                 "milliseconds": round((time.perf_counter() - started) * 1000, 3),
             }
-            _log.info("request", extra=fields | _log_fields(_head(scope)))
+            head = _head(scope)
+            if service is not None and service.has_client_times:
+                fields |= _client_times(head)
+            _log.info("request", extra=fields | _log_fields(head))
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
@@ -207,6 +211,15 @@ def _request_id(head: RequestHead | None) -> str:
 
 def _log_fields(head: RequestHead | None) -> dict[str, str | bool]:
     return {} if head is None else head.facts()
+
+
+def _client_times(head: RequestHead | None) -> dict[str, str]:
+    """Return when the person acted and when this attempt was sent, by the device's clock."""
+    if head is None or head.request is None:
+        return {}
+    times = client_times(head.request)
+    names = {"client_generated_at": "clientGeneratedAt", "client_submitted_at": "clientSubmittedAt"}
+    return {field: times[name] for field, name in names.items() if name in times}
 
 
 def _has_json_content_type(request: Request) -> bool:

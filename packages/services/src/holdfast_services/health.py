@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
 
 from fastapi import APIRouter, Response
 
@@ -11,7 +12,7 @@ from holdfast.errors import StoreError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Metrics
 
-__all__ = ["router"]
+__all__ = ["Reporter", "router"]
 
 # Load balancers poll every few seconds; a store that takes longer than this is not ready.
 _STORE_TIMEOUT_SECONDS: Final = 2.0
@@ -21,7 +22,16 @@ _DEPTHS_SECONDS: Final = 5.0
 _log = logging.getLogger("holdfast.ops")
 
 
-def router(holdfast: Holdfast, metrics: Metrics | None) -> APIRouter:
+class Reporter(Protocol):
+    """Sets gauges of a service before a scrape."""
+
+    async def report(self, *, max_age_seconds: float = 0.0) -> None:
+        """Set the gauges, unless that was done within ``max_age_seconds``."""
+
+
+def router(
+    holdfast: Holdfast, metrics: Metrics | None, reporters: Sequence[Reporter] = ()
+) -> APIRouter:
     """Build ``/healthz``, ``/readyz`` and, with Prometheus metrics, ``/metrics``."""
     api = APIRouter(tags=["ops"])
 
@@ -56,6 +66,8 @@ def router(holdfast: Holdfast, metrics: Metrics | None) -> APIRouter:
         )
         async def show_metrics() -> Response:
             await holdfast.depths.report(max_age_seconds=_DEPTHS_SECONDS)
+            for reporter in reporters:
+                await reporter.report(max_age_seconds=_DEPTHS_SECONDS)
             body, content_type = metrics.exposition()
             return Response(body, headers={"content-type": content_type})
 

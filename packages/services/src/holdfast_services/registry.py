@@ -24,6 +24,8 @@ class Service:
     tenant_claim: str
     # The tables with rows of tenants, which ``holdfast tenant`` exports and erases.
     tables: tuple[str, ...]
+    # True if bodies have the device's times, which are then in the log lines of requests.
+    has_client_times: bool = False
 
     @property
     def package(self) -> str:
@@ -35,10 +37,11 @@ SERVICES: Final = (
     Service("routes", ("/api/v1/routes",), ErrorFormat.PROBLEM, "sub", ("route_requests",)),
     Service(
         "walk",
-        ("/tree", "/quest", "/step", "/walker", "/admin"),
+        ("/tree", "/quest", "/step", "/walker", "/energy", "/sync", "/admin"),
         ErrorFormat.ENVELOPE,
         "sub",
         (
+            "walker_devices",
             "walk_reviews",
             "attestation_logs",
             "step_reports",
@@ -52,6 +55,7 @@ SERVICES: Final = (
             "quest_progress",
             "walkers",
         ),
+        has_client_times=True,
     ),
     Service(
         "field",

@@ -24,6 +24,7 @@ from holdfast_services.planning.settings import PlanningSettings
 from holdfast_services.routes.policy import POLICY as ROUTES
 from holdfast_services.sign_in_settings import SignInSettings
 from holdfast_services.walk.policy import POLICY as WALK
+from holdfast_services.walk.push.settings import PushSettings
 from holdfast_services.walk.settings import WalkSettings
 from holdfast_services.walk.steps.settings import StepSettings
 
@@ -81,7 +82,13 @@ class Policies(NamedTuple):
 
 
 class Settings(
-    SignInSettings, WalkSettings, StepSettings, PlanningSettings, FieldSettings, BaseSettings
+    SignInSettings,
+    WalkSettings,
+    StepSettings,
+    PlanningSettings,
+    FieldSettings,
+    PushSettings,
+    BaseSettings,
 ):
     """All settings. ``HOLDFAST_WAIT_SECONDS`` sets ``wait_seconds``, and so on.
 
@@ -378,5 +385,5 @@ def _first_error(error: ValidationError) -> str:
         variable, field = name, Settings.model_fields["routes_idempotency_ttl_hours"]
     else:
         variable, field = _PREFIX + name.upper(), Settings.model_fields[name]
-    received = "" if name == "jwt_secret" else f", not {first['input']!r}"
+    received = "" if name.endswith("_secret") else f", not {first['input']!r}"
     return f"{variable} should be {field.description}{received}"

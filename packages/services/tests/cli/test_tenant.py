@@ -35,6 +35,7 @@ VALUES = {
     ("walk_reviews", "decision"): None,
     ("walk_reviews", "kind"): "anti_cheat",
     ("walk_reviews", "status"): "open",
+    ("walker_devices", "platform"): "web",
 }
 
 

@@ -1,5 +1,7 @@
 """The energy ledger: credits, debits and errors. The balance is always the sum."""
 
+import re
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -193,3 +195,32 @@ async def test_energy_goes_in_the_order_of_the_actions(open_game: OpenGame) -> N
         refused(await game.ada.allocate("node.light-pack"), 422, "INSUFFICIENT_ENERGY")
         assert await game.ada.allocated() == [ROOT]
         assert await game.balance_is_the_sum() == 499
+
+
+# -- older databases ------------------------------------------------------------------------------
+
+
+async def test_upgrade_turns_a_balance_below_zero_into_a_debt(game: Game) -> None:
+    await give(game, 10)
+    await give(game, 1, walker="eve")
+    directory = "postgres" if game.store.name == "postgresql" else "sqlite"
+    package = files(f"holdfast_services.walk.migrations.{directory}")
+    script = package.joinpath("0004_provisional_energy.sql").read_text(encoding="utf-8")
+    async with game.transaction() as tx:
+        # As an older version left it.
+        await tx.execute(
+            "UPDATE walkers SET energy_balance = -15, ledger_seq = 2 WHERE tenant = 'ada'"
+        )
+        await tx.execute(
+            "INSERT INTO energy_ledger VALUES ('ada', 2, -25, 'steps', 'd#2', -15, :now)",
+            {"now": game.clock.at},
+        )
+        for statement in script.split(";"):
+            plain = re.sub(r"--[^\n]*", "", statement).strip()
+            if plain.startswith(("INSERT INTO energy_ledger", "UPDATE walkers\n")):
+                await tx.execute(plain)
+    assert await game.balance_is_the_sum() == 0
+    assert await game.balance_is_the_sum("eve") == 1
+    rows = await game.rows("SELECT tenant, energy_debt FROM walkers ORDER BY tenant")
+    assert [tuple(row.values()) for row in rows] == [("ada", 15), ("eve", 0)]
+    assert await give(game, 20, "later") == 5

@@ -105,6 +105,27 @@ async def test_no_query_scans_a_long_history(game: Game) -> None:
             assert scanned <= SMALL, f"{name}: {plan}"
 
 
+async def test_ledger_and_snapshot_read_only_their_page_of_a_long_history(game: Game) -> None:
+    await live_long(game)
+    given = {"tenant": "ada", "before": HISTORY, "after": HISTORY - 10, "limit": 10}
+    is_sqlite = game.store.name == "sqlite"
+    queries = load_queries("holdfast_services.walk", "account.sql")
+    for name in ("ledger_page", "snapshot"):
+        if is_sqlite:
+            plan = await game.store.read("EXPLAIN QUERY PLAN " + in_place(queries[name], given))
+            scanned = [row["detail"] for row in plan if row["detail"].startswith("SCAN")]
+            # Only the page itself, which the subquery has limited.
+            assert set(scanned) <= {"SCAN e", "SCAN e LEFT-JOIN", "SCAN (subquery-2)"}, (
+                name,
+                scanned,
+            )
+        else:
+            await game.store.write("ANALYZE")
+            plan = await game.store.read("EXPLAIN " + in_place(queries[name], given))
+            text = "\n".join(str(row["QUERY PLAN"]) for row in plan)
+            assert set(re.findall(r"Seq Scan on (\w+)", text)) <= SMALL, f"{name}: {text}"
+
+
 async def test_old_refunds_are_neither_listed_nor_read(game: Game) -> None:
     await live_long(game)
     assert await game.ada.allocated() == ["node.even-stride"]

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast_services.app import create_app
 from holdfast_services.settings import load_settings
+from holdfast_services.walk.error_examples import EXAMPLES
 from holdfast_services.walk.errors import STATUSES, walk_error
 from packages.services.tests.conftest import SECRET
 from tests.docs.pages import DOCS
@@ -36,8 +37,16 @@ GUARDED = {
         "QUEST_ALREADY_COMPLETED",
         "PREREQUISITES_NOT_MET",
     ),
+    "/energy/spend": ("INSUFFICIENT_ENERGY", "UNKNOWN_SINK", "WALKER_BEING_DELETED"),
 }
-READ = ("/tree/state", "/quest/available", "/walker/me", "/walker/events")
+READ = (
+    "/tree/state",
+    "/quest/available",
+    "/walker/me",
+    "/walker/events",
+    "/walker/energy",
+    "/sync",
+)
 
 
 @pytest.fixture
@@ -55,6 +64,31 @@ def test_a_guarded_operation_documents_its_key_and_every_code(document: Any, pat
     [key] = [p for p in operation["parameters"] if p["name"] == "Idempotency-Key"]
     assert key["required"] is not is_optional
     assert ("STALE_ACTION" in operation["responses"]["422"]["description"]) is not is_optional
+
+
+def test_every_code_is_documented_with_an_example_under_its_status(document: Any) -> None:
+    assert {code: STATUSES[code] for code in STATUSES} == {
+        code: EXAMPLES[code].status for code in STATUSES
+    }
+    seen: set[str] = set()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if operation["tags"] != ["walk"] or method == "get":
+                continue
+            described = set(re.findall(r"`([A-Z_]+)` \(\d+\)", operation.get("description", "")))
+            shown = {
+                code: (status, example["value"])
+                for status, response in operation["responses"].items()
+                for media in response.get("content", {}).values()
+                for code, example in media.get("examples", {}).items()
+            }
+            assert set(shown) == described, (method, path)
+            for code, (status, value) in shown.items():
+                assert (status, value["error"]) == (str(EXAMPLES[code].status), code)
+                assert set(value) == {"error", "message", "details", "requestId"}
+                assert f"`{code}`" in operation["responses"][status]["description"]
+            seen |= described
+    assert seen == set(EXAMPLES)
 
 
 @pytest.mark.parametrize("path", READ)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import date, timedelta
 from functools import wraps
@@ -14,8 +15,9 @@ from holdfast_services.walk import jobs, provisional, quests
 from holdfast_services.walk.steps import reconcile
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.walkers import lock_walker
+from packages.services.tests.conftest import Serve
 
-from .fixtures import CATALOGUE, Device, Game, OpenGame, ok, refused
+from .fixtures import CATALOGUE, Device, Game, OpenGame, new_key, ok, opener, refused
 from .settlement_fixtures import backwards
 from .step_fixtures import PHONE, TODAY, WATCH, Stepping, days_ago, stepping
 
@@ -24,6 +26,20 @@ DAY = timedelta(days=1)
 SETTINGS = StepSettings.model_validate({})
 ENERGY: dict[str, Any] = {"walk_energy_required": True}
 ROUNDS = max(2, int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200")) // 100)
+
+
+@pytest.fixture
+async def energy_steps(serve: Serve, sqlite_url: str) -> AsyncIterator[Stepping]:
+    """Energy is required. For rules that do not depend on the database."""
+    async with stepping(opener(serve, sqlite_url), **ENERGY) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def free_steps(serve: Serve, sqlite_url: str) -> AsyncIterator[Stepping]:
+    """The same, and energy is not required."""
+    async with stepping(opener(serve, sqlite_url)) as opened:
+        yield opened
 
 
 async def nodes_of(device: Device) -> dict[str, bool]:
@@ -90,72 +106,109 @@ async def test_energy_of_an_open_day_can_be_spent(open_game: OpenGame) -> None:
         assert await steps.game.count("energy_holds") == 0
 
 
-async def test_what_a_rejected_day_has_paid_is_refunded_with_it(open_game: OpenGame) -> None:
-    async with stepping(open_game, **ENERGY) as steps:
+async def test_energy_of_an_open_day_is_spent_on_sinks_and_returned_with_it(
+    open_game: OpenGame,
+) -> None:
+    async with stepping(open_game) as steps:
         ada = steps.game.ada
-        await steps.walk(days_ago(1), 600)
-        await steps.work()
-        await ada.finish("quest.001")
-        ok(await ada.allocate(STRIDE))  # the settled day pays
-        await steps.walk(count=5000, hours=(6, 10))
-        ok(await ada.allocate(BREATH))  # today has to pay
+        await steps.walk(count=600)
+
+        async def spend(amount: int) -> Any:
+            body = {"sink": "combat", "amount": amount} | ada.times()
+            return await ada.post("/energy/spend", body, key=new_key())
+
+        spent = ok(await spend(500))
+        assert (spent["energyBalance"], spent["provisional"]) == (0, True)
+        refused(await spend(101), 422, "INSUFFICIENT_ENERGY")
+        synced = ok(await ada.get("/sync?after=0"))
+        assert synced["energy"] == {
+            "energyBalance": 0,
+            "provisionalEnergy": 600,
+            "spendableEnergy": 100,
+        }
+        assert synced["tree"]["spendableEnergy"] == (await ada.tree())["spendableEnergy"] == 100
         await reject(steps)
-        assert await steps.energy() == 100
-        assert (await ada.me())["spendableEnergy"] == 0
-        assert await nodes_of(ada) == {STRIDE: True, BREATH: True}
         steps.clock.move(DAY)
-        await steps.work()
-        assert await nodes_of(ada) == {}
-        assert await steps.energy() == 600
-        assert (await ada.me())["spendableEnergy"] == 600
+        await refund(steps)
+        (event,) = [e for e in await ada.events() if e["type"] == "energy.refunded"]
+        assert (event["data"]["reference"], event["data"]["amount"]) == (spent["spendId"], 500)
+        assert (await ada.me())["spendableEnergy"] == 0
+        assert await steps.game.count("energy_holds") == 0
+
+
+async def test_what_a_rejected_day_has_paid_is_refunded_with_it(
+    energy_steps: Stepping,
+) -> None:
+    steps = energy_steps
+    ada = steps.game.ada
+    await steps.walk(days_ago(1), 600)
+    await steps.work()
+    await ada.finish("quest.001")
+    ok(await ada.allocate(STRIDE))  # the settled day pays
+    await steps.walk(count=5000, hours=(6, 10))
+    ok(await ada.allocate(BREATH))  # today has to pay
+    await reject(steps)
+    assert await steps.energy() == 100
+    assert (await ada.me())["spendableEnergy"] == 0
+    assert await nodes_of(ada) == {STRIDE: True, BREATH: True}
+    steps.clock.move(DAY)
+    await steps.work()
+    assert await nodes_of(ada) == {}
+    assert await steps.energy() == 600
+    assert (await ada.me())["spendableEnergy"] == 600
 
 
 async def test_energy_that_a_day_promised_and_did_not_bring_is_refunded(
-    open_game: OpenGame,
+    energy_steps: Stepping,
 ) -> None:
-    async with stepping(open_game, **ENERGY) as steps:
-        ada = steps.game.ada
-        await ada.finish("quest.001")
-        await backwards(steps)  # promises 3000
-        ok(await ada.allocate(STRIDE))
-        ok(await ada.allocate(BREATH))
-        await settle(steps)
-        # In quarantine nothing is refunded, and nothing more can be spent.
-        assert (await ada.me())["spendableEnergy"] == 0
-        (review,) = await steps.reviews()
-        ok(await steps.resolve(review["id"], "accept", acceptedCount=700))
-        assert await steps.energy() == 200
-        assert await nodes_of(ada) == {STRIDE: False, BREATH: True}
-        steps.clock.move(DAY - timedelta(microseconds=1))
-        await refund(steps)
-        assert await nodes_of(ada) == {STRIDE: False, BREATH: True}
-        steps.clock.move(timedelta(microseconds=1))
-        await refund(steps)
-        assert await nodes_of(ada) == {STRIDE: False}
-        assert await steps.energy() == 200
-        reverted = [e for e in await ada.events() if e["type"] == "allocation.reverted"]
-        assert [e["data"]["reason"] for e in reverted] == ["energy_missing"]
+    steps = energy_steps
+    ada = steps.game.ada
+    await ada.finish("quest.001")
+    await backwards(steps)  # promises 3000
+    ok(await ada.allocate(STRIDE))
+    ok(await ada.allocate(BREATH))
+    await settle(steps)
+    # In quarantine nothing is refunded, and nothing more can be spent.
+    assert (await ada.me())["spendableEnergy"] == 0
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "accept", acceptedCount=700))
+    assert await steps.energy() == 200
+    assert await nodes_of(ada) == {STRIDE: False, BREATH: True}
+    steps.clock.move(DAY - timedelta(microseconds=1))
+    await refund(steps)
+    assert await nodes_of(ada) == {STRIDE: False, BREATH: True}
+    steps.clock.move(timedelta(microseconds=1))
+    await refund(steps)
+    assert await nodes_of(ada) == {STRIDE: False}
+    assert await steps.energy() == 200
+    reverted = [e for e in await ada.events() if e["type"] == "allocation.reverted"]
+    assert [e["data"]["reason"] for e in reverted] == ["energy_missing"]
 
 
-async def test_energy_that_comes_before_the_grace_ends_keeps_the_node(open_game: OpenGame) -> None:
-    async with stepping(open_game, **ENERGY) as steps:
-        ada = steps.game.ada
-        await ada.finish("quest.001")
-        await backwards(steps)
-        ok(await ada.allocate(STRIDE, BREATH))
-        await settle(steps)
-        (review,) = await steps.reviews()
-        ok(await steps.resolve(review["id"], "accept", acceptedCount=700))
-        await steps.walk(days_ago(1), 900)
-        await settle(steps, days_ago(1))
-        assert await nodes_of(ada) == {STRIDE: False, BREATH: False}
-        assert await steps.energy() == 100
+async def test_energy_that_comes_before_the_grace_ends_keeps_the_node(
+    energy_steps: Stepping,
+) -> None:
+    steps = energy_steps
+    ada = steps.game.ada
+    await ada.finish("quest.001")
+    await backwards(steps)
+    ok(await ada.allocate(STRIDE, BREATH))
+    await settle(steps)
+    (review,) = await steps.reviews()
+    ok(await steps.resolve(review["id"], "accept", acceptedCount=700))
+    await steps.walk(days_ago(1), 900)
+    await settle(steps, days_ago(1))
+    assert await nodes_of(ada) == {STRIDE: False, BREATH: False}
+    assert await steps.energy() == 100
 
 
 # -- which days count ------------------------------------------------------------------------------
 
 
-async def test_an_allocation_sent_before_its_steps_is_provisional(steps: Stepping) -> None:
+async def test_an_allocation_sent_before_its_steps_is_provisional(
+    free_steps: Stepping,
+) -> None:
+    steps = free_steps
     ada = steps.game.ada
     two_days_ago = steps.clock.now() - 2 * DAY
     for quest_step in (1, 2):
@@ -218,8 +271,11 @@ async def test_a_rejected_day_takes_back_what_was_done_since_it_and_not_before(
     assert ok(await ada.complete("quest.002"))["pointsBanked"] == 3
 
 
-async def test_points_that_are_taken_back_were_never_final(steps: Stepping) -> None:
+async def test_points_that_are_taken_back_were_never_final(
+    free_steps: Stepping,
+) -> None:
     """An allocation claims to be older than the quest that paid for it."""
+    steps = free_steps
     ada, now = steps.game.ada, steps.clock.now()
     await steps.walk(days_ago(1))
     await settle(steps, days_ago(1))
@@ -238,7 +294,10 @@ async def test_points_that_are_taken_back_were_never_final(steps: Stepping) -> N
     assert reasons == ["points_reverted"] * 2
 
 
-async def test_a_day_without_a_report_is_settled_as_empty_after_its_time(steps: Stepping) -> None:
+async def test_a_day_without_a_report_is_settled_as_empty_after_its_time(
+    free_steps: Stepping,
+) -> None:
+    steps = free_steps
     ada = steps.game.ada
     await ada.finish("quest.001")
     ok(await ada.allocate(STRIDE))
@@ -251,7 +310,10 @@ async def test_a_day_without_a_report_is_settled_as_empty_after_its_time(steps: 
     assert (await ada.quests())["quest.001"]["provisional"] is False
 
 
-async def test_days_are_those_of_the_walkers_zone(steps: Stepping) -> None:
+async def test_days_are_those_of_the_walkers_zone(
+    free_steps: Stepping,
+) -> None:
+    steps = free_steps
     ada = steps.game.ada
     # At noon UTC it is the 23rd on Kiritimati.
     tomorrow = TODAY + DAY
@@ -422,8 +484,8 @@ async def run_refund_job(steps: Stepping) -> None:
 
 
 async def everything(game: Game) -> Any:
-    tables = ("walkers", "tree_allocations", "tree_refunds", "quest_progress", "energy_ledger")
-    tables += ("energy_holds", "walker_events")
+    tables = ["walkers", "tree_allocations", "tree_refunds", "quest_progress", "energy_ledger"]
+    tables += ["energy_holds", "walker_events"]
     return {
         table: sorted(str(dict(row)) for row in await game.rows(f"SELECT * FROM {table}"))
         for table in tables
@@ -435,10 +497,9 @@ async def test_a_refund_killed_after_any_step_is_done_again_from_the_start(
 ) -> None:
     async with stepping(open_game, **ENERGY) as steps:
         ada, now = steps.game.ada, steps.clock.now()
-        for step in (1, 2):
-            if step == 1:
-                await ada.start("quest.001")
-            ok(await ada.advance("quest.001", step, at=now - DAY))
+        await ada.start("quest.001")
+        for number in (1, 2):
+            ok(await ada.advance("quest.001", number, at=now - DAY))
         ok(await ada.complete("quest.001", at=now - DAY))
         await steps.walk(days_ago(1), 600)
         await settle(steps, days_ago(1))
@@ -449,8 +510,8 @@ async def test_a_refund_killed_after_any_step_is_done_again_from_the_start(
         await reject(steps)
         steps.clock.move(DAY)
         before = await everything(steps.game)
-        for module, step in REFUND_STEPS:
-            original = getattr(module, step)
+        for module, name in REFUND_STEPS:
+            original = getattr(module, name)
 
             def killed_after(original: Any = original) -> Any:
                 @wraps(original)
@@ -461,10 +522,10 @@ async def test_a_refund_killed_after_any_step_is_done_again_from_the_start(
                 return once
 
             with monkeypatch.context() as patched:
-                patched.setattr(module, step, killed_after())
+                patched.setattr(module, name, killed_after())
                 with pytest.raises(Killed):
                     await run_refund_job(steps)
-            assert await everything(steps.game) == before, step
+            assert await everything(steps.game) == before, name
         for _ in range(2):
             await run_refund_job(steps)
             assert await nodes_of(ada) == {PACK: False}

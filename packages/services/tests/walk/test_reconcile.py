@@ -97,7 +97,7 @@ async def test_a_counter_that_goes_backwards_is_quarantined_and_shown(steps: Ste
         "2026-05-22",
         [{"code": "COUNT_WENT_BACKWARDS"}],
     )
-    assert await steps.event_types() == ["steps.quarantined"]
+    assert await steps.event_types() == ["steps.quarantined", "steps.reread_requested"]
 
 
 async def test_the_same_time_from_two_bundles_is_quarantined(steps: Stepping) -> None:

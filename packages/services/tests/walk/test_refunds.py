@@ -11,7 +11,7 @@ from holdfast_services.walk.steps.open_days import OpenDays
 from holdfast_services.walk.steps.rules import find_zone
 from holdfast_services.walk.walkers import lock_walker
 
-from .fixtures import Game, OpenGame, ok, refused
+from .fixtures import CATALOGUE, Game, OpenGame, ok, refused
 
 PACK, READER, DOWSER = "node.light-pack", "node.trail-reader", "keystone.dowser"
 STRIDE, BREATH = "node.even-stride", "node.long-breath"
@@ -47,7 +47,14 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
 async def schedule(game: Game, *node_ids: str, due: timedelta = DAY) -> list[str]:
     async with game.transaction() as tx:
         await lock_walker(tx, "ada", game.clock.at)
-        return await tree.schedule_refund(tx, "ada", node_ids, game.clock.at + due)
+        return await tree.schedule_refund(
+            tx,
+            "ada",
+            node_ids,
+            game.clock.at + due,
+            catalogue=CATALOGUE,
+            now=game.clock.at,
+        )
 
 
 async def confirm(game: Game, *node_ids: str) -> list[str]:
@@ -59,7 +66,7 @@ async def confirm(game: Game, *node_ids: str) -> list[str]:
 async def refund(game: Game) -> list[str]:
     async with game.transaction() as tx:
         await lock_walker(tx, "ada", game.clock.at)
-        return await tree.refund_due_allocations(tx, "ada", game.clock.at)
+        return await tree.refund_due_allocations(tx, "ada", game.clock.at, CATALOGUE)
 
 
 async def provisional(game: Game) -> list[str]:
@@ -293,7 +300,9 @@ async def test_job_killed_before_its_commit_refunds_nothing(game: Game, steps: S
     before = await game.ada.tree(), await game.ada.events()
     unit = await game.store.begin()
     await lock_walker(unit.transaction, "ada", game.clock.at)
-    assert await tree.refund_due_allocations(unit.transaction, "ada", game.clock.at) == [STRIDE]
+    assert await tree.refund_due_allocations(unit.transaction, "ada", game.clock.at, CATALOGUE) == [
+        STRIDE
+    ]
     await unit.rollback()  # as the database does for a killed process
     assert (await game.ada.tree(), await game.ada.events()) == before
     assert await refund(game) == [STRIDE]

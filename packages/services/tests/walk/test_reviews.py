@@ -176,7 +176,11 @@ async def test_an_accepted_day_counts_with_its_highest_reading(steps: Stepping) 
     )
     assert await steps.energy() == 5000
     assert (await steps.streak())["current_length_days"] == 1
-    assert await steps.event_types() == ["steps.quarantined", "steps.accepted"]
+    assert await steps.event_types() == [
+        "steps.quarantined",
+        "steps.reread_requested",
+        "steps.accepted",
+    ]
     # A counter that continues from the accepted value is not quarantined again.
     await steps.walk(count=6000, hours=(6, 11.5))
     await steps.work()
@@ -202,7 +206,11 @@ async def test_a_rejected_day_stays_rejected_whatever_is_reported_then(steps: St
     day = await steps.day()
     assert (day["reconciliationStatus"], day["acceptedCount"]) == ("REJECTED", 0)
     assert await steps.energy() == 0
-    assert await steps.event_types() == ["steps.quarantined", "steps.rejected"]
+    assert await steps.event_types() == [
+        "steps.quarantined",
+        "steps.reread_requested",
+        "steps.rejected",
+    ]
 
 
 async def test_rejection_reverses_steps_accepted_before(steps: Stepping) -> None:

@@ -37,6 +37,7 @@ async def test_report_is_accepted_with_a_provisional_response(steps: Stepping) -
             "decayAt": "2026-05-24T00:00:00Z",
             "totalLifetimeSteps": 0,
         },
+        "challenge": None,
     }
     day = await steps.day()
     assert (day["reconciliationStatus"], day["reportedCount"], day["acceptedCount"]) == (

@@ -370,6 +370,10 @@ def keys_ls(  # noqa: PLR0917 - typer turns the parameters into options
         str | None,
         typer.Option(help='Only this endpoint, such as "POST /api/v1/routes". Default: all.'),
     ] = None,
+    status: Annotated[
+        int | None,
+        typer.Option(help="Only records whose response has this status.", min=100, max=599),
+    ] = None,
     limit: Limit = 50,
     json: Json = False,
 ) -> None:
@@ -384,7 +388,7 @@ def keys_ls(  # noqa: PLR0917 - typer turns the parameters into options
     from holdfast.cli.keys import list_keys
 
     target = choose_target(context, app=app, database=database)
-    list_keys(target, tenant=tenant, endpoint=endpoint, limit=limit, as_json=json)
+    list_keys(target, tenant=tenant, endpoint=endpoint, status=status, limit=limit, as_json=json)
 
 
 def keys_show(  # noqa: PLR0917 - typer turns the parameters into options

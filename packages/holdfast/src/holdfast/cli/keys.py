@@ -4,6 +4,7 @@ import asyncio
 import base64
 import getpass
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -20,14 +21,22 @@ from holdfast.server.record_removal import RecordRemoval, Removed
 __all__ = ["list_keys", "remove_key", "show_key"]
 
 _MAX_REASON: Final = 1000
+_PAGE: Final = 500
 
 
 def list_keys(
-    target: Target, *, tenant: str | None, endpoint: str | None, limit: int, as_json: bool
+    target: Target,
+    *,
+    tenant: str | None,
+    endpoint: str | None,
+    limit: int,
+    as_json: bool,
+    status: int | None = None,
 ) -> None:
-    """Print records, newest first."""
+    """Print records, newest first; with ``status``, those whose response has it."""
+    query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, limit=limit)
     found = asyncio.run(
-        _records(target, RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, limit=limit))
+        _records(target, query) if status is None else _with_status(target, query, status)
     )
     if as_json:
         print_json([_summary(record) for record in found])
@@ -130,6 +139,21 @@ async def _remove(
 async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
     async with opened(target) as store:
         return await store.records(query)
+
+
+async def _with_status(target: Target, query: RecordQuery, status: int) -> Sequence[Record]:
+    """Read page by page until there are enough: no index finds a status."""
+    found: list[Record] = []
+    page = replace(query, limit=_PAGE)
+    async with opened(target) as store:
+        while len(found) < query.limit:
+            records = await store.records(page)
+            found += [record for record in records if record.status == status]
+            if len(records) < _PAGE:
+                break
+            last = records[-1]
+            page = replace(page, after=(last.created_at, *last.id))
+    return found[: query.limit]
 
 
 def _print_list(found: Sequence[Record]) -> None:

@@ -1,6 +1,7 @@
 """A guarded request, independent of the framework: its key, fingerprint, caller and age."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -31,6 +32,7 @@ __all__ = [
     "SHARED_PRINCIPAL",
     "GuardedRequest",
     "Principal",
+    "client_times",
     "generated_at",
     "hash_payload",
     "mismatch_details",
@@ -217,6 +219,16 @@ def stale_error(request: GuardedRequest, now: datetime) -> StaleActionError | No
 def generated_at(request: GuardedRequest) -> datetime:
     """Return the body's ``clientGeneratedAt``: when the action was made, on the device's clock."""
     return parse_instant(_fields(request.body).get("clientGeneratedAt"), "clientGeneratedAt")
+
+
+def client_times(request: GuardedRequest) -> dict[str, str]:
+    """Return the device's times in a body, for logs. Without those that are not valid."""
+    found = {}
+    with suppress(BodyInvalidError):
+        for name, value in _fields(request.body).items():
+            with suppress(BodyInvalidError):
+                found[name] = parse_instant(value, name).isoformat()
+    return found
 
 
 def _fields(body: bytes) -> dict[str, Any]:

@@ -102,8 +102,9 @@ def _describe(operation: dict[str, Any], route: GuardedRoute, *, own_validation:
     if policy.key_field is None:
         operation.setdefault("parameters", []).append(_key_parameter(policy))
     responses = operation.setdefault("responses", {})
-    if own_validation and not route.guard.is_claimed_late:
-        responses.pop("422", None)  # FastAPI's own format, which the app replaces
+    is_own = own_validation and not route.guard.is_claimed_late
+    if is_own and _is_of_fastapi(responses.get("422")):
+        del responses["422"]  # FastAPI's own format, which the app replaces
     for status, response in responses.items():
         if status.startswith(("2", "3")):
             response.setdefault("headers", {}).update(_response_headers())
@@ -121,6 +122,11 @@ def _describe(operation: dict[str, Any], route: GuardedRoute, *, own_validation:
             "content": _error_content(policy.error_format),
         }
         responses[str(status)] = _merged(responses.get(str(status)), described)
+
+
+def _is_of_fastapi(response: dict[str, Any] | None) -> bool:
+    """Return whether FastAPI has added this response, and not the app."""
+    return "HTTPValidationError" in repr((response or {}).get("content"))
 
 
 def _merged(of_app: dict[str, Any] | None, of_guard: dict[str, Any]) -> dict[str, Any]:

@@ -26,11 +26,12 @@ from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.dev_secrets import development_app_check_key
 from holdfast_services.settings import load_settings
 from holdfast_services.walk import model, tree
-from holdfast_services.walk.api import allocation_views, enqueue_settlement, node_views
+from holdfast_services.walk.api import enqueue_settlement
 from holdfast_services.walk.catalogue import bundled_catalogue
 from holdfast_services.walk.steps.attestation import AppCheck
 from holdfast_services.walk.steps.ingest import StepIngestion
 from holdfast_services.walk.steps.model import StepReport
+from holdfast_services.walk.views import allocation_views, node_views
 
 SECRET = "a secret for the benchmark, long enough for HS256"
 _WALKERS = """
@@ -107,7 +108,7 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
         @router.post("/tree/bare-allocate")
         async def allocate(
             wanted: model.TreeAllocation, caller: CurrentPrincipal
-        ) -> model.TreeAllocated:
+        ) -> model.TreeState:
             unit = await holdfast.store.begin()
             set_current_execution(Execution(_bare_request(caller), unit))
             after = await tree.allocate(
@@ -121,11 +122,12 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
             )
             await enqueue_settlement(holdfast, unit.statements, caller.tenant, after.settle_at)
             await unit.commit(None, None)
-            return model.TreeAllocated(
+            return model.TreeState(
                 walker_id=caller.tenant,
                 points_banked=after.points_banked,
                 energy_balance=after.energy_balance,
                 spendable_energy=after.spendable_energy,
+                catalogue_version=catalogue.version,
                 allocations=allocation_views(after.allocations),
                 nodes=nodes,
             )

@@ -1,7 +1,10 @@
-"""HTTP routes of tree, quests, walker and events. Steps and reviews are in ``steps.api``."""
+"""HTTP routes of tree, quests, walker and events.
+
+Energy, synchronization and deletion are in ``account_api``, steps and reviews in ``steps.api``.
+"""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -10,27 +13,30 @@ from fastapi.responses import StreamingResponse
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from holdfast import ErrorFormat, Holdfast, Principal
+from holdfast import Holdfast, Principal
 from holdfast.core.staleness import parse_instant
-from holdfast.errors import BodyInvalidError, KeyInvalidError
+from holdfast.errors import BodyInvalidError
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
-from holdfast_services.openapi import errors
 from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
-from holdfast_services.walk import model, quests, tree
-from holdfast_services.walk.catalogue import Catalogue, bundled_catalogue
-from holdfast_services.walk.errors import STATUSES
+from holdfast_services.walk import account_api, model, quests, tree
+from holdfast_services.walk.action_attestation import AppCheckTokens, attest_actions
+from holdfast_services.walk.body_key import check_key_in_body
+from holdfast_services.walk.catalogue import Catalogue
+from holdfast_services.walk.documentation import ACTION_ERRORS, documented, envelope_errors
 from holdfast_services.walk.events import list_events
 from holdfast_services.walk.jobs import REFUND
 from holdfast_services.walk.profile import read_profile
+from holdfast_services.walk.push import api as push_api
 from holdfast_services.walk.sse import StreamNotifier, server_is_stopping, stream_events
 from holdfast_services.walk.steps import api as steps_api
 from holdfast_services.walk.steps.ingest import QUEUE
-from holdfast_services.walk.steps.model import StreakView
+from holdfast_services.walk.steps.streak_view import streak_view
+from holdfast_services.walk.views import allocation_views, node_views, quest_fields
 from holdfast_services.walk.walkers import save_settle_due
 
-__all__ = ["allocation_views", "enqueue_settlement", "node_views", "router"]
+__all__ = ["enqueue_settlement", "router"]
 
 # The largest event id of a database, and its number of digits.
 _MAX_SEQ: Final = 2**63 - 1
@@ -51,13 +57,16 @@ Step = Annotated[int, BeforeValidator(_plain), Path(examples=[1])]
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the walk service. Raises ``ConfigurationError`` for an inconsistent catalogue."""
-    catalogue = bundled_catalogue()
+    catalogue = settings.catalogue
     notifier = StreamNotifier()
+    nodes = node_views(catalogue, energy_required=settings.walk_energy_required)
     return extend_router(
         APIRouter(),
-        _tree(holdfast, settings, catalogue, notifier),
+        _tree(holdfast, settings, catalogue, notifier, nodes),
         _quests(holdfast, settings, catalogue, notifier),
         _walker(holdfast, settings, notifier),
+        account_api.router(holdfast, settings, notifier, nodes),
+        push_api.router(holdfast, settings),
         steps_api.router(holdfast, settings),
     )
 
@@ -66,18 +75,25 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
 
 
 def _tree(
-    holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifier: StreamNotifier
+    holdfast: Holdfast,
+    settings: Settings,
+    catalogue: Catalogue,
+    notifier: StreamNotifier,
+    nodes: list[model.NodeView],
 ) -> APIRouter:
     api = service_router("walk", prefix="/tree")
+    attest = attest_actions(holdfast, settings)
     energy_required = settings.walk_energy_required
-    nodes = node_views(catalogue, energy_required=energy_required)
 
-    @api.get("/state", summary="Read the tree", responses=_errors(401, 503))
+    @api.get("/state", summary="Read the tree", responses=envelope_errors(401, 503))
     async def state(caller: CurrentPrincipal) -> model.TreeState:
         found = await tree.read_tree(holdfast.store, caller.tenant)
         return model.TreeState(
             walker_id=caller.tenant,
             points_banked=found.points_banked,
+            energy_balance=found.energy_balance,
+            spendable_energy=found.spendable_energy,
+            catalogue_version=catalogue.version,
             allocations=allocation_views(found.allocations),
             nodes=nodes,
         )
@@ -85,7 +101,7 @@ def _tree(
     @api.post(
         "/allocate",
         summary="Allocate nodes",
-        description=_with_errors(
+        **documented(
             "Allocates nodes in the order given, all or none. A node may be in the same batch as "
             "its prerequisites, after them.",
             "ALREADY_ALLOCATED",
@@ -93,14 +109,19 @@ def _tree(
             "PREREQUISITES_NOT_MET",
             "INSUFFICIENT_POINTS",
             "INSUFFICIENT_ENERGY",
+            *ACTION_ERRORS,
         ),
-        responses=_errors(),
     )
     @holdfast.guard("tree.allocate", policy=settings.policies().walk)
     async def allocate(
-        wanted: model.TreeAllocation, tx: Tx, caller: Caller, run: Run
-    ) -> model.TreeAllocated:
-        _check_key(run, wanted.idempotency_key)
+        wanted: model.TreeAllocation,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        tokens: AppCheckTokens = None,
+    ) -> model.TreeState:
+        await attest(tokens)
+        check_key_in_body(run, wanted.idempotency_key)
         after = await tree.allocate(
             tx,
             caller.tenant,
@@ -114,45 +135,17 @@ def _tree(
         await enqueue_settlement(holdfast, tx, caller.tenant, after.settle_at)
         run.describe(resource=f"walker:{caller.tenant}")
         run.after_commit(lambda: notifier.notify(caller.tenant))
-        return model.TreeAllocated(
+        return model.TreeState(
             walker_id=caller.tenant,
             points_banked=after.points_banked,
             energy_balance=after.energy_balance,
             spendable_energy=after.spendable_energy,
+            catalogue_version=catalogue.version,
             allocations=allocation_views(after.allocations),
             nodes=nodes,
         )
 
     return api
-
-
-def node_views(catalogue: Catalogue, *, energy_required: bool) -> list[model.NodeView]:
-    """Return the wire format of all nodes of the tree, allocated or not."""
-    return [
-        model.NodeView(
-            node_id=node.id,
-            kind=node.kind,
-            title=node.title,
-            points_cost=node.points,
-            energy_cost=node.energy if energy_required else 0,
-            prerequisites=list(node.requires),
-            reveals_quest=node.reveals is not None,
-        )
-        for node in catalogue.nodes.values()
-    ]
-
-
-def allocation_views(allocations: Sequence[tree.Allocation]) -> list[model.AllocationView]:
-    """Return the wire format of a walker's allocations."""
-    return [
-        model.AllocationView.model_construct(
-            node_id=allocation.node_id,
-            kind=allocation.kind,
-            provisional=allocation.provisional,
-            allocated_at=allocation.allocated_at,
-        )
-        for allocation in allocations
-    ]
 
 
 # -- quests ---------------------------------------------------------------------------------------
@@ -162,28 +155,37 @@ def _quests(
     holdfast: Holdfast, settings: Settings, catalogue: Catalogue, notifier: StreamNotifier
 ) -> APIRouter:
     api = service_router("walk", prefix="/quest")
+    attest = attest_actions(holdfast, settings)
     policy = settings.policies().walk
 
-    @api.get("/available", summary="List quests", responses=_errors(401, 503))
+    @api.get("/available", summary="List quests", responses=envelope_errors(401, 503))
     async def available(caller: CurrentPrincipal) -> model.QuestBoard:
         states = await quests.read_board(holdfast.store, caller.tenant, catalogue)
-        return model.QuestBoard(quests=[model.QuestView(**_quest_fields(s)) for s in states])
+        return model.QuestBoard(quests=[model.QuestView(**quest_fields(s)) for s in states])
 
     @api.post(
         "/start",
         summary="Start a quest",
-        description=_with_errors(
+        **documented(
             "Without a key every request is executed, and the second start of a quest fails.",
             "QUEST_ALREADY_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
             "PREREQUISITES_NOT_MET",
+            *ACTION_ERRORS,
+            statuses=(404,),
         ),
-        responses=_errors(404),
     )
     # Older clients send neither a key nor times, so staleness cannot be checked.
     @holdfast.guard("quest.start", policy=policy.replace(key_required=False, staleness=None))
-    async def start(wanted: model.QuestStart, tx: Tx, caller: Caller, run: Run) -> model.QuestView:
-        _check_key(run, wanted.idempotency_key)
+    async def start(
+        wanted: model.QuestStart,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        tokens: AppCheckTokens = None,
+    ) -> model.QuestView:
+        await attest(tokens)
+        check_key_in_body(run, wanted.idempotency_key)
         made_at = wanted.client_generated_at
         state = await quests.start_quest(
             tx,
@@ -194,19 +196,20 @@ def _quests(
             acted_at=None if made_at is None else _acted_at(made_at),
         )
         _record_change(run, notifier, state)
-        return model.QuestView(**_quest_fields(state))
+        return model.QuestView(**quest_fields(state))
 
     @api.post(
         "/{quest_id}/step/{step}/advance",
         summary="Complete a step",
-        description=_with_errors(
+        **documented(
             "Steps are numbered from 1 and completed in order.",
             "STEP_OUT_OF_ORDER",
             "QUEST_NOT_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
             "PREREQUISITES_NOT_MET",
+            *ACTION_ERRORS,
+            statuses=(404,),
         ),
-        responses=_errors(404),
     )
     @holdfast.guard("quest.advance", policy=policy)
     async def advance(
@@ -217,8 +220,10 @@ def _quests(
         tx: Tx,
         caller: Caller,
         run: Run,
+        tokens: AppCheckTokens = None,
     ) -> model.QuestView:
-        _check_key(run, action.idempotency_key)
+        await attest(tokens)
+        check_key_in_body(run, action.idempotency_key)
         if action.step_index is not None and action.step_index != step:
             raise BodyInvalidError(f"stepIndex is {action.step_index}, and the path has {step}")
         state = await quests.advance_quest(
@@ -233,25 +238,31 @@ def _quests(
         )
         await enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
         _record_change(run, notifier, state)
-        return model.QuestView(**_quest_fields(state))
+        return model.QuestView(**quest_fields(state))
 
     @api.post(
         "/complete",
         summary="Complete a quest",
-        description=_with_errors(
+        **documented(
             "Awards the quest's points, once.",
             "QUEST_INCOMPLETE",
             "QUEST_NOT_IN_PROGRESS",
             "QUEST_ALREADY_COMPLETED",
             "PREREQUISITES_NOT_MET",
+            *ACTION_ERRORS,
+            statuses=(404,),
         ),
-        responses=_errors(404),
     )
     @holdfast.guard("quest.complete", policy=policy)
     async def complete(
-        done: model.QuestCompletion, tx: Tx, caller: Caller, run: Run
+        done: model.QuestCompletion,
+        tx: Tx,
+        caller: Caller,
+        run: Run,
+        tokens: AppCheckTokens = None,
     ) -> model.QuestCompleted:
-        _check_key(run, done.idempotency_key)
+        await attest(tokens)
+        check_key_in_body(run, done.idempotency_key)
         state, points = await quests.complete_quest(
             tx,
             caller.tenant,
@@ -263,29 +274,9 @@ def _quests(
         )
         await enqueue_settlement(holdfast, tx, caller.tenant, state.settle_at)
         _record_change(run, notifier, state)
-        return model.QuestCompleted(**_quest_fields(state), points_banked=points)
+        return model.QuestCompleted(**quest_fields(state), points_banked=points)
 
     return api
-
-
-def _quest_fields(state: quests.QuestState) -> dict[str, Any]:
-    quest = state.quest
-    return {
-        "quest_id": quest.id,
-        "title": quest.title,
-        "steps": quest.steps,
-        "current_step": state.current_step,
-        "status": state.status,
-        "points_awarded": quest.points,
-        "provisional": state.is_provisional,
-    }
-
-
-def _check_key(run: Run, in_body: str | None) -> None:
-    """Refuse a key in the body that contradicts the header."""
-    record_id = run.request.record_id
-    if in_body is not None and record_id is not None and in_body != record_id.key:
-        raise KeyInvalidError("idempotencyKey and Idempotency-Key are different keys")
 
 
 def _acted_at(client_generated_at: str) -> datetime:
@@ -317,7 +308,7 @@ def _record_change(run: Run, notifier: StreamNotifier, state: quests.QuestState)
 def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) -> APIRouter:
     api = service_router("walk", prefix="/walker")
 
-    @api.get("/me", summary="Read the current walker", responses=_errors(401, 503))
+    @api.get("/me", summary="Read the current walker", responses=envelope_errors(401, 503))
     async def me(caller: CurrentPrincipal) -> model.WalkerView:
         profile = await read_profile(
             holdfast.store, caller.tenant, settings.streak_rules, holdfast.clock.now()
@@ -330,13 +321,7 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
             provisional_energy=profile.provisional_energy,
             spendable_energy=profile.spendable_energy,
             last_event_id=profile.last_event_id,
-            streak_state=StreakView(
-                current_length_days=profile.streak.length,
-                last_attested_date=profile.streak.last_attested,
-                bonus_tier=profile.streak.tier,
-                decay_at=profile.streak.decay_at,
-                total_lifetime_steps=profile.total_steps,
-            ),
+            streak_state=streak_view(profile.streak, profile.total_steps),
         )
 
     @api.get(
@@ -349,7 +334,7 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
         response_model=model.EventPage,
         responses={
             200: {"content": {_STREAM: {"schema": {"type": "string"}}}},
-            **_errors(400, 401, 422, 429, 503),
+            **envelope_errors(400, 401, 422, 429, 503),
         },
     )
     async def events(
@@ -422,16 +407,3 @@ def _token_expiry(caller: Principal) -> datetime | None:
     """Return when the token expires, which also ends the stream."""
     expires = caller.claims.get("exp")
     return None if expires is None else datetime.fromtimestamp(float(expires), UTC)
-
-
-# -- documentation --------------------------------------------------------------------------------
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return errors(*statuses, error_format=ErrorFormat.ENVELOPE)
-
-
-def _with_errors(description: str, *codes: str) -> str:
-    """Add the operation's own error codes to a description; the guard documents the others."""
-    listed = ", ".join(f"`{code}` ({STATUSES[code]})" for code in codes)
-    return f"{description}\n\nErrors: {listed}."

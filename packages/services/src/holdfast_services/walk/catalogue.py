@@ -1,6 +1,7 @@
 """The nodes of the tree and the quests: ``nodes.toml`` and ``quests.toml``, read once and checked.
 
-A deployment with other content replaces the files. Errors in them are reported at start-up.
+A deployment with other content has both files in a directory of its own. Errors in them are
+reported at start-up.
 """
 
 import tomllib
@@ -8,15 +9,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from hashlib import sha256
 from importlib.resources import files
-from typing import Annotated, Any, Literal, TypeVar
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["Catalogue", "Node", "Quest", "bundled_catalogue", "parse_catalogue"]
+__all__ = ["Catalogue", "Node", "Quest", "bundled_catalogue", "load_catalogue", "parse_catalogue"]
+
+_NODES: Final = "nodes.toml"
+_QUESTS: Final = "quests.toml"
+_VERSION_CHARS: Final = 16
 
 # Ids appear in paths and in logs.
 _Id = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -49,9 +56,15 @@ class Quest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Catalogue:
-    """Nodes and quests by id, in the order of their files."""
+    """Nodes and quests by id, in the order of their files.
 
-    def __init__(self, nodes: Iterable[Node], quests: Iterable[Quest]) -> None:
+    ``version`` is a hash of both files: it differs if and only if the content does.
+    """
+
+    def __init__(
+        self, nodes: Iterable[Node], quests: Iterable[Quest], *, version: str = ""
+    ) -> None:
+        self.version = version
         self.nodes: Mapping[str, Node] = {node.id: node for node in nodes}
         self.quests: Mapping[str, Quest] = {quest.id: quest for quest in quests}
         self._revealers: dict[str, tuple[str, ...]] = {}
@@ -85,20 +98,40 @@ class Catalogue:
 def bundled_catalogue() -> Catalogue:
     """Return the catalogue that comes with the package."""
     here = files("holdfast_services.walk")
-    return parse_catalogue(
-        here.joinpath("nodes.toml").read_bytes(), here.joinpath("quests.toml").read_bytes()
-    )
+    return parse_catalogue(here.joinpath(_NODES).read_bytes(), here.joinpath(_QUESTS).read_bytes())
+
+
+@cache
+def load_catalogue(directory: Path | None) -> Catalogue:
+    """Return the catalogue of a directory, or the bundled one. Read once by each process.
+
+    Raises ``ConfigurationError`` if a file cannot be read or is not a catalogue.
+    """
+    if directory is None:
+        return bundled_catalogue()
+    try:
+        nodes = (directory / _NODES).read_bytes()
+        quests = (directory / _QUESTS).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"HOLDFAST_WALK_CATALOGUE_DIR: cannot read {error.filename}: {error.strerror}"
+        ) from error
+    try:
+        return parse_catalogue(nodes, quests)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"HOLDFAST_WALK_CATALOGUE_DIR={directory}: {error}") from error
 
 
 def parse_catalogue(nodes_toml: bytes, quests_toml: bytes) -> Catalogue:
     """Parse both files; raises ``ConfigurationError`` with the file and the first error."""
-    nodes = _entries(nodes_toml, "nodes.toml", "node", Node)
-    quests = _entries(quests_toml, "quests.toml", "quest", Quest)
-    _check_ids([node.id for node in nodes], "nodes.toml")
-    _check_ids([quest.id for quest in quests], "quests.toml")
-    _check_requires({node.id: node.requires for node in nodes}, "nodes.toml", "node")
-    _check_requires({quest.id: quest.requires for quest in quests}, "quests.toml", "quest")
-    catalogue = Catalogue(nodes, quests)
+    nodes = _entries(nodes_toml, _NODES, "node", Node)
+    quests = _entries(quests_toml, _QUESTS, "quest", Quest)
+    _check_ids([node.id for node in nodes], _NODES)
+    _check_ids([quest.id for quest in quests], _QUESTS)
+    _check_requires({node.id: node.requires for node in nodes}, _NODES, "node")
+    _check_requires({quest.id: quest.requires for quest in quests}, _QUESTS, "quest")
+    version = sha256(b"%d\n%b%b" % (len(nodes_toml), nodes_toml, quests_toml)).hexdigest()
+    catalogue = Catalogue(nodes, quests, version=version[:_VERSION_CHARS])
     _check_reveals(catalogue)
     return catalogue
 

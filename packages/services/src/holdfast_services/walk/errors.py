@@ -1,4 +1,4 @@
-"""Error codes of tree and quests with their HTTP statuses."""
+"""Error codes of tree, quests and the walker's account with their HTTP statuses."""
 
 from typing import Any, Final
 
@@ -16,7 +16,12 @@ STATUSES: Final = {
     "QUEST_INCOMPLETE": 422,
     "QUEST_NOT_IN_PROGRESS": 422,
     "STEP_OUT_OF_ORDER": 422,
+    "TOO_MANY_DEVICES": 422,
     "UNKNOWN_NODE": 422,
+    "UNKNOWN_SINK": 422,
+    "WALKER_BEING_DELETED": 409,
+    "WALKER_NOT_SUSPENDED": 409,
+    "WALKER_SUSPENDED": 403,
 }
 
 

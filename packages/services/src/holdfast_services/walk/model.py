@@ -13,6 +13,7 @@ from holdfast.errors import BodyInvalidError
 from holdfast_services.walk.steps.model import StreakView
 
 __all__ = [
+    "Action",
     "AllocationView",
     "EventPage",
     "EventView",
@@ -24,9 +25,9 @@ __all__ = [
     "QuestStart",
     "QuestStatus",
     "QuestView",
-    "TreeAllocated",
     "TreeAllocation",
     "TreeState",
+    "View",
     "WalkerView",
 ]
 
@@ -77,7 +78,7 @@ class _Keyed(_Request):
     )
 
 
-class _Action(_Keyed):
+class Action(_Keyed):
     """A user action, perhaps made days ago. The guard has checked both times."""
 
     client_generated_at: Instant = Field(
@@ -92,7 +93,7 @@ class NodeChoice(_Request):
     node_id: NodeId
 
 
-class TreeAllocation(_Action):
+class TreeAllocation(Action):
     """Nodes to allocate in this order, all or none."""
 
     allocations: Annotated[
@@ -110,32 +111,37 @@ class QuestStart(_Keyed):
     client_submitted_at: Instant | None = None
 
 
-class QuestAdvance(_Action):
+class QuestAdvance(Action):
     """A completed step; the path names its number."""
 
     step_index: int | None = Field(None, description="If sent, the same number as in the path.")
 
 
-class QuestCompletion(_Action):
+class QuestCompletion(Action):
     """A quest whose steps are all completed."""
 
     quest_id: QuestId
 
 
-class _View(BaseModel):
+class View(BaseModel):
+    """A response; its fields are camelCase in JSON."""
+
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
 
-class AllocationView(_View):
+class AllocationView(View):
     """An allocated node; provisional until the steps it depends on have been reconciled."""
 
     node_id: str
     kind: Literal["node", "keystone"]
     provisional: bool
     allocated_at: datetime
+    refund_due_at: datetime | None = Field(
+        description="When it is refunded, because the steps it depends on were rejected; or null."
+    )
 
 
-class NodeView(_View):
+class NodeView(View):
     """A node of the tree."""
 
     node_id: str
@@ -147,25 +153,21 @@ class NodeView(_View):
     reveals_quest: bool
 
 
-class TreeState(_View):
+class TreeState(View):
     """A walker's tree."""
 
     walker_id: str
     points_banked: int
-    allocations: list[AllocationView]
-    nodes: list[NodeView]
-
-
-class TreeAllocated(TreeState):
-    """The tree after an allocation, and the energy that is left."""
-
     energy_balance: int
     spendable_energy: int = Field(
         description="The balance and the credit of open days, minus what is spent of it already."
     )
+    catalogue_version: str = Field(description="Differs if and only if nodes or quests do.")
+    allocations: list[AllocationView]
+    nodes: list[NodeView]
 
 
-class QuestView(_View):
+class QuestView(View):
     """A quest as one walker sees it."""
 
     quest_id: str
@@ -181,7 +183,7 @@ class QuestView(_View):
     )
 
 
-class QuestBoard(_View):
+class QuestBoard(View):
     """The quests that a walker can start, has started or has completed."""
 
     quests: list[QuestView]
@@ -193,7 +195,7 @@ class QuestCompleted(QuestView):
     points_banked: int
 
 
-class WalkerView(_View):
+class WalkerView(View):
     """The current walker: points, energy, streak."""
 
     walker_id: str
@@ -210,7 +212,7 @@ class WalkerView(_View):
     streak_state: StreakView
 
 
-class EventView(_View):
+class EventView(View):
     """One event of the walker. Ids grow by one."""
 
     id: int
@@ -219,7 +221,7 @@ class EventView(_View):
     created_at: datetime
 
 
-class EventPage(_View):
+class EventPage(View):
     """A page of events, oldest first. If there are more, ``next`` is the next page's ``after``."""
 
     items: list[EventView]

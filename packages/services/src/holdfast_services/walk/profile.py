@@ -16,7 +16,7 @@ from holdfast_services.walk.steps.streaks import (
     today_in,
 )
 
-__all__ = ["Profile", "read_profile"]
+__all__ = ["Profile", "profile_of", "read_profile"]
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -37,7 +37,11 @@ async def read_profile(store: Store, tenant: str, rules: StreakRules, now: datet
     rows = await store.read(load_queries("holdfast_services.walk")["profile"], {"tenant": tenant})
     if not rows:
         return Profile()
-    row = rows[0]
+    return profile_of(rows[0], rules, now)
+
+
+def profile_of(row: Row, rules: StreakRules, now: datetime) -> Profile:
+    """Return the profile of a row of the query ``profile``."""
     return Profile(
         points_banked=row["points_banked"],
         energy_balance=row["energy_balance"],

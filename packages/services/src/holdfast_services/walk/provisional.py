@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 
 from holdfast import Transaction
-from holdfast_services.walk.catalogue import bundled_catalogue
+from holdfast_services.walk.catalogue import Catalogue
 from holdfast_services.walk.events import add_event
 from holdfast_services.walk.ledger import (
     Hold,
@@ -35,7 +35,7 @@ from holdfast_services.walk.quests import (
     unsettled_quests,
 )
 from holdfast_services.walk.steps.open_days import OpenDays, read_open_days
-from holdfast_services.walk.steps.repository import list_rejected_days
+from holdfast_services.walk.steps.repository import list_rejected_days, open_challenges
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.tree import (
     ALLOCATION,
@@ -58,8 +58,9 @@ async def refund_due(
     tx: Transaction, tenant: str, *, settings: StepSettings, now: datetime
 ) -> None:
     """Refund and revert what is due. The walker is locked."""
-    await refund_due_allocations(tx, tenant, now)
-    await revert_due_quests(tx, tenant, now, await _days(tx, tenant, settings, now))
+    await refund_due_allocations(tx, tenant, now, settings.catalogue)
+    days = await _days(tx, tenant, settings, now)
+    await revert_due_quests(tx, tenant, now, days, settings.catalogue)
     for hold in await _holds(tx, tenant):
         if hold.refund_due_at is not None and hold.refund_due_at <= now:
             await release_hold(tx, tenant, hold.reason, hold.reference, now)
@@ -79,7 +80,9 @@ async def take_back(
         if days.day_of(allocation.acted_at) >= day
     ]
     if nodes:
-        await schedule_refund(tx, tenant, nodes, due_at, rejected_day=day)
+        await schedule_refund(
+            tx, tenant, nodes, due_at, rejected_day=day, catalogue=settings.catalogue, now=now
+        )
     for quest in await unsettled_quests(tx, tenant):
         if quest.revert_due_at is None and _is_since(quest, day, days):
             await mark_quest(tx, tenant, quest, due_at=due_at, rejected_day=day)
@@ -92,8 +95,8 @@ async def settle_provisional(
     days = await _days(tx, tenant, settings, now)
     await _cancel(tx, tenant, days, settings=settings, now=now)
     unpaid = await _pay(tx, tenant, days, settings=settings, now=now)
-    await _confirm_quests(tx, tenant, days, now)
-    await _confirm_allocations(tx, tenant, days, unpaid, now)
+    await _confirm_quests(tx, tenant, days, settings.catalogue, now)
+    await _confirm_allocations(tx, tenant, days, unpaid, catalogue=settings.catalogue, now=now)
 
 
 async def next_due_at(
@@ -107,6 +110,7 @@ async def next_due_at(
         *(a.refund_due_at for a in allocations),
         *(quest.revert_due_at for quest in quests),
         *(hold.refund_due_at for hold in await _holds(tx, tenant)),
+        *(at for _, at in await open_challenges(tx, tenant)),
     ]
     acted = [a.acted_at for a in allocations if a.refund_due_at is None]
     for quest in quests:
@@ -143,7 +147,15 @@ async def _cancel(
             if at >= allocation.allocated_at and days.day_of(allocation.acted_at) >= day:
                 due_at = at + settings.refund_grace
                 nodes = [allocation.node_id]
-                await schedule_refund(tx, tenant, nodes, due_at, rejected_day=day)
+                await schedule_refund(
+                    tx,
+                    tenant,
+                    nodes,
+                    due_at,
+                    rejected_day=day,
+                    catalogue=settings.catalogue,
+                    now=now,
+                )
                 break
     for quest in quests:
         if quest.rejected_day in still:
@@ -185,7 +197,9 @@ async def _pay(
         covered -= hold.amount if hold in unpaid else 0
         is_missing = hold in unpaid and covered < 0 and not days.is_quarantined()
         due_at = now + settings.refund_grace if is_missing else None
-        await _schedule_missing(tx, tenant, hold, allocation_of(hold), due_at)
+        await _schedule_missing(
+            tx, tenant, hold, allocation_of(hold), due_at, catalogue=settings.catalogue, now=now
+        )
     return {a.node_id for hold in (*lost, *unpaid) if (a := allocation_of(hold)) is not None}
 
 
@@ -195,6 +209,9 @@ async def _schedule_missing(
     hold: Hold,
     allocation: Allocation | None,
     due_at: datetime | None,
+    *,
+    catalogue: Catalogue,
+    now: datetime,
 ) -> None:
     """Schedule the refund of a hold that nothing will pay, or cancel it; an earlier time stays."""
     scheduled = hold.refund_due_at if allocation is None else allocation.refund_due_at
@@ -203,22 +220,29 @@ async def _schedule_missing(
     if allocation is None:
         await schedule_hold_refund(tx, tenant, hold, due_at)
     elif due_at is not None:
-        await schedule_refund(tx, tenant, [allocation.node_id], due_at, reason=MISSING)
+        nodes = [allocation.node_id]
+        await schedule_refund(
+            tx, tenant, nodes, due_at, reason=MISSING, catalogue=catalogue, now=now
+        )
     elif allocation.refund_reason == MISSING:
-        await _cancel_missing(tx, tenant, allocation)
+        await _cancel_missing(tx, tenant, allocation, catalogue)
 
 
-async def _cancel_missing(tx: Transaction, tenant: str, allocation: Allocation) -> None:
+async def _cancel_missing(
+    tx: Transaction, tenant: str, allocation: Allocation, catalogue: Catalogue
+) -> None:
     """Cancel the refund of a node and of those that were to be refunded with it."""
     held = [a for a in await provisional_allocations(tx, tenant) if a.refund_reason == MISSING]
-    affected = bundled_catalogue().with_dependents([allocation.node_id], [a.node_id for a in held])
+    affected = catalogue.with_dependents([allocation.node_id], [a.node_id for a in held])
     await cancel_refunds(tx, tenant, affected)
 
 
-async def _confirm_quests(tx: Transaction, tenant: str, days: OpenDays, now: datetime) -> None:
+async def _confirm_quests(
+    tx: Transaction, tenant: str, days: OpenDays, catalogue: Catalogue, now: datetime
+) -> None:
     """Confirm progress whose days are settled, as far as its own and required quests are final."""
     left = {quest.quest_id: quest for quest in await unsettled_quests(tx, tenant)}
-    quests = bundled_catalogue().quests
+    quests = catalogue.quests
     while True:
         final = []
         for quest in left.values():
@@ -253,14 +277,19 @@ def _still_open(quest: UnsettledQuest, days: OpenDays, *, is_free: bool) -> Unse
 
 
 async def _confirm_allocations(
-    tx: Transaction, tenant: str, days: OpenDays, unpaid: set[str], now: datetime
+    tx: Transaction,
+    tenant: str,
+    days: OpenDays,
+    unpaid: set[str],
+    *,
+    catalogue: Catalogue,
+    now: datetime,
 ) -> None:
     """Confirm allocations whose days are settled and whose nodes, points and energy are final."""
     left = await provisional_allocations(tx, tenant)
     walker = await find_walker(tx, tenant)
     if not left or walker.energy_debt:
         return
-    catalogue = bundled_catalogue()
     confirmed: list[str] = []
     for allocation in list(left):
         others = [a for a in left if a is not allocation]

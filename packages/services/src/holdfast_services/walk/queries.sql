@@ -9,11 +9,13 @@ UPDATE walkers
                               THEN coalesce(:acted_at, first_action_at) ELSE first_action_at END
  WHERE tenant = :tenant
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, energy_held,
-          energy_debt, points_provisional, first_action_at, settle_due_at;
+          energy_debt, points_provisional, first_action_at, settle_due_at, deleting_at,
+          suspended_at;
 
 -- name: find_walker
 SELECT points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, energy_held,
-       energy_debt, points_provisional, first_action_at, settle_due_at
+       energy_debt, points_provisional, first_action_at, settle_due_at, deleting_at,
+       suspended_at
   FROM walkers
  WHERE tenant = :tenant;
 
@@ -24,7 +26,8 @@ INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledg
 VALUES (:tenant, 0, 0, 0, 0, 0, :acted_at, :now, :now)
     ON CONFLICT (tenant) DO UPDATE SET updated_at = excluded.updated_at
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, energy_held,
-          energy_debt, points_provisional, first_action_at, settle_due_at;
+          energy_debt, points_provisional, first_action_at, settle_due_at, deleting_at,
+          suspended_at;
 
 -- name: update_walker
 -- The only statement that changes a walker's balances and counters. The row is locked already. It
@@ -41,7 +44,8 @@ UPDATE walkers
        updated_at     = :now
  WHERE tenant = :tenant AND energy_balance + :energy >= 0
 RETURNING points_banked, energy_balance, allocation_seq, ledger_seq, event_seq, energy_held,
-          energy_debt, points_provisional, first_action_at, settle_due_at;
+          energy_debt, points_provisional, first_action_at, settle_due_at, deleting_at,
+          suspended_at;
 
 -- name: save_settle_due
 UPDATE walkers SET settle_due_at = :due_at WHERE tenant = :tenant;
@@ -124,7 +128,13 @@ SELECT seq, node_id, kind, points_cost, energy_cost, provisional, allocated_at, 
 
 -- name: tree_state
 -- Points and allocations in one statement, so that they are consistent.
-SELECT w.points_banked, w.energy_balance,
+SELECT w.points_banked, w.energy_balance, w.energy_held, w.energy_debt,
+       (SELECT CAST(coalesce(sum(CASE WHEN p.provisional_energy > p.credited_energy
+                                      THEN p.provisional_energy - p.credited_energy
+                                      ELSE 0 END), 0) AS bigint)
+          FROM step_logs p
+         WHERE p.tenant = w.tenant AND p.status <> 'ACCEPTED' AND p.status = 'PENDING')
+           AS promised_energy,
        a.seq, a.node_id, a.kind, a.points_cost, a.energy_cost, a.provisional, a.allocated_at,
        a.refund_due_at, a.generated_at, a.refund_reason, a.rejected_day
   FROM walkers w

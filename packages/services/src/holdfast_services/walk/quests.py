@@ -18,12 +18,12 @@ from holdfast_services.walk.catalogue import Catalogue, Quest
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
 from holdfast_services.walk.steps.open_days import OpenDays, read_open_days
+from holdfast_services.walk.suspension import lock_active_walker
 from holdfast_services.walk.tree import refund_for_points
 from holdfast_services.walk.walkers import (
     Walker,
     find_walker,
     instant,
-    lock_walker,
     update_walker,
 )
 
@@ -39,6 +39,7 @@ __all__ = [
     "revert_due_quests",
     "start_quest",
     "unsettled_quests",
+    "visible_quests",
 ]
 
 _PREREQUISITES = "PREREQUISITES_NOT_MET"
@@ -116,6 +117,13 @@ class _Board(msgspec.Struct, frozen=True):
             self.progress[id_]["unsettled"] for id_ in quest.requires if id_ in self.progress
         )
 
+    def visible(self) -> list[QuestState]:
+        return [
+            state
+            for state in map(self.state, self.catalogue.quests.values())
+            if state.status == "completed" or not self.missing(state.quest)
+        ]
+
     def missing(self, quest: Quest) -> list[str]:
         """Return the missing prerequisites: quests, or the keystones that reveal this one."""
         lacking = [id_ for id_ in quest.requires if self.status_of(id_) != "completed"]
@@ -158,11 +166,14 @@ class _Board(msgspec.Struct, frozen=True):
 async def read_board(store: Store, tenant: str, catalogue: Catalogue) -> list[QuestState]:
     """Return the quests that a walker can start, has started or has completed."""
     board = _board(await store.read(_sql("quest_board"), {"tenant": tenant}), catalogue)
-    return [
-        state
-        for state in map(board.state, catalogue.quests.values())
-        if state.status == "completed" or not board.missing(state.quest)
-    ]
+    return board.visible()
+
+
+def visible_quests(
+    catalogue: Catalogue, progress: dict[str, Row], nodes: frozenset[str]
+) -> list[QuestState]:
+    """Return the quests that a walker with this progress and these nodes sees."""
+    return _Board(catalogue, progress, nodes).visible()
 
 
 async def start_quest(
@@ -351,7 +362,7 @@ async def mark_quest(
 
 
 async def revert_due_quests(
-    tx: Transaction, tenant: str, now: datetime, days: OpenDays
+    tx: Transaction, tenant: str, now: datetime, days: OpenDays, catalogue: Catalogue
 ) -> list[str]:
     """Revert what was done since a rejected day, where it is due; returns the quests.
 
@@ -380,7 +391,7 @@ async def revert_due_quests(
             },
         )
         banked = (await find_walker(tx, tenant)).points_banked
-        await refund_for_points(tx, tenant, quest.points - banked, now)
+        await refund_for_points(tx, tenant, quest.points - banked, now, catalogue)
         moved = await update_walker(
             tx,
             tenant,
@@ -436,7 +447,7 @@ def _new_due(walker: Walker, days: OpenDays, acted_at: datetime) -> datetime | N
 async def _lock_board(
     tx: Transaction, tenant: str, now: datetime, catalogue: Catalogue, acted_at: datetime
 ) -> tuple[Walker, _Board]:
-    walker = await lock_walker(tx, tenant, now, acted_at)
+    walker = await lock_active_walker(tx, tenant, now, acted_at)
     rows = await tx.fetch_all(_sql("quest_board"), {"tenant": tenant})
     return walker, _board(rows, catalogue)
 

@@ -1,14 +1,19 @@
 """Settings of tree, quests and events, ``HOLDFAST_WALK_…``: part of the server's ``Settings``."""
 
-from typing import Annotated, Final
+import re
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, Field
+
+from holdfast_services.walk.catalogue_settings import CatalogueSettings
 
 __all__ = ["WalkSettings"]
 
 # A day is settled, reviewed and refunded within weeks. Until then entries are needed: they make
 # a booking that is repeated have one effect.
 _MIN_KEPT_DAYS: Final = 30
+_SINK: Final = re.compile(r"[a-z][a-z0-9_-]{0,39}")
+_SINKS: Final = "a comma-separated list of names, such as combat,craft,harvest"
 _KEPT: Final = f"a number of days from {_MIN_KEPT_DAYS}, or 0 to keep everything"
 
 
@@ -23,10 +28,25 @@ KeptDays = Annotated[
 ]
 
 
-class WalkSettings(BaseModel):
+def _check_sinks(text: str) -> str:
+    names = text.split(",")
+    if len(set(names)) < len(names) or not all(map(_SINK.fullmatch, names)):
+        raise ValueError("not names")
+    return text
+
+
+Sinks = Annotated[str, AfterValidator(_check_sinks)]
+
+
+class WalkSettings(CatalogueSettings):
     """Descriptions say what the variable should be; error messages quote them."""
 
+    # What needs an App Check token: reports of steps, or every action of a walker.
+    walk_app_check: Literal["reports", "actions"] = Field(
+        "reports", description="reports or actions"
+    )
     walk_energy_required: bool = Field(default=False, description="true or false")
+    walk_energy_sinks: Sinks = Field("combat,craft,harvest", description=_SINKS)
     walk_events_poll_seconds: float = Field(
         1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
     )
@@ -40,3 +60,8 @@ class WalkSettings(BaseModel):
     walk_event_retention_days: KeptDays = Field(90.0, description=_KEPT)
     walk_refund_retention_days: KeptDays = Field(730.0, description=_KEPT)
     walk_ledger_retention_days: KeptDays = Field(730.0, description=_KEPT)
+
+    @property
+    def energy_sinks(self) -> tuple[str, ...]:
+        """What walkers may spend energy on with ``POST /energy/spend``."""
+        return tuple(self.walk_energy_sinks.split(","))

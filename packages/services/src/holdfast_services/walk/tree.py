@@ -12,12 +12,13 @@ import msgspec
 from holdfast import Transaction
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import load_queries
-from holdfast_services.walk.catalogue import Catalogue, Node, bundled_catalogue
+from holdfast_services.walk.catalogue import Catalogue, Node
 from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.events import WalkerEvent, add_event, insert_event
 from holdfast_services.walk.ledger import credit, release_hold, spend, spendable_energy
 from holdfast_services.walk.steps.open_days import OpenDays, read_open_days
-from holdfast_services.walk.walkers import Walker, instant, lock_walker, update_walker
+from holdfast_services.walk.suspension import lock_active_walker
+from holdfast_services.walk.walkers import Walker, instant, update_walker
 
 __all__ = [
     "Allocation",
@@ -92,7 +93,7 @@ async def allocate(
     not settled, and while it depends on nodes, points or energy that are provisional.
     """
     acted_at = min(acted_at or now, now)
-    walker = await lock_walker(tx, tenant, now, acted_at)
+    walker = await lock_active_walker(tx, tenant, now, acted_at)
     held = {a.node_id: a for a in await _list_allocations(tx, tenant)}
     nodes = _check_nodes(node_ids, catalogue, held)
     days = await read_open_days(
@@ -272,6 +273,8 @@ async def schedule_refund(
     node_ids: Iterable[str],
     due_at: datetime,
     *,
+    catalogue: Catalogue,
+    now: datetime,
     reason: str = REJECTED,
     rejected_day: date | None = None,
 ) -> list[str]:
@@ -280,7 +283,7 @@ async def schedule_refund(
     An earlier due time stays: a second rejection does not prolong the grace of the first.
     """
     held = await _list_allocations(tx, tenant)
-    affected = bundled_catalogue().with_dependents(node_ids, [a.node_id for a in held])
+    affected = catalogue.with_dependents(node_ids, [a.node_id for a in held])
     scheduled = []
     for allocation in held:
         due = allocation.refund_due_at
@@ -296,6 +299,9 @@ async def schedule_refund(
                 },
             )
             scheduled.append(allocation.node_id)
+    if scheduled:
+        data = {"nodeIds": scheduled, "refundDueAt": due_at.isoformat()}
+        await add_event(tx, tenant, "allocation.refund_scheduled", data, now)
     return scheduled
 
 
@@ -305,7 +311,9 @@ async def cancel_refunds(tx: Transaction, tenant: str, node_ids: Iterable[str]) 
         await tx.execute(_sql("cancel_refund"), {"tenant": tenant, "node_id": node_id})
 
 
-async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) -> list[str]:
+async def refund_due_allocations(
+    tx: Transaction, tenant: str, now: datetime, catalogue: Catalogue
+) -> list[str]:
     """Refund the allocations that are due and those that require them; returns which.
 
     Each refund returns points and energy and adds an event. A hidden quest that no keystone reveals
@@ -313,10 +321,14 @@ async def refund_due_allocations(tx: Transaction, tenant: str, now: datetime) ->
     """
     held = await _list_allocations(tx, tenant)
     due = [a.node_id for a in held if a.refund_due_at is not None and a.refund_due_at <= now]
-    return await _refund_all(tx, tenant, held, due, default_reason=REJECTED, now=now)
+    return await _refund_all(
+        tx, tenant, held, due, default_reason=REJECTED, now=now, catalogue=catalogue
+    )
 
 
-async def refund_for_points(tx: Transaction, tenant: str, points: int, now: datetime) -> list[str]:
+async def refund_for_points(
+    tx: Transaction, tenant: str, points: int, now: datetime, catalogue: Catalogue
+) -> list[str]:
     """Refund the newest provisional allocations until they return ``points``; returns which."""
     refunded: list[str] = []
     while points > 0:
@@ -327,7 +339,13 @@ async def refund_for_points(tx: Transaction, tenant: str, points: int, now: date
         if newest is None:
             break
         gone = await _refund_all(
-            tx, tenant, held, [newest.node_id], default_reason="points_reverted", now=now
+            tx,
+            tenant,
+            held,
+            [newest.node_id],
+            default_reason="points_reverted",
+            now=now,
+            catalogue=catalogue,
         )
         points -= sum(costs[node_id] for node_id in gone)
         refunded += gone
@@ -342,10 +360,10 @@ async def _refund_all(
     *,
     default_reason: str,
     now: datetime,
+    catalogue: Catalogue,
 ) -> list[str]:
     if not due:
         return []
-    catalogue = bundled_catalogue()
     affected = catalogue.with_dependents(due, [a.node_id for a in held])
     # Newest first, so that no allocation is ever without its prerequisites.
     refunded = [a for a in reversed(held) if a.node_id in affected]
@@ -413,8 +431,15 @@ async def read_tree(store: Store, tenant: str) -> Tree:
     rows = await store.read(_sql("tree_state"), {"tenant": tenant})
     if not rows:
         return Tree(0, 0, [])
+    walker = rows[0]
+    spendable = spendable_energy(
+        walker["energy_balance"],
+        walker["promised_energy"],
+        held=walker["energy_held"],
+        debt=walker["energy_debt"],
+    )
     allocations = [_allocation(row) for row in rows if row["seq"] is not None]
-    return Tree(rows[0]["points_banked"], rows[0]["energy_balance"], allocations)
+    return Tree(walker["points_banked"], walker["energy_balance"], allocations, spendable)
 
 
 async def _list_allocations(tx: Transaction, tenant: str) -> list[Allocation]:

@@ -7,6 +7,7 @@ import msgspec
 from holdfast import Transaction
 from holdfast.ports import Row
 from holdfast.stores.sql_loader import load_queries
+from holdfast_services.walk.errors import walk_error
 
 __all__ = [
     "Walker",
@@ -35,6 +36,10 @@ class Walker(msgspec.Struct, frozen=True):
     first_action_at: datetime | None
     # When the next job looks at what is provisional.
     settle_due_at: datetime | None
+    # Set while the walker's rows are being deleted.
+    deleting_at: datetime | str | None = None
+    # Set while an admin has suspended the walker.
+    suspended_at: datetime | str | None = None
 
 
 async def lock_walker(
@@ -44,13 +49,21 @@ async def lock_walker(
 
     This must be the first statement of a transaction about a walker: then actions commit in the
     order in which they arrive. ``acted_at`` is when the walker acted, None for jobs and admins; the
-    walker's days count from the earliest one.
+    walker's days count from the earliest one. Raises ``WALKER_BEING_DELETED`` between a walker's
+    request to be deleted and the end of the deletion.
     """
     values = {"tenant": tenant, "now": now, "acted_at": acted_at}
     row = await tx.fetch_one(_sql("lock_walker"), values)
     if row is None:
         row = await tx.fetch_one(_sql("create_walker"), values)
-    return _walker(tenant, row)
+    walker = _walker(tenant, row)
+    if walker.deleting_at is not None:
+        raise walk_error(
+            "WALKER_BEING_DELETED",
+            "everything about this walker is being deleted: try again when that has ended",
+            requestedAt=instant(walker.deleting_at).isoformat(),
+        )
+    return walker
 
 
 async def find_walker(tx: Transaction, tenant: str) -> Walker:

@@ -5,6 +5,7 @@ from datetime import date
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query
+from pydantic import Field
 
 from holdfast import ErrorFormat, Holdfast, Principal
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, ForbiddenError, NotFoundError
@@ -14,7 +15,12 @@ from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.openapi import errors
 from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
+from holdfast_services.walk.admin import read_review, read_walker
+from holdfast_services.walk.admin_model import Reinstated, ReviewDetail, WalkerDetail
+from holdfast_services.walk.documentation import documented
+from holdfast_services.walk.errors import walk_error
 from holdfast_services.walk.jobs import REFUND
+from holdfast_services.walk.outgoing import announce
 from holdfast_services.walk.steps import reviews
 from holdfast_services.walk.steps.attestation import AppCheck
 from holdfast_services.walk.steps.ingest import QUEUE, StepIngestion
@@ -34,6 +40,7 @@ from holdfast_services.walk.steps.repository import (
     readings_of,
     save_ruling,
 )
+from holdfast_services.walk.suspension import reinstate, suspend
 from holdfast_services.walk.walkers import instant, lock_walker
 
 __all__ = ["router"]
@@ -41,19 +48,36 @@ __all__ = ["router"]
 _ADMIN: Final = "admin"
 # The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+# PostgreSQL refuses NUL in text.
+WalkerId = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _INGEST: Final = """\
 Reports the steps of one of the walker's days so far. The App Check token is in the header
 `X-Firebase-AppCheck` or in `attestationToken`. The response is provisional: the day is reconciled
-about a minute later.
-
-Errors: `ATTESTATION_INVALID` (401), `SOURCE_NOT_ALLOWED` (403), `STEP_COUNT_EXCEEDED`,
-`BURST_RATE_EXCEEDED`, `TZ_JUMP`, `FUTURE_DATED`, `OFFLINE_CAP_EXCEEDED` (422)."""
+about a minute later. If a day looks odd, the response has a `challenge`: read that day from the
+health app again, and report it with the samples and their digest."""
+_INGEST_ERRORS: Final = (
+    "ATTESTATION_INVALID",
+    "SOURCE_NOT_ALLOWED",
+    "STEP_COUNT_EXCEEDED",
+    "BURST_RATE_EXCEEDED",
+    "TZ_JUMP",
+    "FUTURE_DATED",
+    "OFFLINE_CAP_EXCEEDED",
+    "REREAD_INVALID",
+    "WALKER_BEING_DELETED",
+    "WALKER_SUSPENDED",
+)
 
 
 def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     """Build the routes of steps and of the review queue."""
-    return extend_router(APIRouter(), _steps(holdfast, settings), _reviews(holdfast, settings))
+    return extend_router(
+        APIRouter(),
+        _steps(holdfast, settings),
+        _reviews(holdfast, settings),
+        _walkers(holdfast, settings),
+    )
 
 
 def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
@@ -66,7 +90,7 @@ def _steps(holdfast: Holdfast, settings: Settings) -> APIRouter:
     )
     ingestion = StepIngestion(holdfast, settings, app_check)
 
-    @api.post("/ingest", summary="Report steps", description=_INGEST, responses=_errors())
+    @api.post("/ingest", summary="Report steps", **documented(_INGEST, *_INGEST_ERRORS))
     @holdfast.guard("step.ingest", policy=settings.policies().step_ingest)
     async def ingest(
         report: StepReport,
@@ -96,9 +120,12 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
     api = service_router("walk", prefix="/admin/review-queue")
 
     @api.get("", summary="List reviews", responses=_errors(400, 401, 403, 422, 503))
-    async def queue(
+    async def queue(  # noqa: PLR0917 - FastAPI reads them
         caller: CurrentPrincipal,
         status: Literal["open", "resolved"] = "open",
+        kind: Literal["quarantined_day", "anti_cheat"] | None = None,
+        walker_id: Annotated[WalkerId | None, Query(alias="walkerId")] = None,
+        day: Annotated[str | None, Query(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")] = None,
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=500)] = 100,
     ) -> ReviewViews:
@@ -106,17 +133,34 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
         if after is not None and _ID.fullmatch(after) is None:
             raise BodyInvalidError("after should be the `next` of the page before")
         return await reviews.list_reviews(
-            holdfast.store, status=status, after=after or "", limit=limit
+            holdfast.store,
+            status=status,
+            after=after or "",
+            limit=limit,
+            kind=kind,
+            walker=walker_id,
+            day=day,
         )
+
+    @api.get("/{review_id}", summary="Read a review", responses=_errors(401, 403, 404, 503))
+    async def review(
+        caller: CurrentPrincipal,
+        review_id: Annotated[str, Path(examples=["0190163d-8694-739b-aea5-966c26f8ad91"])],
+    ) -> ReviewDetail:
+        _check_admin(caller)
+        if _ID.fullmatch(review_id) is None:
+            raise NotFoundError("there is no such review")
+        return await read_review(holdfast.store, review_id)
 
     @api.post(
         "/{review_id}/resolve",
         summary="Resolve a review",
-        description=(
+        **documented(
             "For a quarantined day, `accept` counts its steps and `reject` takes back the energy "
-            "they earned. Errors: `REVIEW_ALREADY_RESOLVED` (409)."
+            "they earned. `suspend` rejects, and refuses further actions of the walker.",
+            "REVIEW_ALREADY_RESOLVED",
+            statuses=(403, 404),
         ),
-        responses=_errors(403, 404),
     )
     # Admins work online, so their actions have no staleness.
     @holdfast.guard("admin.review.resolve", policy=settings.policies().walk.replace(staleness=None))
@@ -132,11 +176,13 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
             raise NotFoundError("there is no such review")
         now = holdfast.clock.now()
         walker = str((await reviews.find_review(tx, review_id))["tenant"])
-        await lock_walker(tx, walker, now)
+        before = (await lock_walker(tx, walker, now)).event_seq
         resolved = await reviews.resolve_review(
             tx, review_id, resolution, admin=caller.actor, now=now
         )
         run.describe(resource=f"review:{review_id}")
+        if resolution.decision == "suspend":
+            await suspend(tx, walker, now)
         if resolved["kind"] == reviews.QUARANTINED_DAY:
             day = date.fromisoformat(resolved["day"])
             count = await _accepted_count(tx, walker, day, resolution, settings.step_max_per_day)
@@ -151,7 +197,42 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
                     run_at=due_at,
                     coalesce=due_at.isoformat(),
                 )
+        await announce(tx, walker, holdfast.enqueue, settings=settings, after=before, now=now)
         return reviews.as_view(resolved)
+
+    return api
+
+
+def _walkers(holdfast: Holdfast, settings: Settings) -> APIRouter:
+    api = service_router("walk", prefix="/admin/walkers")
+
+    @api.get("/{walker_id}", summary="Read a walker", responses=_errors(401, 403, 404, 422, 503))
+    async def walker(
+        caller: CurrentPrincipal, walker_id: Annotated[WalkerId, Path(examples=["ada"])]
+    ) -> WalkerDetail:
+        _check_admin(caller)
+        return await read_walker(holdfast.store, walker_id)
+
+    @api.post(
+        "/{walker_id}/reinstate",
+        summary="End a suspension",
+        **documented("The walker may act again.", "WALKER_NOT_SUSPENDED", statuses=(403, 404)),
+    )
+    @holdfast.guard(
+        "admin.walker.reinstate", policy=settings.policies().walk.replace(staleness=None)
+    )
+    async def end_suspension(
+        walker_id: Annotated[WalkerId, Path(examples=["ada"])], tx: Tx, caller: Caller, run: Run
+    ) -> Reinstated:
+        _check_admin(caller)
+        # A walker who never acted has no row, and gets none here.
+        await read_walker(holdfast.store, walker_id)
+        now = holdfast.clock.now()
+        await lock_walker(tx, walker_id, now)
+        if not await reinstate(tx, walker_id, now):
+            raise walk_error("WALKER_NOT_SUSPENDED", "this walker is not suspended")
+        run.describe(resource=f"walker:{walker_id}")
+        return Reinstated(walker_id=walker_id)
 
     return api
 
@@ -166,7 +247,7 @@ async def _accepted_count(tx: Tx, tenant: str, day: date, resolution: Resolution
 
     Not the sum over bundles, which would count steps twice that two bundles have counted.
     """
-    if resolution.decision == "reject":
+    if resolution.decision != "accept":
         return 0
     if resolution.accepted_count is None:
         readings, _ = await readings_of(tx, tenant, day)

@@ -12,8 +12,15 @@ from typing import Final, NoReturn
 
 from holdfast import Execution, Holdfast, ServiceError, Transaction
 from holdfast.errors import StoreError, StoreUnavailableError
+from holdfast_services.walk.announcements import announce_reviews
 from holdfast_services.walk.steps.attestation import AppCheck, AttestationError, Attested
-from holdfast_services.walk.steps.model import IngestResponse, StepReport
+from holdfast_services.walk.steps.challenges import Reread, Sample, check_reread
+from holdfast_services.walk.steps.model import (
+    ChallengeResponse,
+    ChallengeView,
+    IngestResponse,
+    StepReport,
+)
 from holdfast_services.walk.steps.repository import (
     Attestation,
     RecentDay,
@@ -38,7 +45,7 @@ from holdfast_services.walk.steps.rules import (
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.steps.streak_view import streak_view
 from holdfast_services.walk.steps.streaks import StreakState, extend_streak, streak_on, today_in
-from holdfast_services.walk.walkers import lock_walker
+from holdfast_services.walk.suspension import lock_active_walker
 
 __all__ = ["QUEUE", "RECONCILE", "StepIngestion"]
 
@@ -81,13 +88,15 @@ class StepIngestion:
             span=Span(sent.sample_span.start, sent.sample_span.end),
             bundle=sent.source_bundle_id,
         )
-        await lock_walker(tx, tenant, now, now)
+        await lock_active_walker(tx, tenant, now, now)
         sync = await find_sync(tx, tenant)
         rejection = find_rejection(report, self._limits, None if sync is None else sync.last, now)
+        since = min(sent.day, today_in(report.zone, now) - timedelta(self._limits.offline_days + 1))
+        days = await recent_days(tx, tenant, since) if rejection is None else []
+        if rejection is None and sent.challenge is not None:
+            rejection = self._check_challenge(sent.challenge, report, days)
         if rejection is not None:
             await self._reject(tx, run, rejection, note, now)
-        since = min(sent.day, today_in(report.zone, now) - timedelta(self._limits.offline_days + 1))
-        days = await recent_days(tx, tenant, since)
         await add_attestation(tx, tenant, note, now)
         energy = self._credit(report, days)
         status = await add_report(
@@ -99,6 +108,7 @@ class StepIngestion:
             token_id=attested.token_id,
             request_id=run.request.request_id,
             provisional_energy=energy,
+            sample_digest=None if sent.challenge is None else sent.challenge.sample_digest,
             now=now,
         )
         if status == "PENDING":
@@ -115,6 +125,7 @@ class StepIngestion:
         return IngestResponse(
             provisional_energy=energy,
             streak_state=streak_view(state, 0 if sync is None else sync.total_steps),
+            challenge=_open_challenge(days, sent, now),
         )
 
     # -- rejecting -------------------------------------------------------------------------------
@@ -178,6 +189,8 @@ class StepIngestion:
                 window=self._settings.review_window,
                 now=now,
             )
+            enqueue = self._holdfast.enqueue
+            await announce_reviews(tx, tenant, enqueue, settings=self._settings, now=now)
         raise ServiceError(
             rejection.status, rejection.code, rejection.message, details=rejection.details
         )
@@ -195,6 +208,17 @@ class StepIngestion:
             await self._holdfast.store.write(sql("add_attestation"), values)
         except StoreError as error:
             _log.warning("could not log a request whose App Check token was not checked: %s", error)
+
+    def _check_challenge(
+        self, response: ChallengeResponse, report: Report, days: Sequence[RecentDay]
+    ) -> Rejection | None:
+        known = next((day for day in days if day.day == report.day), None)
+        samples = [
+            Sample(Span(sample.start, sample.end), sample.count) for sample in response.samples
+        ]
+        reread = Reread(response.id, samples, response.sample_digest)
+        open_id = None if known is None else known.challenge_id
+        return check_reread(reread, report, open_id, self._limits)
 
     # -- the response ------------------------------------------------------------------------------
 
@@ -233,3 +257,16 @@ class StepIngestion:
         return day.is_attested or (
             day.status == "PENDING" and day.reported_count >= self._settings.step_attested_threshold
         )
+
+
+def _open_challenge(
+    days: Sequence[RecentDay], sent: StepReport, now: datetime
+) -> ChallengeView | None:
+    """Return the challenge of the earliest day that waits for a response other than this one."""
+    for day in days:
+        is_this = sent.challenge is not None and day.day == sent.day
+        if day.challenge_id is None or day.challenge_due_at is None or day.is_reread or is_this:
+            continue
+        if day.challenge_due_at > now and day.status in ("QUARANTINED", "PENDING"):
+            return ChallengeView(id=day.challenge_id, day=day.day, due_at=day.challenge_due_at)
+    return None

@@ -32,6 +32,8 @@ __all__ = [
 
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MAX_STEPS: Final = 1_000_000
+# One for each minute of a day of 25 hours.
+_MAX_SAMPLES: Final = 1500
 
 
 def _instant(value: object) -> datetime:
@@ -99,6 +101,33 @@ class SampleSpan(_Strict):
         return self
 
 
+class SampleView(_Strict):
+    """The steps between two instants, as the health app has them."""
+
+    start: Instant
+    end: Instant
+    count: int = Field(ge=0, le=_MAX_STEPS)
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        if self.end < self.start:
+            raise ValueError("should not end before it starts")
+        return self
+
+
+class ChallengeResponse(_Strict):
+    """The samples of a day that was read again, in order, and their digest.
+
+    The digest is the SHA-256, in lowercase hex, of the id and a line feed, followed by one line for
+    each sample: start and end in milliseconds since 1970 and the count, with a space between them
+    and a line feed at the end.
+    """
+
+    id: Annotated[str, Field(min_length=1, max_length=64), AfterValidator(_printable)]
+    samples: Annotated[list[SampleView], Field(max_length=_MAX_SAMPLES)]
+    sample_digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
 class StepReport(_Strict):
     """The steps of one of the walker's days so far, as the health app counted them."""
 
@@ -115,6 +144,9 @@ class StepReport(_Strict):
     # Outboxes add it to every action. It is ignored: a report is about a day.
     client_generated_at: Instant | None = None
     attestation_token: str | None = None
+    challenge: ChallengeResponse | None = Field(
+        None, description="The response to a `challenge` of this day."
+    )
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -147,12 +179,23 @@ class StreakView(_Response):
     total_lifetime_steps: int
 
 
+class ChallengeView(_Response):
+    """A day to read again from the health app, and until when."""
+
+    id: str
+    day: date
+    due_at: datetime
+
+
 class IngestResponse(_Response):
     """The report is stored. Its energy is provisional until the day is reconciled."""
 
     provisional: Literal[True] = True
     provisional_energy: int
     streak_state: StreakView
+    challenge: ChallengeView | None = Field(
+        None, description="A day that looks odd: read it again, and report it with this id."
+    )
 
 
 class DayView(_Response):
@@ -180,15 +223,18 @@ class DayViews(_Response):
 
 
 class Resolution(_Strict):
-    """An admin's decision. The accepted count may be lower than the reported one."""
+    """An admin's decision. The accepted count may be lower than the reported one.
 
-    decision: Annotated[Literal["accept", "reject"], BeforeValidator(_text)]
+    ``suspend`` rejects, and suspends the walker.
+    """
+
+    decision: Annotated[Literal["accept", "reject", "suspend"], BeforeValidator(_text)]
     accepted_count: int | None = Field(None, ge=0, le=_MAX_STEPS)
     note: Annotated[str, Field(max_length=1000), AfterValidator(_printable)] | None = None
 
     @model_validator(mode="after")
     def _check_accepted_count(self) -> Self:
-        if self.decision == "reject" and self.accepted_count is not None:
+        if self.decision != "accept" and self.accepted_count is not None:
             raise ValueError("acceptedCount is only allowed with accept")
         return self
 
@@ -205,7 +251,7 @@ class ReviewView(_Response):
     opened_at: datetime
     resolved_at: datetime | None
     resolved_by: str | None
-    decision: Literal["accept", "reject"] | None
+    decision: Literal["accept", "reject", "suspend"] | None
     note: str | None
 
 

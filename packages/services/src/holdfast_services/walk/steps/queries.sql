@@ -62,13 +62,29 @@ RETURNING reports, status;
 -- name: add_report
 INSERT INTO step_reports (tenant, day, number, step_count, source, source_bundle_id, tz,
                           span_start, span_end, client_submitted_at, token_id, request_id,
-                          received_at)
+                          sample_digest, received_at)
 VALUES (:tenant, :day, :number, :count, :source, :bundle, :tz, :span_start, :span_end,
-        :client_submitted_at, :token_id, :request_id, :now);
+        :client_submitted_at, :token_id, :request_id, :sample_digest, :now);
+
+-- name: save_reread
+-- From this report on, the day is read again: the reports before it do not count any more.
+UPDATE step_logs SET reread_number = :number WHERE tenant = :tenant AND day = :day;
+
+-- name: save_challenge
+UPDATE step_logs SET challenge_id = :challenge_id, challenge_due_at = :due_at
+ WHERE tenant = :tenant AND day = :day;
+
+-- name: open_challenges
+-- Of days in quarantine; one that was settled otherwise has none.
+SELECT day, challenge_due_at
+  FROM step_logs
+ WHERE tenant = :tenant AND status <> 'ACCEPTED' AND status = 'QUARANTINED'
+   AND challenge_due_at IS NOT NULL AND reread_number IS NULL
+ ORDER BY challenge_due_at, day;
 
 -- name: find_log
 SELECT status, reported_count, accepted_count, reports, streak_length, credited_energy, settlements,
-       ruling, ruled_reports, ruled_count
+       ruling, ruled_reports, ruled_count, challenge_id, challenge_due_at, reread_number
   FROM step_logs
  WHERE tenant = :tenant AND day = :day;
 
@@ -88,7 +104,8 @@ SELECT r.step_count, r.span_start, r.span_end, r.tz, d.accepted_count
 
 -- name: recent_days
 -- The days that may still change.
-SELECT day, status, reported_count, streak_length, ruling
+SELECT day, status, reported_count, streak_length, ruling, challenge_id, challenge_due_at,
+       reread_number
   FROM step_logs
  WHERE tenant = :tenant AND day >= :day
  ORDER BY day;
@@ -177,20 +194,32 @@ SELECT max(resolved_at) AS at
 
 -- name: find_review
 -- By id only: admins see the reviews of all walkers.
-SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note
+SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note,
+       suspended
   FROM walk_reviews
  WHERE id = :id;
 
 -- name: resolve_review
 UPDATE walk_reviews
    SET status = 'resolved', resolved_at = :now, resolved_by = :resolved_by,
-       decision = :decision, note = :note
+       decision = :decision, note = :note, suspended = :suspended
  WHERE tenant = :tenant AND id = :id AND status = 'open';
 
+-- name: close_reread_review
+-- The day was read again, and nothing is odd any more.
+UPDATE walk_reviews
+   SET status = 'resolved', resolved_at = :now, resolved_by = 'holdfast', decision = 'accept',
+       note = 'the device has read the day again'
+ WHERE tenant = :tenant AND kind = 'quarantined_day' AND day = :day AND status = 'open';
+
 -- name: list_reviews
--- For admins, of all walkers. Ids grow with time, so the oldest comes first.
-SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note
+-- For admins, of all walkers. Ids grow with time, so the oldest comes first. NULL is no filter.
+SELECT tenant, id, kind, day, reasons, status, opened_at, resolved_at, resolved_by, decision, note,
+       suspended
   FROM walk_reviews
  WHERE status = :status AND id > :after
+   AND (CAST(:kind AS text) IS NULL OR kind = :kind)
+   AND (CAST(:walker AS text) IS NULL OR tenant = :walker)
+   AND (CAST(:day AS text) IS NULL OR day = :day)
  ORDER BY id
  LIMIT :limit;

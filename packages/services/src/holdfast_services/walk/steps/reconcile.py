@@ -18,6 +18,7 @@ from holdfast_services.walk.provisional import (
     settle_provisional,
     take_back,
 )
+from holdfast_services.walk.steps.challenges import open_challenge
 from holdfast_services.walk.steps.day_assessment import (
     Accepted,
     Quarantined,
@@ -40,7 +41,12 @@ from holdfast_services.walk.steps.repository import (
     set_streak_of_day,
     settle_day_log,
 )
-from holdfast_services.walk.steps.reviews import QUARANTINED_DAY, open_review, review_rejections
+from holdfast_services.walk.steps.reviews import (
+    QUARANTINED_DAY,
+    close_reread_review,
+    open_review,
+    review_rejections,
+)
 from holdfast_services.walk.steps.rules import scaled
 from holdfast_services.walk.steps.settings import StepSettings
 from holdfast_services.walk.steps.streaks import extend_streak, streak_on, today_in
@@ -56,7 +62,7 @@ async def settle_day(
     # Refunds that became due while no worker ran come first: a late verdict does not cancel them.
     await refund_due(tx, tenant, settings=settings, now=now)
     before = await find_day(tx, tenant, day)
-    if before is not None and before.status == "PENDING":
+    if before is not None and (before.status == "PENDING" or _is_unanswered(before, now)):
         await _settle(tx, tenant, day, before, settings=settings, now=now)
     await settle_provisional(tx, tenant, settings=settings, now=now)
     return await next_due_at(tx, tenant, settings=settings, now=now)
@@ -73,7 +79,11 @@ async def _settle(
 ) -> None:
     elsewhere, zones = await neighbours_of(tx, tenant, day)
     readings, newest = await readings_of(tx, tenant, day, zones)
+    if before.reread_number is not None:
+        readings = [reading for reading in readings if reading.number >= before.reread_number]
     verdict = assess_day(day, readings, settings.step_limits, before.ruling, elsewhere=elsewhere)
+    if isinstance(verdict, Quarantined) and _is_unanswered(before, now):
+        verdict = _without_response(before)
     status, accepted = _outcome(verdict, before)
     is_attested = (
         before.is_attested
@@ -105,8 +115,39 @@ async def _settle(
     await _record_doubts(tx, tenant, day, verdict, newest, settings=settings, now=now)
     data = {"day": day.isoformat(), "acceptedCount": accepted, "attested": is_attested}
     await add_event(tx, tenant, f"steps.{status.lower()}", data | {"energyBalance": balance}, now)
+    if isinstance(verdict, Quarantined) and before.challenge_id is None and settings.reread_within:
+        await open_challenge(
+            tx,
+            tenant,
+            day,
+            reasons=verdict.reasons,
+            due_at=now + settings.reread_within,
+            now=now,
+        )
+    if status == "ACCEPTED" and before.reread_number is not None:
+        await close_reread_review(tx, tenant, day, now)
     if status == "REJECTED":
         await take_back(tx, tenant, day, settings=settings, now=now)
+
+
+def _is_unanswered(before: DayLog, now: datetime) -> bool:
+    """Return whether the day was to be read again by now, and was not."""
+    return (
+        before.reread_number is None
+        and before.challenge_due_at is not None
+        and before.challenge_due_at <= now
+    )
+
+
+def _without_response(before: DayLog) -> Verdict:
+    """Return the verdict about an odd day that was not read again in time.
+
+    What was accepted before it became odd stays; if that is nothing, the day is rejected. The
+    review stays open: an admin may still accept the day.
+    """
+    if before.accepted_count:
+        return Accepted(before.accepted_count)
+    return Rejected("REREAD_UNANSWERED")
 
 
 def _outcome(verdict: Verdict, before: DayLog) -> tuple[DayStatus, int]:

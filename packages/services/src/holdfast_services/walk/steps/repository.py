@@ -36,9 +36,11 @@ __all__ = [
     "list_days",
     "list_rejected_days",
     "neighbours_of",
+    "open_challenges",
     "read_settled_streak",
     "readings_of",
     "recent_days",
+    "save_challenge",
     "save_ruling",
     "save_streak",
     "set_streak_of_day",
@@ -76,6 +78,10 @@ class DayLog:
     credited_energy: int
     settlements: int
     ruling: Ruling | None
+    challenge_id: str | None = None
+    challenge_due_at: datetime | None = None
+    # The number of the report that responded to the challenge.
+    reread_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +93,9 @@ class RecentDay:
     reported_count: int
     is_attested: bool
     is_rejected_for_good: bool
+    challenge_id: str | None = None
+    challenge_due_at: datetime | None = None
+    is_reread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +142,13 @@ async def add_report(
     token_id: str,
     request_id: str,
     provisional_energy: int,
+    sample_digest: str | None = None,
     now: datetime,
 ) -> DayStatus:
-    """Store a report and update its day; returns the status of the day."""
+    """Store a report and update its day; returns the status of the day.
+
+    With a digest it responds to a challenge, and the day's reports before it do not count any more.
+    """
     offset = now.astimezone(report.zone).utcoffset() or timedelta()
     await tx.execute(
         sql("save_sync"),
@@ -168,8 +181,12 @@ async def add_report(
             "client_submitted_at": client_submitted_at,
             "token_id": token_id,
             "request_id": request_id,
+            "sample_digest": sample_digest,
         },
     )
+    if sample_digest is not None:
+        about = {"tenant": tenant, "day": report.day.isoformat()}
+        await tx.execute(sql("save_reread"), about | {"number": row["reports"]})
     status: DayStatus = row["status"]
     return status
 
@@ -235,6 +252,9 @@ async def find_day(tx: Transaction, tenant: str, day: date) -> DayLog | None:
         credited_energy=row["credited_energy"],
         settlements=row["settlements"],
         ruling=ruling,
+        challenge_id=row["challenge_id"],
+        challenge_due_at=_instant_or_none(row["challenge_due_at"]),
+        reread_number=row["reread_number"],
     )
 
 
@@ -248,6 +268,9 @@ async def recent_days(tx: Transaction, tenant: str, since: date) -> list[RecentD
             row["reported_count"],
             row["streak_length"] is not None,
             row["ruling"] == "reject",
+            row["challenge_id"],
+            _instant_or_none(row["challenge_due_at"]),
+            row["reread_number"] is not None,
         )
         for row in rows
     ]
@@ -286,6 +309,22 @@ async def save_ruling(
         "ruled_count": count,
     }
     await tx.execute(sql("rule_log"), values)
+
+
+async def save_challenge(
+    tx: Transaction, tenant: str, day: date, *, challenge_id: str, due_at: datetime
+) -> None:
+    """Save the request to read a day again."""
+    values = {"tenant": tenant, "day": day.isoformat()}
+    await tx.execute(
+        sql("save_challenge"), values | {"challenge_id": challenge_id, "due_at": due_at}
+    )
+
+
+async def open_challenges(tx: Transaction, tenant: str) -> list[tuple[date, datetime]]:
+    """Return the days in quarantine whose challenge has no response, and when they are due."""
+    rows = await tx.fetch_all(sql("open_challenges"), {"tenant": tenant})
+    return [(date.fromisoformat(row["day"]), instant(row["challenge_due_at"])) for row in rows]
 
 
 async def list_days(store: Store, tenant: str, *, before: str, limit: int) -> Sequence[Row]:
@@ -370,6 +409,10 @@ def stored_zone(name: str) -> ZoneInfo:
         return find_zone(name)
     except ValueError:
         return ZoneInfo("UTC")
+
+
+def _instant_or_none(value: datetime | str | None) -> datetime | None:
+    return None if value is None else instant(value)
 
 
 def _attested(row: Row) -> AttestedDay:

@@ -18,9 +18,11 @@ from holdfast_services.walk.steps.repository import sql
 from holdfast_services.walk.walkers import instant
 
 __all__ = [
+    "close_reread_review",
     "find_review",
     "list_reviews",
     "open_review",
+    "read_review",
     "resolve_review",
     "review_rejections",
 ]
@@ -72,12 +74,26 @@ async def open_review(
     await tx.fetch_one(sql("open_review"), values)
 
 
+async def close_reread_review(tx: Transaction, tenant: str, day: date, now: datetime) -> None:
+    """Resolve the open review of a day that was read again and is accepted."""
+    values = {"tenant": tenant, "day": day.isoformat(), "now": now}
+    await tx.execute(sql("close_reread_review"), values)
+
+
 async def find_review(tx: Transaction, review_id: str) -> Row:
     """Return a review of any walker; raises ``NotFoundError``."""
     row = await tx.fetch_one(sql("find_review"), {"id": review_id})
     if row is None:
         raise NotFoundError("there is no such review")
     return row
+
+
+async def read_review(store: Store, review_id: str) -> Row:
+    """Return a review, read outside any transaction; raises ``NotFoundError``."""
+    rows = await store.read(sql("find_review"), {"id": review_id})
+    if not rows:
+        raise NotFoundError("there is no such review")
+    return rows[0]
 
 
 async def resolve_review(
@@ -91,7 +107,7 @@ async def resolve_review(
             "REVIEW_ALREADY_RESOLVED",
             "this review is resolved already",
             details={
-                "decision": row["decision"],
+                "decision": "suspend" if row["suspended"] else row["decision"],
                 "resolvedBy": row["resolved_by"],
                 "resolvedAt": instant(row["resolved_at"]).isoformat(),
             },
@@ -101,16 +117,33 @@ async def resolve_review(
         "id": review_id,
         "now": now,
         "resolved_by": admin,
-        "decision": resolution.decision,
+        "decision": "accept" if resolution.decision == "accept" else "reject",
+        "suspended": resolution.decision == "suspend",
         "note": resolution.note,
     }
     await tx.execute(sql("resolve_review"), values)
     return await find_review(tx, review_id)
 
 
-async def list_reviews(store: Store, *, status: str, after: str, limit: int) -> ReviewViews:
+async def list_reviews(
+    store: Store,
+    *,
+    status: str,
+    after: str,
+    limit: int,
+    kind: str | None = None,
+    walker: str | None = None,
+    day: str | None = None,
+) -> ReviewViews:
     """Return a page of reviews of all walkers, oldest first."""
-    values = {"status": status, "after": after, "limit": limit + 1}
+    values = {
+        "status": status,
+        "after": after,
+        "limit": limit + 1,
+        "kind": kind,
+        "walker": walker,
+        "day": day,
+    }
     rows = await store.read(sql("list_reviews"), values)
     items = [as_view(row) for row in rows[:limit]]
     return ReviewViews(items=items, next=items[-1].id if len(rows) > limit else None)
@@ -129,6 +162,6 @@ def as_view(row: Row) -> ReviewView:
         opened_at=instant(row["opened_at"]),
         resolved_at=None if resolved_at is None else instant(resolved_at),
         resolved_by=row["resolved_by"],
-        decision=row["decision"],
+        decision="suspend" if row["suspended"] else row["decision"],
         note=row["note"],
     )

@@ -4,11 +4,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from holdfast.errors import ConfigurationError
+from holdfast_services.walk.catalogue_settings import CatalogueSettings
 from holdfast_services.walk.steps.rules import Limits
 from holdfast_services.walk.steps.streaks import StreakRules
+from holdfast_services.webhooks.http_post import parse_url
+from holdfast_services.webhooks.signature import check_secret
 
 __all__ = ["DEVELOPMENT_AUDIENCE", "DEVELOPMENT_ISSUER", "StepSettings"]
 
@@ -39,6 +42,13 @@ def _check_ascending(text: str) -> str:
     return text
 
 
+def _check_url(url: str) -> str:
+    parse_url(url)
+    return url
+
+
+WebhookUrl = Annotated[str, AfterValidator(_check_url)]
+WebhookSecret = Annotated[str, AfterValidator(check_secret)]
 Words = Annotated[str, AfterValidator(_check_not_empty)]
 Thresholds = Annotated[str, AfterValidator(_check_ascending)]
 Hours = Annotated[float, Field(ge=0, le=_MAX_HOURS, allow_inf_nan=False)]
@@ -47,7 +57,7 @@ _STEPS: Final = f"a whole number of steps from 1 to {_MAX_STEPS}"
 _FACTOR: Final = "a number above 0, at most 1000"
 
 
-class StepSettings(BaseModel):
+class StepSettings(CatalogueSettings):
     """Descriptions say what the variable should be; error messages quote them."""
 
     # App Check: the issuer of the tokens that attest reports. Audience and issuer are optional only
@@ -100,6 +110,7 @@ class StepSettings(BaseModel):
     step_reconcile_delay_seconds: float = Field(
         60.0, ge=0, le=86_400, description="a number of seconds from 0 to 86400"
     )
+    step_reread_hours: Hours = Field(72.0, description="a number of hours, or 0 for no challenges")
     step_refund_grace_hours: Hours = Field(24.0, description=_HOURS)
     step_attestation_retention_days: float = Field(
         30.0, gt=0, le=36_500, description="a number of days above 0"
@@ -108,6 +119,23 @@ class StepSettings(BaseModel):
         5, ge=1, le=1_000_000, description="a whole number of rejections, at least 1"
     )
     step_review_window_hours: Hours = Field(24.0, description=_HOURS)
+
+    # The webhook about reviews that were opened.
+    walk_review_webhook_url: WebhookUrl | None = Field(
+        None, description="an address such as https://example.com/hook"
+    )
+    walk_review_webhook_secret: WebhookSecret | None = Field(
+        None, description="whsec_ and 24 to 64 random bytes in base64"
+    )
+
+    @model_validator(mode="after")
+    def _check_review_webhook(self) -> Self:
+        if (self.walk_review_webhook_url is None) != (self.walk_review_webhook_secret is None):
+            raise ConfigurationError(
+                "HOLDFAST_WALK_REVIEW_WEBHOOK_URL and HOLDFAST_WALK_REVIEW_WEBHOOK_SECRET are set "
+                "together or not at all"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_app_check(self) -> Self:
@@ -162,6 +190,11 @@ class StepSettings(BaseModel):
         """How long after its end a day without a report is not settled."""
         grace = timedelta(hours=self.step_empty_day_grace_hours)
         return timedelta(days=self.step_offline_cap_days) + grace
+
+    @property
+    def reread_within(self) -> timedelta:
+        """How long a device may take to read a day again; zero if days are not challenged."""
+        return timedelta(hours=self.step_reread_hours)
 
     @property
     def refund_grace(self) -> timedelta:

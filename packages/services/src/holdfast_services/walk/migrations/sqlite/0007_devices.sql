@@ -1,0 +1,14 @@
+-- Devices that get pushes. The id is derived from the token, so that registering again is the same
+-- row. Events up to pushed_seq were pushed, or are older than the registration.
+CREATE TABLE walker_devices (
+    tenant        TEXT NOT NULL,
+    id            TEXT NOT NULL,
+    platform      TEXT NOT NULL CHECK (platform IN ('android', 'ios', 'web')),
+    token         TEXT NOT NULL,
+    pushed_seq    INTEGER NOT NULL,
+    registered_at TEXT NOT NULL,
+    PRIMARY KEY (tenant, id)
+) WITHOUT ROWID;
+
+-- A device has one owner: the walker who signed in last. Therefore it does not begin with the tenant.
+CREATE UNIQUE INDEX idx_walker_devices_id ON walker_devices (id);

@@ -1,0 +1,1 @@
+"""Pushes to the devices of walkers: registration, the port, its adapters, the job."""

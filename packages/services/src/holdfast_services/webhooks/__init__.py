@@ -1,0 +1,1 @@
+"""Signed requests to servers of others: addresses that are refused, signatures, outcomes."""
