@@ -17,6 +17,7 @@ from holdfast.errors import ConfigurationError
 from holdfast.outbox import OutboxQueue, Profile, QueueSettings
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import Ended
+from holdfast.outbox.exchanges import Exchanges
 from holdfast.outbox.round_trips import RoundTrips
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
 from packages.holdfast.tests.outbox.queue_harness import Lab
@@ -315,6 +316,30 @@ def test_stop_waits_for_what_is_in_flight(queue: OutboxQueue, user: str) -> None
     counts = queue.stats(user).counts
     assert (counts[Status.IN_FLIGHT], counts[Status.SUCCEEDED]) == (0, report.succeeded)
     assert report.succeeded >= 4
+
+
+def test_a_drain_that_is_over_waits_for_a_silent_request_without_a_loop(
+    queue: OutboxQueue, user: str
+) -> None:
+    queue.enqueue(activity(user, "silent"))
+    stop, receives = threading.Event(), Counter[str]()
+    silent_seconds = 1.5  # the request would be repeated after half of its time-out, one second
+
+    def reply(request: Request) -> Response:
+        stop.set()
+        time.sleep(silent_seconds)
+        return created(request)
+
+    class Counting(Exchanges):
+        def receive(self, seconds: float) -> Any:
+            receives["calls"] += 1
+            return super().receive(seconds)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.outbox.drain.Exchanges", Counting)
+        report = drain(queue, user, Parallel(reply), stop=stop)
+    assert report.ended is Ended.STOPPED
+    assert receives["calls"] < 4 * silent_seconds
 
 
 def test_time_outs_follow_the_round_trips() -> None:

@@ -427,7 +427,10 @@ class _Run:
         """Send requests once more, with the same key, on other connections."""
         now = self._clock.monotonic()
         for flight in self._in_flight.values():
-            if flight.repeat_at is None or flight.repeat_at > now or self._is_over():
+            if flight.repeat_at is None or flight.repeat_at > now:
+                continue
+            if self._is_over():
+                flight.repeat_at = None
                 continue
             if not self._may_repeat(flight.claimed.entry):
                 flight.repeat_at = now + _POLL_SECONDS

@@ -187,6 +187,8 @@ class World:
         count = plan_rng.choice(sizes)
         user_counts = (2,) if self._is_often_down else sizes
         connections = (0, 4) if self._is_often_down else (0, 0, 0, 4)
+        # Edits are sent at the same time by two processes.
+        processes = (2,) if self.faults.focuses_on("resend") else (1, 1, 1, 2)
         for number in range(count):
             users = [f"u{number}{letter}" for letter in "ab"[: plan_rng.choice(user_counts)]]
             self.devices.append(
@@ -196,7 +198,7 @@ class World:
                     users,
                     directory=self._directory / f"d{number}",
                     template=templates.device,
-                    processes=plan_rng.choice((1, 1, 1, 2)),
+                    processes=plan_rng.choice(processes),
                     connections=plan_rng.choice(connections),
                     rng=stream(),
                 )

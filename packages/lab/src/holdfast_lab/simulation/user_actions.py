@@ -153,7 +153,7 @@ def _actions_of(
     times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
     walks = bias.walks or (rng.random() < 0.6 and not bias.has_changes)  # noqa: PLR2004
     chain = rng.choice((None, None, "quest"))
-    is_parallel = rng.random() < (0.7 if bias.lanes else 0.05)
+    is_parallel = rng.random() < (0.95 if bias.lanes else 0.05)
     line = user if rng.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):

@@ -337,6 +337,8 @@ class Users:
                 action.rekeyed = was
                 raise
         elif what == "park" and not entry.outcome_unknown:
+            if action.kind == "change":  # later edits of the note go first, and may conflict
+                action.expect, action.rekeyed, action.is_parallel = Expect.EITHER, True, True
             queue.park(entry.id, reason=Reason.REBUILD, error="parked by the user")
         self._world.note(device.name, f"{what} {action.id}")
         app.notify()
