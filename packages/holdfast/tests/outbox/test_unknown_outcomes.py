@@ -104,7 +104,7 @@ def test_after_a_restart_the_servers_date_is_read_before_sending_again(lab: Lab)
 PAGE = {"content-type": "text/html"}
 
 
-@pytest.mark.parametrize("said", [Response(405, PAGE, b"<html>"), response(503), response(302)])
+@pytest.mark.parametrize("said", [Response(405, PAGE, b"<html>"), response(302)])
 def test_a_server_without_a_date_does_not_block_entries(lab: Lab, said: Response) -> None:
     entry_id, other = lost(lab), lab.add()
     lab.clock.restart(hours=1)
@@ -114,6 +114,18 @@ def test_a_server_without_a_date_does_not_block_entries(lab: Lab, said: Response
 
     # The device's clock says that the key is known still.
     assert drain(lab.queue, "ada", Scripted(reply)).succeeded == 2
+    assert lab.queue.get(entry_id).status is Status.SUCCEEDED
+    assert lab.queue.get(other.id).status is Status.SUCCEEDED
+
+
+def test_an_outage_in_place_of_the_date_is_waited_for(lab: Lab) -> None:
+    entry_id, other = lost(lab), lab.add()
+    lab.clock.restart(hours=1)
+    down = Scripted(lambda _: response(503))
+    assert drain(lab.queue, "ada", down).ended is Ended.HELD
+    assert [request.method for request in down.requests] == ["GET"]
+    lab.clock.pass_by(minutes=10)
+    assert drain(lab.queue, "ada", Scripted(lambda _: response(201, {"id": 1}))).succeeded == 2
     assert lab.queue.get(entry_id).status is Status.SUCCEEDED
     assert lab.queue.get(other.id).status is Status.SUCCEEDED
 

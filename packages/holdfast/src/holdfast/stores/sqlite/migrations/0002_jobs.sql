@@ -38,7 +38,8 @@ CREATE TABLE holdfast_jobs (
     UNIQUE (tenant, id)
 );
 
--- For the claim, oldest first. It does not start with the tenant: a worker serves all tenants.
+-- For the claim, oldest first. The only index that does not start with the tenant: a worker serves
+-- all tenants.
 CREATE INDEX idx_holdfast_jobs_visible_at ON holdfast_jobs (queue, visible_at);
 CREATE UNIQUE INDEX idx_holdfast_jobs_waiting_key ON holdfast_jobs (tenant, queue, type, waiting_key)
  WHERE waiting_key IS NOT NULL;
