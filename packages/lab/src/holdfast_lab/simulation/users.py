@@ -148,6 +148,10 @@ class Users:
             # Also if it was enqueued but not acknowledged: the entry is as old.
             if action.at <= self._world.loop.time() and action.expect is Expect.EFFECT:
                 action.expect = Expect.EITHER
+            if action.kind == "change":
+                # Also a later one may conflict: with an earlier edit whose outcome stays unknown.
+                action.rekeyed = True
+                action.expect = Expect.EITHER if action.expect is Expect.EFFECT else action.expect
         return True
 
     def lose(self, lost: set[str]) -> list[PlannedAction]:
