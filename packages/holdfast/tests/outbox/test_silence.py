@@ -318,6 +318,23 @@ def test_stop_waits_for_what_is_in_flight(queue: OutboxQueue, user: str) -> None
     assert report.succeeded >= 4
 
 
+def test_a_silent_request_is_not_repeated_while_the_server_is_held(
+    queue: OutboxQueue, user: str
+) -> None:
+    queue.enqueue_many([activity(user, "silent"), activity(user, "other")])
+
+    def reply(request: Request) -> Response:
+        if title_of(request) == "other":
+            return response(503, headers={"retry-after": "60"})
+        time.sleep(3.5)  # it would be repeated after half of its time-out
+        return created(request)
+
+    server, round_trips = Parallel(reply), RoundTrips(floor_seconds=6, ceiling_seconds=6)
+    report = drain(queue, user, server, max_seconds=20, round_trips=round_trips)
+    assert sorted(server.titles()) == ["other", "silent"]
+    assert report.succeeded == 1
+
+
 def test_a_drain_that_is_over_waits_for_a_silent_request_without_a_loop(
     queue: OutboxQueue, user: str
 ) -> None:

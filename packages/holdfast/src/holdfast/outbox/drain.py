@@ -455,7 +455,12 @@ class _Run:
         self._in_flight.clear()
 
     def _may_repeat(self, entry: Entry) -> bool:
-        """Return whether to repeat a silent request: others wait for it, or there are no others."""
+        """Return whether to repeat a silent request: others wait for it, or there are no others.
+
+        Not while the server is held: a repeat is one more request.
+        """
+        if self._outages.is_held(entry.endpoint):
+            return False
         profile = self._queue.profiles.get(entry.profile)
         is_idle = not self._claims and not self._may_claim_more and self._has_free_lane()
         return profile.strict_order or is_idle
