@@ -145,9 +145,7 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
         "version_not_followed",
         "version_not_sent",
         "hold_ignored_by_the_next_user",
-        "hold_that_passes_after_the_claim_ends_the_drain",
         "retry_after_forgotten_after_a_restart",
-        "two_probes_at_once",
     ],
 )
 def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:

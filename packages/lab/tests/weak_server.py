@@ -18,6 +18,8 @@ _LARGE = 100_000
 # Executions of other tenants after which a tenant gets nothing.
 _QUOTA = 30
 
+_REPLAYED = "Idempotency-Replayed: true"
+
 
 class WeakServer:
     """Speaks HTTP/1.1 leniently, verifies nothing, limits nothing, and locks nothing."""
@@ -28,6 +30,14 @@ class WeakServer:
         self._stored: dict[str, bytes] = {}
         # Tenant and key of each execution.
         self._executed: list[tuple[str, str]] = []
+        self._connections: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        """End all connections first: one that is served would open another one to Redis."""
+        for connection in self._connections:
+            connection.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._redis.aclose()
 
     async def forget(self, key: str) -> None:
         """Lose what was executed with a key, as a restore does; Redis keeps its response."""
@@ -35,35 +45,44 @@ class WeakServer:
         self._executed = [each for each in self._executed if each[1] != key]
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, OSError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                first, *lines = head.decode("latin-1").split("\r\n")
-                headers = {
-                    name.strip().lower(): value.strip()
-                    for name, _, value in (line.partition(":") for line in lines)
-                }
-                try:
-                    length = max(0, int(headers.get("content-length", "0")))
-                except ValueError:
-                    length = 0
-                body = await reader.readexactly(length)
-                status, sent, location = await self._respond(first, headers, body)
-                writer.write(
-                    f"HTTP/1.1 {status} X\r\nContent-Length: {len(sent)}\r\n"
-                    f"X-Request-ID: {headers.get('x-request-id', '')}\r\n"
-                    f"Location: {location}\r\n"
-                    f"{'Idempotency-Replayed: true' if status == 201 and not location else 'A: b'}"
-                    "\r\n\r\n".encode("latin-1")
-                    + sent
-                )
-        writer.close()
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            with suppress(asyncio.IncompleteReadError, OSError):
+                while True:
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    first, *lines = head.decode("latin-1").split("\r\n")
+                    headers = {
+                        name.strip().lower(): value.strip()
+                        for name, _, value in (line.partition(":") for line in lines)
+                    }
+                    try:
+                        length = max(0, int(headers.get("content-length", "0")))
+                    except ValueError:
+                        length = 0
+                    body = await reader.readexactly(length)
+                    status, sent, location = await self._respond(first, headers, body)
+                    writer.write(
+                        f"HTTP/1.1 {status} X\r\nContent-Length: {len(sent)}\r\n"
+                        f"X-Request-ID: {headers.get('x-request-id', '')}\r\n"
+                        f"Location: {location}\r\n"
+                        f"{_REPLAYED if status == 201 and not location else 'A: b'}"
+                        "\r\n\r\n".encode("latin-1")
+                        + sent
+                    )
+        finally:
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
     async def _respond(
         self, first: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, bytes, str]:
         if not first.startswith("POST"):
             return 200, b"{}", ""
+        if len(body) > 64 * 1024:
+            time.sleep(0.1)  # it reads large bodies in the event loop, and slowly
         key = headers.get("idempotency-key", "")
         claims = _claims(headers.get("authorization", ""))
         tenant = "" if claims is None else str(claims.get("org"))
@@ -124,4 +143,4 @@ async def weak_server(redis_url: str) -> AsyncIterator[WeakServer]:
         async with httpx.AsyncClient() as client:
             await client.get(url)
         yield weak
-    await weak._redis.aclose()
+    await weak.close()

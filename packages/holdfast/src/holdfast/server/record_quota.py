@@ -37,6 +37,8 @@ class RecordQuota:
         # When to count a tenant that is above its quota again.
         self._over: dict[str, float] = {}
         self._counting: dict[str, asyncio.Task[None]] = {}
+        # Tenants that have added records since their running count began.
+        self._changed: set[str] = set()
 
     async def check(self, tenant: str) -> None:
         """Raise ``QuotaExceededError`` if the tenant had too many records when last counted."""
@@ -73,11 +75,23 @@ class RecordQuota:
     async def _count_soon(self, tenant: str) -> None:
         if is_in_request_thread():  # without an event loop
             await self._count(tenant)
-        elif tenant not in self._counting:
+        elif tenant in self._counting:
+            self._changed.add(tenant)
+        else:
             # Not in the context of this request: stores with sync connections would use its thread.
-            task = asyncio.create_task(self._count(tenant), context=contextvars.Context())
-            self._counting[tenant] = task
-            task.add_done_callback(lambda _: self._counting.pop(tenant, None))
+            self._counting[tenant] = asyncio.create_task(
+                self._count_until_unchanged(tenant), context=contextvars.Context()
+            )
+
+    async def _count_until_unchanged(self, tenant: str) -> None:
+        try:
+            while True:
+                self._changed.discard(tenant)
+                await self._count(tenant)
+                if tenant not in self._changed:
+                    return
+        finally:
+            self._counting.pop(tenant, None)
 
     async def _count(self, tenant: str) -> None:
         sql = load_queries("holdfast.stores", "records.sql", names=self._store.table_names)
