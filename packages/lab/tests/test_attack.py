@@ -103,7 +103,7 @@ async def test_own_server_holds_against_every_attack(server: tuple[Server, str])
                 patience_seconds=60,
                 body_bytes=150_000,
                 # Other tests run meanwhile: only a server that is blocked is too slow.
-                health_ms=15_000,
+                health_ms=5_000,
             )
             for attacks in (others, slow)
         )

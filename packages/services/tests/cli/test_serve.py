@@ -125,12 +125,14 @@ def test_server_processes_share_port_keys_and_metrics(cli: Cli, serve: Serve) ->
     assert len({response.content for response in responses}) == 1
 
     def count() -> str:
-        """Return the metrics of requests. Others, such as waits for a connection, still change."""
-        lines = httpx.get(f"{server.url}/metrics").text.splitlines()
-        return "\n".join(line for line in lines if line.startswith("holdfast_requests_total"))
+        return httpx.get(f"{server.url}/metrics").text
 
     requests = 'holdfast_requests_total{endpoint="POST /api/v1/routes",outcome='
-    assert {count() for _ in range(6)} == {count()}
+    # What the requests have left to do, such as a job, may change a metric meanwhile.
+    until(
+        lambda: len({count() for _ in range(6)}) == 1,
+        "the metrics depend on the process that responds",
+    )
     assert f'{requests}"replayed"}} 15.0' in count()
 
     psutil.Process(next(iter(first_two))).kill()

@@ -114,9 +114,9 @@ async def test_a_suspended_walker_cannot_act_until_reinstated(steps: Stepping) -
     ok(await device.allocate("node.even-stride"))
     types = await steps.event_types()
     assert (types.count("walker.suspended"), types.count("walker.reinstated")) == (1, 1)
-    nobody = "/admin/walkers/nobody/reinstate"
+    unknown = "/admin/walkers/unknown/reinstate"
     headers["Idempotency-Key"] = new_key()
-    refused(await steps.client.post(nobody, headers=headers), 404, "NOT_FOUND")
+    refused(await steps.client.post(unknown, headers=headers), 404, "NOT_FOUND")
 
 
 # -- the metric -----------------------------------------------------------------------------------
