@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,14 +10,14 @@ from typing import Any
 import pytest
 
 from holdfast import open_store
-from holdfast.cli.main import _run, report_errors
 from holdfast_lab.attack.lost_commits import lose_commit
 from holdfast_lab.attack.run import ATTACKS, attack
 from holdfast_lab.attack.target import Attack, Limits, Target
 from holdfast_lab.conformance import BUILT_IN, Profile, Result, SignIn, Verdict, read_profile
 from holdfast_lab.conformance.harness import CheckFailedError
+from packages.lab.tests.command import Command, command_in
 from packages.lab.tests.weak_server import weak_server
-from packages.services.tests.cli.conftest import Server, environment
+from packages.services.tests.cli.conftest import Server
 
 # All tests share one server, so they run in one worker.
 pytestmark = pytest.mark.xdist_group("attack")
@@ -140,34 +137,11 @@ def test_every_attack_explains_in_sentences() -> None:
     assert len({each.name for each in ATTACKS}) == len(ATTACKS)
 
 
-@dataclass
-class Done:
-    """The result of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
-
-
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """Return a function that runs the command in this process, in a temporary directory."""
-    monkeypatch.chdir(tmp_path)
-    for name in set(os.environ) - set(environment()):
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["holdfast", "attack", *arguments])
-        code = report_errors(_run)
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return run
+    return command_in(tmp_path, "attack", monkeypatch, capsys)
 
 
 OPTIONS = ("--secret", SECRET, "--issuer", ISSUER, "--audience", AUDIENCE)

@@ -1,10 +1,7 @@
 """Our own server passes all conformance checks, and every broken server fails some."""
 
 import json
-import os
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
@@ -15,7 +12,6 @@ import pytest
 from fastapi import Body, Depends, FastAPI, Header, HTTPException
 
 from holdfast import Holdfast, Principal
-from holdfast.cli.main import _run, report_errors
 from holdfast.core.error_formats import ErrorInfo
 from holdfast_lab.conformance import (
     NoOperationError,
@@ -31,8 +27,9 @@ from holdfast_lab.conformance import (
 )
 from holdfast_services.app import create_app
 from holdfast_services.settings import load_settings
+from packages.lab.tests.command import Command, command_in
 from packages.lab.tests.tiny_server import PROFILE, TinyServer
-from packages.services.tests.cli.conftest import Server, environment
+from packages.services.tests.cli.conftest import Server
 from tests.docs.pages import ROOT, blocks
 
 # All tests share one server, so they run in one worker.
@@ -398,34 +395,11 @@ def test_docs_page_has_a_valid_profile_and_names_every_field() -> None:
         assert f"`{field.name}`" in text
 
 
-@dataclass
-class Done:
-    """The result of a command."""
-
-    code: int
-    out: str
-    err: str
-
-
-Command = Callable[..., Done]
-
-
 @pytest.fixture
 def command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Command:
-    """Return a function that runs the command in this process, in a temporary directory."""
-    monkeypatch.chdir(tmp_path)
-    for name in set(os.environ) - set(environment()):
-        monkeypatch.delenv(name)
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["holdfast", "conform", *arguments])
-        code = report_errors(_run)
-        captured = capsys.readouterr()
-        return Done(code, captured.out, captured.err)
-
-    return run
+    return command_in(tmp_path, "conform", monkeypatch, capsys)
 
 
 def test_command_prints_lines_over_a_pipe_and_exits_with_0(
