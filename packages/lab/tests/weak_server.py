@@ -34,6 +34,7 @@ class WeakServer:
 
     async def close(self) -> None:
         """End all connections first: one that is served would open another one to Redis."""
+        await asyncio.sleep(0)  # connections that were just accepted begin
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)

@@ -301,12 +301,13 @@ async def test_after_ten_minutes_without_requests_the_first_one_waits_for_new_ke
 async def test_a_key_server_that_drips_bytes_holds_no_request_and_one_thread(
     key_server, clock, monkeypatch, caplog, part
 ):
-    monkeypatch.setattr(jwt_keys, "_JWKS_TIMEOUT_SECONDS", 0.2)
     signer = Signer("ES256", "one")
     key_server.content = jwks(signer.jwk())
     identify = by_jwks(jwks_url=key_server.url, algorithm="ES256", clock=clock)
     token = signer.token()
     await ask_async(identify, token)
+    until(lambda: not refreshing())
+    monkeypatch.setattr(jwt_keys, "_JWKS_TIMEOUT_SECONDS", 1)
     key_server.dripping = part
     clock.pass_time(300)
     threads = set()
@@ -344,6 +345,7 @@ async def test_forged_key_ids_start_one_download_in_thirty_seconds(key_server, c
     key_server.content = jwks(signer.jwk())
     identify = by_jwks(jwks_url=key_server.url, algorithm="ES256", clock=clock)
     await ask_async(identify, signer.token())
+    until(lambda: not refreshing())
     clock.pass_time(30)
     key_server.wait.clear()
     tokens = [forged.token(sub=f"u{number}") for number in range(20)]

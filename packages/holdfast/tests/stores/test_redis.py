@@ -248,6 +248,19 @@ async def test_hanging_server_costs_one_timeout():
     server.close()
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_close_leaves_no_connection_of_a_running_command(redis_url, raw, turns):
+    cache = RedisRecords(redis_url, environment="test", secret=secret, timeout_seconds=5)
+    running = asyncio.gather(*(cache.get(a_record(f"key-{n}").id, NOW) for n in range(3)))
+    for _ in range(turns):  # the command may be connecting, or waiting for the response
+        await asyncio.sleep(0)
+    await cache.close()
+    assert await running == [None] * 3
+    async with asyncio.timeout(10):  # Redis learns a little later that a connection was closed
+        while len(await raw.client_list()) > 1:
+            await asyncio.sleep(0.01)
+
+
 async def test_a_cancelled_look_up_does_not_disturb_the_next(cache):
     records = [a_record(f"key-{number}", body=b"x" * 50_000) for number in range(20)]
     for record in records:

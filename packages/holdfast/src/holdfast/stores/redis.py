@@ -7,7 +7,7 @@ this database wrote it for this record; a value without a valid MAC is a miss.
 import hmac
 import logging
 import time
-from asyncio import timeout
+from asyncio import Event, timeout
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from hashlib import sha256
@@ -81,6 +81,8 @@ class RedisRecords:
         self._breaker = Breaker(failure_limit=1, open_seconds=1.0)
         self._is_down = False
         self._is_closed = False
+        self._running_commands = 0
+        self._all_ended = Event()
         try:
             pool = BlockingConnectionPool.from_url(
                 url,
@@ -183,8 +185,11 @@ class RedisRecords:
             raise StoreUnavailableError(f"Redis: {reason}") from error
 
     async def close(self) -> None:
-        """Disconnect. Idempotent."""
+        """Wait for running commands, which have a time limit, and disconnect. Idempotent."""
         self._is_closed = True
+        # A command that connects meanwhile would keep its connection.
+        if self._running_commands:
+            await self._all_ended.wait()
         try:
             async with timeout(1):
                 await self._redis.aclose()
@@ -196,6 +201,7 @@ class RedisRecords:
         """Run a command with a timeout; return None after an error."""
         if self._is_closed or self._breaker.retry_after(self._clock()) is not None:
             return None
+        self._running_commands += 1
         try:
             async with timeout(self._timeout_seconds):
                 result = await command()
@@ -206,6 +212,10 @@ class RedisRecords:
                 reason = str(error) or type(error).__name__
                 _log.warning("Redis is unavailable, continuing without it: %s", reason)
             return None
+        finally:
+            self._running_commands -= 1
+            if self._is_closed and not self._running_commands:
+                self._all_ended.set()
         self._breaker.succeeded()
         if self._is_down:
             self._is_down = False
