@@ -34,6 +34,7 @@ _OTHERS: Final = (
     "job_causes",
     "claim",
     "finish",
+    "save_record",
     "attempt_lost",
 )
 
