@@ -226,6 +226,7 @@ async def test_move_killed_at_every_step_continues(
         "holdfast_secret": 1,
         "holdfast_idempotency_records": 30,
         "holdfast_audit_events": 55,
+        "holdfast_audit_seals": 0,
         "holdfast_jobs": 25,
         "holdfast_job_completions": 0,
         "holdfast_dead_letters": 0,

@@ -248,6 +248,7 @@ class Holdfast(Generic[TransactionT_co]):
         delay_seconds: float = 0.0,
         coalesce: JobName | None = None,
         order: JobName | None = None,
+        version: int | None = None,
         max_attempts: int | None = None,
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the guarded request being served.
@@ -256,7 +257,9 @@ class Holdfast(Generic[TransactionT_co]):
         ``resource_id`` are the same job, which runs once. ``coalesce`` is for work that follows a
         changing state: an equal job that still waits is merged with this one; one that has
         started is followed by a new job. Jobs of the same ``order`` run one at a time, in the
-        order of their commits. Raises ``UsageError`` for arguments of other types or values.
+        order of their commits. ``version`` is that of the aggregate, for the job's audit events; by
+        default the one given to ``describe`` before. Raises ``UsageError`` for arguments of other
+        types or values.
         """
         return await self.enqueue_in(
             current_execution(),
@@ -269,6 +272,7 @@ class Holdfast(Generic[TransactionT_co]):
             delay_seconds=delay_seconds,
             coalesce=coalesce,
             order=order,
+            version=version,
             max_attempts=max_attempts,
         )
 
@@ -286,6 +290,8 @@ class Holdfast(Generic[TransactionT_co]):
         """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
         request = execution.request
         found = self.jobs.find(job_type)
+        if options.get("version") is None:
+            options["version"] = execution.version
         job = new_job(
             job_type,
             payload,
