@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from holdfast.clock import SystemClock
+from holdfast.core.audit_chain import AuditKeys
 from holdfast.core.breaker import Breaker
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
@@ -41,6 +42,7 @@ from holdfast.ports import (
     TransactionT_co,
 )
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
+from holdfast.server.audit_sealer import AuditSealer
 from holdfast.server.disabled_endpoints import Disabled, disabled_check
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
@@ -111,6 +113,8 @@ class Holdfast(Generic[TransactionT_co]):
         memory_bytes: int = 32 * 1024 * 1024,
         sweep_every_seconds: float | None = 3600.0,
         retention: Sequence[Retention] = (),
+        audit_seal_seconds: float | None = 60.0,
+        audit_keys: Sequence[str] = (),
         breaker: Breaker | None = None,
         metrics: Metrics | None = None,
         clock: Clock | None = None,
@@ -132,6 +136,9 @@ class Holdfast(Generic[TransactionT_co]):
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
         ``retention`` says how long audit events, dead letters or rows of the app are kept; the
         sweep deletes older ones once a day.
+        Audit events are sealed every ``audit_seal_seconds``, in the background; None does not seal
+        them. ``audit_keys`` sign the seals: the first one signs, all verify. Each has at least 32
+        bytes.
         ``limits`` keep one tenant from using up the process.
         """
         if tenants is not None and tenants is not SINGLE_TENANT:
@@ -192,12 +199,23 @@ class Holdfast(Generic[TransactionT_co]):
         self.tenant_tables: list[TenantTable] = []
         # How long rows are kept.
         self.retention = tuple(retention)
+        # The keys that sign audit seals.
+        self.audit_keys = AuditKeys(audit_keys)
         self._sweeper = Sweeper(
             self.store,
             self.clock,
             self.metrics,
             every_seconds=sweep_every_seconds,
             retention=self.retention,
+            audit_keys=self.audit_keys,
+        )
+        # Adds audit events to the chains of their tenants.
+        self.audit_sealer = AuditSealer(
+            self.store,
+            self.clock,
+            every_seconds=audit_seal_seconds,
+            keys=self.audit_keys,
+            faults=faults,
         )
         # The job handlers of the app.
         self.jobs = JobRegistry()
@@ -467,6 +485,7 @@ class Holdfast(Generic[TransactionT_co]):
                 self.route_table()
                 await self.store.open()
                 self._sweeper.start()
+                self.audit_sealer.start()
                 if self.job_metrics is not None:
                     self.depths.start()
                 self._is_open = True
@@ -484,6 +503,7 @@ class Holdfast(Generic[TransactionT_co]):
                 if waiting is not None and waiting is not asyncio.current_task():
                     waiting.cancel()
                 await self._sweeper.stop()
+                await self.audit_sealer.stop()
                 await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()
