@@ -37,6 +37,7 @@ def record(tenant: str, key: str, *, age: timedelta, body: bytes = b'{"ok":true}
         expires_at=created_at + timedelta(hours=24),
         request_id=f"request-of-{tenant}",
         correlation_id="chain",
+        client_generated_at=created_at - timedelta(hours=1),
     )
 
 
@@ -139,6 +140,8 @@ def test_keys_ls_keys_show_and_sweep(here: Here, database: str) -> None:
     show = ("keys", "show", KEY, "--database", database, "--json", "--tenant")
     text = json.loads(here(*show, "bob").stdout)
     assert (text["body"], text["headers"]) == ('{"ok":true}', {"content-type": "application/json"})
+    created_at = datetime.fromisoformat(text["created_at"])
+    assert datetime.fromisoformat(text["client_generated_at"]) == created_at - timedelta(hours=1)
     assert json.loads(here(*show, "ada").stdout)["body_base64"] == "/wA="
 
     swept = here("sweep", "--database", database, "--json")

@@ -173,6 +173,7 @@ async def fill(url: str) -> None:
                 request_id="r",
                 correlation_id="c",
                 audit_id=f"audit-{number}",
+                client_generated_at=NOW - timedelta(days=2, microseconds=number),
             )
             audit = AuditEvent(
                 id=f"audit-{number}",
@@ -238,9 +239,10 @@ async def test_move_killed_at_every_step_continues(
     await store.open()
     found = await store.find(RecordId("tenant 2", "POST /é", "key-29"), NOW)
     assert found is not None
-    assert (found.body, found.created_at) == (
+    assert (found.body, found.created_at, found.client_generated_at) == (
         bytes(range(29)),
         NOW + timedelta(microseconds=29),
+        NOW - timedelta(days=2, microseconds=29),
     )
     await store.close()
 

@@ -1,12 +1,14 @@
 """How old an action made offline may be, by the server's clock."""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import Policy, Staleness
+from holdfast.ports import RecordQuery
+from holdfast.server.request_head import RequestHead
 from packages.holdfast.tests.support.harness import HeldClock, open_lab
 from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
 
@@ -15,6 +17,7 @@ OTHER = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a11"
 MOST = timedelta(days=7, hours=6)
 GRACE = timedelta(hours=6)
 MICRO = timedelta(microseconds=1)
+HEADER, FIELD = "X-Client-Generated-At", "clientGeneratedAt"
 
 
 @pytest.fixture
@@ -24,6 +27,10 @@ def database(tmp_path: Path) -> str:
 
 def iso(instant: datetime) -> str:
     return instant.isoformat().replace("+00:00", "Z")
+
+
+MADE_AT = HeldClock().now() - timedelta(days=1)
+JANUARY = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -210,3 +217,45 @@ async def test_a_body_too_deep_to_read_its_time_is_400(database: str, content_ty
         response = await lab.send(UUID4, content=deep, headers={"Content-Type": content_type})
         assert (response.status_code, response.json()["error"]) == (400, "BAD_REQUEST")
         assert len(lab.holdfast.idempotency.in_flight) == 0
+
+
+@pytest.mark.parametrize(
+    ("policy", "headers", "body", "stored"),
+    [
+        # With a rule of staleness the body counts, also for a refused action.
+        (ENVELOPE_WITH_STALENESS, {HEADER: iso(MADE_AT - MICRO)}, {FIELD: iso(MADE_AT)}, MADE_AT),
+        (ENVELOPE_WITH_STALENESS, {}, {FIELD: "2026-01-01T01:00:00+01:00"}, JANUARY),
+        (ENVELOPE_WITH_STALENESS, {}, {FIELD: "0001-01-01T00:00:00Z"}, None),
+        # Otherwise the header does, then the body.
+        (Policy(), {HEADER: iso(MADE_AT)}, {FIELD: iso(MADE_AT - MICRO)}, MADE_AT),
+        (Policy(), {HEADER: "2026-01-01T01:00:00+01:00"}, {}, JANUARY),
+        (Policy(), {}, {"more": [1], FIELD: iso(MADE_AT)}, MADE_AT),
+        (Policy(), {}, {}, None),
+        # There it is only informative.
+        (Policy(), {HEADER: "yesterday"}, {}, None),
+        (Policy(), {HEADER: "9999-12-31T23:59:59Z"}, {}, None),
+        (Policy(), {}, {FIELD: 7}, None),
+        (Policy(), {}, {"note": f'"{FIELD}"'}, None),
+    ],
+)
+async def test_record_has_the_time_of_the_device(
+    database: str,
+    policy: Policy,
+    headers: dict[str, str],
+    body: dict[str, Any],
+    stored: datetime | None,
+) -> None:
+    async with open_lab(database, policy, clock=HeldClock()) as lab:
+        response = await lab.send(UUID4, json=body, headers=headers)
+        assert response.status_code in (201, 422)
+        (record,) = await lab.store.records(RecordQuery())
+        assert record.client_generated_at == stored
+
+
+def test_header_with_two_values_is_ignored() -> None:
+    name, one, other = HEADER.lower().encode(), b"2026-01-01T00:00:00Z", b"2026-01-02T00:00:00Z"
+    twice = RequestHead("POST", "/", b"", [(name, one), (name, one)])
+    assert twice.client_generated_at == one.decode()
+    for values in ((one, other), (one, other, one)):
+        head = RequestHead("POST", "/", b"", [(name, value) for value in values])
+        assert head.client_generated_at is None

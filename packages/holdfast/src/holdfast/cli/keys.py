@@ -58,10 +58,12 @@ def show_key(
             f"{len(found)} records have that key: choose one with --tenant and --endpoint"
         )
     record = found[0]
+    made_at = record.client_generated_at
     fields = _summary(record) | {
         "body_hash": record.fingerprint.body_hash,
         "fingerprint": record.fingerprint.request_hash,
         "correlation_id": record.correlation_id,
+        "client_generated_at": None if made_at is None else _instant(made_at),
         "audit_id": record.audit_id,
         "headers": record.headers,
         **_body(record.body),

@@ -69,6 +69,8 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     request_id: str
     correlation_id: str
     audit_id: str | None = None
+    # When the user acted, by the device's clock; None if the request did not say.
+    client_generated_at: datetime | None = None
 
     @property
     def cost_bytes(self) -> int:

@@ -35,6 +35,7 @@ _OTHERS: Final = (
     "audit_seals",
     "claim",
     "finish",
+    "save_record",
     "attempt_lost",
 )
 

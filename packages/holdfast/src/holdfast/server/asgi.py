@@ -390,6 +390,7 @@ class GuardMiddleware:
             payload_hash=payload_hash,
             path=head.path,
             traceparent=head.traceparent,
+            client_generated_at=head.client_generated_at,
         )
 
     async def _count(

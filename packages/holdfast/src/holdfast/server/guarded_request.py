@@ -43,6 +43,8 @@ __all__ = [
 
 
 _TIMES: Final = ("clientGeneratedAt", "clientSubmittedAt")
+# Bodies without it are not decoded.
+_GENERATED_AT: Final = b'"clientGeneratedAt"'
 # Longer than any key or time, with every character escaped.
 _MAX_SHORT_BYTES: Final = 1024
 
@@ -93,6 +95,8 @@ class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     path: str = ""
     # The W3C trace context that was sent, if it is valid.
     traceparent: str | None = None
+    # The header ``X-Client-Generated-At`` as sent, not checked.
+    client_generated_at: str | None = None
 
 
 def parse_request(
@@ -111,6 +115,7 @@ def parse_request(
     payload_hash: str | None = None,
     path: str = "",
     traceparent: str | None = None,
+    client_generated_at: str | None = None,
 ) -> GuardedRequest:
     """Read the key, then compute the fingerprint. Errors of the key are raised first.
 
@@ -148,6 +153,7 @@ def parse_request(
         correlation_id=correlation_id,
         path=path,
         traceparent=traceparent,
+        client_generated_at=client_generated_at,
     )
 
 
@@ -216,9 +222,25 @@ def stale_error(request: GuardedRequest, now: datetime) -> StaleActionError | No
     return None
 
 
-def generated_at(request: GuardedRequest) -> datetime:
-    """Return the body's ``clientGeneratedAt``: when the action was made, on the device's clock."""
-    return parse_instant(_fields(request.body).get("clientGeneratedAt"), "clientGeneratedAt")
+def generated_at(request: GuardedRequest) -> datetime | None:
+    """Return when the user acted, by the device's clock; None if the request does not say.
+
+    With a rule of staleness the body says it in ``clientGeneratedAt``; otherwise the header
+    ``X-Client-Generated-At`` does, or the same field. It is only informative then: a value that
+    is not valid is None. A handler that uses it refuses it.
+    """
+    if request.policy.staleness is not None:
+        return _generated_at_in_body(request.body)
+    with suppress(BodyInvalidError):
+        if request.client_generated_at is not None:
+            return parse_instant(request.client_generated_at, "X-Client-Generated-At")
+        if _GENERATED_AT in request.body:
+            return _generated_at_in_body(request.body)
+    return None
+
+
+def _generated_at_in_body(body: bytes) -> datetime:
+    return parse_instant(_fields(body).get("clientGeneratedAt"), "clientGeneratedAt")
 
 
 def client_times(request: GuardedRequest) -> dict[str, str]:

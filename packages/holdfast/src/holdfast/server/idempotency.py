@@ -81,6 +81,8 @@ _POLL_MAX_SECONDS: Final = 0.25
 # The staleness limit is inclusive and expiry is exclusive, so the record must live one second
 # longer.
 _ONE_SECOND: Final = timedelta(seconds=1)
+# Some drivers return instants in the zone of the session, up to a day away, as a ``datetime``.
+_STORED_YEARS: Final = range(2, 9999)
 
 _NOTHING: Final[Mapping[str, Any]] = {}
 
@@ -554,6 +556,7 @@ class Idempotency:
             return None
         created_at = self.clock.now()
         succeeded = response.status < 400  # noqa: PLR2004
+        made_at = generated_at(request)
         return Record(
             id=request.record_id,
             fingerprint=request.fingerprint,
@@ -561,10 +564,11 @@ class Idempotency:
             headers=response.stored_headers(request.policy.replay_headers),
             body=response.body,
             created_at=created_at,
-            expires_at=_expires_at(request, created_at, ttl, succeeded=succeeded),
+            expires_at=_expires_at(request, created_at, ttl, made_at, succeeded=succeeded),
             request_id=request.request_id,
             correlation_id=request.correlation_id,
             audit_id=self.new_id(created_at) if request.policy.audit and succeeded else None,
+            client_generated_at=made_at if made_at and made_at.year in _STORED_YEARS else None,
         )
 
     def _audit_event(
@@ -645,7 +649,12 @@ class Idempotency:
 
 
 def _expires_at(
-    request: GuardedRequest, created_at: datetime, ttl: timedelta, *, succeeded: bool
+    request: GuardedRequest,
+    created_at: datetime,
+    ttl: timedelta,
+    made_at: datetime | None,
+    *,
+    succeeded: bool,
 ) -> datetime:
     """Return when the record expires: never before its action is stale.
 
@@ -654,9 +663,9 @@ def _expires_at(
     """
     expires_at = created_at + ttl
     rule = request.policy.staleness
-    if rule is None or not request.policy.outlive_staleness or not succeeded:
+    if rule is None or made_at is None or not request.policy.outlive_staleness or not succeeded:
         return expires_at
-    return max(expires_at, generated_at(request) + rule.cap + rule.grace + _ONE_SECOND)
+    return max(expires_at, made_at + rule.cap + rule.grace + _ONE_SECOND)
 
 
 def _ttl(execution: Execution, response: Response) -> timedelta | None:

@@ -19,6 +19,7 @@ _READ: Final = frozenset(
     {
         *(b"idempotency-key", b"content-type", b"content-length"),
         *(b"authorization", b"x-request-id", b"x-correlation-id", b"traceparent"),
+        b"x-client-generated-at",
     }
 )
 _VISIBLE: Final = frozenset(range(0x21, 0x7F))
@@ -29,6 +30,7 @@ class RequestHead:
 
     __slots__ = (
         "authorization",
+        "client_generated_at",
         "content_length",
         "content_type",
         "correlation_id",
@@ -78,8 +80,11 @@ class RequestHead:
         self.authorization: str | None = None
         # The W3C trace context; None if there is none, or it is not valid.
         self.traceparent: str | None = None
+        # ``X-Client-Generated-At``, not checked; None if there is none or several differ.
+        self.client_generated_at: str | None = None
         request_id = correlation_id = None
         authorizations: set[bytes] = set()
+        generated_at: bytes | None = None
         for name, value in headers:
             if name not in _READ:  # most are not: one look-up in place of six comparisons
                 continue
@@ -101,9 +106,13 @@ class RequestHead:
                 case b"traceparent":
                     text = value.decode("latin-1")
                     self.traceparent = text if is_traceparent(text) else None
+                case b"x-client-generated-at":
+                    generated_at = value if generated_at in (None, value) else b""
         # Two different ones identify no caller: a proxy may have checked the other one.
         if len(authorizations) == 1:
             self.authorization = authorizations.pop().decode("latin-1")
+        if generated_at:
+            self.client_generated_at = generated_at.decode("latin-1")
         # From ``X-Request-ID``, or a new one.
         self.request_id = request_id or new_request_id()
         # From ``X-Correlation-ID``, or the request id.

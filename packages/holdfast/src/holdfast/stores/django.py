@@ -395,7 +395,7 @@ class DjangoStore:
         self.table_names = names
         self.sql = load_queries(self._package, names=names)
         self._claim_function = names.table("claim")
-        self.finish_function = names.table("finish")
+        self.finish_function = names.table("save_record")
 
 
 def is_in_test_case(connection: Any) -> bool:

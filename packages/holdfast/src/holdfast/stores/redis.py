@@ -34,7 +34,7 @@ T = TypeVar("T")
 _log = logging.getLogger("holdfast.cache")
 
 # Part of the MAC. Change it when the encoding of records changes.
-_CONTEXT: Final = b"holdfast record 3"
+_CONTEXT: Final = b"holdfast record 4"
 _POSITION_CONTEXT: Final = b"holdfast position 1"
 _MAC_BYTES: Final = 32
 # A digest of the epoch precedes the record, so that a value of another epoch is no alarm.

@@ -84,12 +84,14 @@ def _instant_or_epoch(value: Any) -> datetime:
 
 
 def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
-    headers, created_at, expires_at = row[4], row[8], row[9]
+    headers, created_at, expires_at, made_at = row[4], row[8], row[9], row[10]
     if isinstance(created_at, str):  # SQLite
         created_at = datetime.fromisoformat(created_at)
         expires_at = datetime.fromisoformat(expires_at)
+        made_at = None if made_at is None else datetime.fromisoformat(made_at)
     elif created_at.tzinfo is not UTC:  # psycopg returns instants in the zone of the session
         created_at, expires_at = created_at.astimezone(UTC), expires_at.astimezone(UTC)
+        made_at = None if made_at is None else made_at.astimezone(UTC)
     return Record(
         id=record_id,
         fingerprint=RequestFingerprint(row[0], row[1]),
@@ -102,6 +104,7 @@ def _record(record_id: RecordId, row: Sequence[Any]) -> Record:
         audit_id=row[7],
         created_at=created_at,
         expires_at=expires_at,
+        client_generated_at=made_at,
     )
 
 
@@ -118,6 +121,7 @@ def finish_values(record: Record, audit: AuditEvent | None) -> tuple[Any, ...]:
         record.correlation_id,
         record.created_at,
         record.expires_at,
+        record.client_generated_at,
         *about,
     )
 

@@ -559,7 +559,7 @@ class SqlAlchemyStore:
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names
         self.claim_function = names.table("claim")
-        self.finish_function = names.table("finish")
+        self.finish_function = names.table("save_record")
         self._sql = load_queries(self._package, names=names)
 
 

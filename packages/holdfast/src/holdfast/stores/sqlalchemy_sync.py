@@ -580,7 +580,7 @@ class SqlAlchemySyncStore:
         self.table_names = names
         self._sql = load_queries(self._package, names=names)
         self._claim_function = names.table("claim")
-        self._finish_function = names.table("finish")
+        self._finish_function = names.table("save_record")
 
     def _on_connect(self, driver: Any, _pooled: Any) -> None:
         """Read the epoch on a new connection of the engine."""

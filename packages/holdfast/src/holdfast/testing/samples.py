@@ -45,6 +45,7 @@ def a_record(
     life: timedelta = _DAY,
     body: bytes = b'{"id":"1"}',
     audit_id: str | None = None,
+    client_generated_at: datetime | None = NOW - _DAY,
 ) -> Record:
     """Return a record that is not expired at ``NOW``."""
     return Record(
@@ -58,6 +59,7 @@ def a_record(
         request_id="request-1",
         correlation_id="correlation-1",
         audit_id=audit_id,
+        client_generated_at=client_generated_at,
     )
 
 

@@ -90,6 +90,23 @@ class StoreContract(LifecycleContract):
         await commit(store, record)
         assert await store.find(record.id, NOW) == record
 
+    async def test_time_of_the_device_is_stored_and_overwritten(self, store: Store) -> None:
+        record = a_record(client_generated_at=NOW - 3 * _DAY)
+        await commit(store, record)
+        found = await store.find(record.id, NOW)
+        assert found == record
+        assert found is not None
+        assert found.client_generated_at is not None
+        assert found.client_generated_at.utcoffset() == timedelta(0)
+        # The key is used again after the record has expired, without a time of the device, and
+        # with a body that is not sent inline.
+        later = NOW + 2 * _DAY
+        again = a_record(created_at=later, client_generated_at=None, body=BODIES[-1])
+        await commit(store, again, now=later)
+        assert await store.find(record.id, later) == again
+        (listed,) = await store.records(RecordQuery(tenant=record.id.tenant))
+        assert listed == again
+
     async def test_claim_of_a_committed_key_returns_its_record(self, store: Store) -> None:
         record = a_record()
         await commit(store, record)

@@ -59,7 +59,7 @@ sorted AS MATERIALIZED (
 INSERT INTO holdfast_idempotency_records
 SELECT tenant, :endpoint, key,
        :hash, :hash, 201, zeroblob(80), '{"content-type":"application/json"}', :id, :id, NULL,
-       :now, CASE WHEN n % :share = 0 THEN :past ELSE :future END
+       :now, CASE WHEN n % :share = 0 THEN :past ELSE :future END, NULL
   FROM sorted
 """
 

@@ -120,13 +120,15 @@ def text_literals(values: Sequence[str | None]) -> list[str]:
 
 
 def finish_statement(function: str, record: Record, audit: AuditEvent | None) -> str:
-    """Return the call of ``holdfast_finish`` with literals, to share a message with COMMIT."""
+    """Return the call of ``holdfast_save_record`` with literals, to share a message with COMMIT."""
     audited = (None, None, None) if audit is None else (audit.id, audit.actor, audit.resource)
     about = (encode_headers(record), record.request_id, record.correlation_id)
+    made_at = record.client_generated_at
     texts = text_literals((*record.id, *record.fingerprint, *about, *audited))
     return (
         f"SELECT {function}({','.join(texts[:5])},"
         f"{int_literal(record.status)},{bytes_literal(record.body)},{','.join(texts[5:8])},"
         f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},"
+        f"{'NULL' if made_at is None else instant_literal(made_at)},"
         f"{','.join(texts[8:])},{int_literal(None if audit is None else audit.version)})"
     )

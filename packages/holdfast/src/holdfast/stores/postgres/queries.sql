@@ -1,12 +1,13 @@
 -- name: find_record
 -- The record of a key unless it is expired.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
-       request_id, correlation_id, audit_id, created_at, expires_at
+       request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
   FROM holdfast_idempotency_records
  WHERE tenant = $1 AND endpoint = $2 AND idempotency_key = $3 AND expires_at > $4;
 
 -- name: finish
-SELECT holdfast_finish($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
+SELECT holdfast_save_record($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,
+                            $17);
 
 -- name: save_audit_event
 INSERT INTO holdfast_audit_events
@@ -25,7 +26,7 @@ DELETE FROM holdfast_idempotency_records
 -- name: list_records
 SELECT tenant, endpoint, idempotency_key,
        canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
-       request_id, correlation_id, audit_id, created_at, expires_at
+       request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
   FROM holdfast_idempotency_records
  WHERE ($1::text IS NULL OR tenant = $1)
    AND ($2::text IS NULL OR endpoint = $2)

@@ -390,7 +390,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names
         self.sql = load_queries("holdfast.stores.postgres", names=names)
-        self.finish_function = names.table("finish")
+        self.finish_function = names.table("save_record")
         self._claim_function = names.table("claim")
 
 

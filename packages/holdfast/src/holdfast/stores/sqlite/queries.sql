@@ -1,7 +1,7 @@
 -- name: find_record
 -- The record of a key unless it is expired.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
-       request_id, correlation_id, audit_id, created_at, expires_at
+       request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
   FROM holdfast_idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ? AND expires_at > ?;
 
@@ -13,7 +13,7 @@ SELECT 1 FROM holdfast_idempotency_records
 -- name: find_any_record
 -- The record of a key, expired or not.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
-       request_id, correlation_id, audit_id, created_at, expires_at
+       request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
   FROM holdfast_idempotency_records
  WHERE tenant = ? AND endpoint = ? AND idempotency_key = ?;
 
@@ -23,8 +23,8 @@ SELECT canonical_body_hash, request_fingerprint, response_status, response_body,
 INSERT INTO holdfast_idempotency_records
        (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
         response_status, response_body, response_headers,
-        request_id, correlation_id, audit_id, created_at, expires_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+        request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (tenant, endpoint, idempotency_key) DO UPDATE
    SET canonical_body_hash = excluded.canonical_body_hash,
        request_fingerprint = excluded.request_fingerprint,
@@ -35,7 +35,8 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
        correlation_id      = excluded.correlation_id,
        audit_id            = excluded.audit_id,
        created_at          = excluded.created_at,
-       expires_at          = excluded.expires_at
+       expires_at          = excluded.expires_at,
+       client_generated_at = excluded.client_generated_at
  WHERE holdfast_idempotency_records.expires_at <= excluded.created_at;
 
 -- name: save_audit_event
@@ -54,7 +55,7 @@ DELETE FROM holdfast_idempotency_records
 -- name: list_records
 SELECT tenant, endpoint, idempotency_key,
        canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
-       request_id, correlation_id, audit_id, created_at, expires_at
+       request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
   FROM holdfast_idempotency_records
  WHERE (:tenant IS NULL OR tenant = :tenant)
    AND (:endpoint IS NULL OR endpoint = :endpoint)

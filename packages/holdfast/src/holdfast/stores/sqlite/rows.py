@@ -82,4 +82,5 @@ def record_values(record: Record) -> tuple[Any, ...]:
         record.audit_id,
         to_text(record.created_at),
         to_text(record.expires_at),
+        None if record.client_generated_at is None else to_text(record.client_generated_at),
     )
