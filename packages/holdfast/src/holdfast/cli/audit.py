@@ -408,7 +408,8 @@ def _is_hash(text: object) -> bool:
 
 
 def _write_line(file: TextIO, value: dict[str, Any]) -> None:
-    file.write(json.dumps(value, ensure_ascii=False) + "\n")
+    # In ASCII: some readers take U+2028 for the end of a line.
+    file.write(json.dumps(value) + "\n")
 
 
 _FIELDS: Final[dict[str, tuple[str, ...]]] = {
