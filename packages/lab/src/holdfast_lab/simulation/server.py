@@ -161,6 +161,7 @@ class Server:
             identify=identify,
             clock=_ServerClock(world),
             sweep_every_seconds=_SWEEP_SECONDS if self.handles_requests else None,
+            audit_seal_seconds=None,
             faults=faults,
         )
         app = guard_service(holdfast, faults)

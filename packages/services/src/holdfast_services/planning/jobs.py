@@ -42,18 +42,23 @@ INDEX: Final = "mission.index"
 _DELIVER_SECONDS: Final = 120
 
 
-async def recount_projects(holdfast: Holdfast, *project_ids: str) -> None:
+async def recount_projects(holdfast: Holdfast, *project_ids: str, version: int) -> None:
     """Enqueue a recount of these projects; a recount that waits already is not enqueued again.
 
-    In the order of their ids, so that two writes cannot deadlock on each other's jobs.
+    In the order of their ids, so that two writes cannot deadlock on each other's jobs. ``version``
+    is that of the aggregate whose change is counted.
     """
     for project_id in sorted(set(project_ids)):
-        await holdfast.enqueue(COUNT, {"project_id": project_id}, queue=QUEUE, coalesce=project_id)
+        await holdfast.enqueue(
+            COUNT, {"project_id": project_id}, queue=QUEUE, coalesce=project_id, version=version
+        )
 
 
-async def reindex_mission(holdfast: Holdfast, mission_id: str) -> None:
+async def reindex_mission(holdfast: Holdfast, mission_id: str, *, version: int) -> None:
     """Enqueue an update of a mission's search text."""
-    await holdfast.enqueue(INDEX, {"mission_id": mission_id}, queue=QUEUE, coalesce=mission_id)
+    await holdfast.enqueue(
+        INDEX, {"mission_id": mission_id}, queue=QUEUE, coalesce=mission_id, version=version
+    )
 
 
 async def notify_assignee(holdfast: Holdfast, kind: NotificationKind, assignment: Row) -> None:
@@ -69,7 +74,14 @@ async def notify_assignee(holdfast: Holdfast, kind: NotificationKind, assignment
     if kind == "ended":  # of a version that another person may get a notification of
         about += ":ended"
     # Ordered: a person learns of an assignment before learning of its changes.
-    await holdfast.enqueue(NOTIFY, payload, queue=QUEUE, resource_id=about, order=assignment["id"])
+    await holdfast.enqueue(
+        NOTIFY,
+        payload,
+        queue=QUEUE,
+        resource_id=about,
+        order=assignment["id"],
+        version=assignment["version"],
+    )
 
 
 def searchable(text: str) -> str:
