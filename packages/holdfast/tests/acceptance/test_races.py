@@ -100,10 +100,8 @@ async def test_one_key_with_two_bodies_executes_one_and_rejects_the_other(
 async def test_many_retries_of_a_slow_request_do_not_block_other_keys(
     clients: list[httpx.AsyncClient],
 ) -> None:
-    slow = {"item": "slow", "think_seconds": 3.0}
+    slow = {"item": "slow", "think_seconds": 6.0}
     headers = {"Idempotency-Key": str(uuid.uuid4())}
-    clock = asyncio.get_running_loop().time
-    started = clock()
     flood = [
         asyncio.create_task(c.post("/orders", json=slow, headers=headers))
         for c in clients
@@ -118,10 +116,9 @@ async def test_many_retries_of_a_slow_request_do_not_block_other_keys(
             for i in range(40)
         )
     )
-    quick_done = clock() - started
+    assert not any(task.done() for task in flood), "other keys had to wait for the slow one"
     responses = await asyncio.gather(*flood)
     assert {a.status_code for a in others} == {201}
-    assert quick_done < 2.9, "other keys had to wait for the slow one"
     assert {a.status_code for a in responses} == {201}
     assert len({a.content for a in responses}) == 1
 

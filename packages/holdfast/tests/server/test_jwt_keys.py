@@ -333,6 +333,7 @@ async def test_a_request_without_any_key_waits_only_briefly(key_server, clock, m
     callers = [ask_async(identify, signer.token()) for _ in range(20)]
     found = await asyncio.gather(*callers, return_exceptions=True)
     assert [type(one) for one in found] == [StoreUnavailableError] * 20
+    until(lambda: key_server.requests)
     assert len(refreshing()) == key_server.requests == 1
     key_server.wait.set()
     until(lambda: not refreshing())
@@ -340,12 +341,12 @@ async def test_a_request_without_any_key_waits_only_briefly(key_server, clock, m
 
 
 async def test_forged_key_ids_start_one_download_in_thirty_seconds(key_server, clock, monkeypatch):
-    monkeypatch.setattr(jwt_keys, "_JWKS_WAIT_SECONDS", 0.05)
     signer, forged = Signer("ES256", "one"), Signer("ES256", "forged")
     key_server.content = jwks(signer.jwk())
     identify = by_jwks(jwks_url=key_server.url, algorithm="ES256", clock=clock)
     await ask_async(identify, signer.token())
     until(lambda: not refreshing())
+    monkeypatch.setattr(jwt_keys, "_JWKS_WAIT_SECONDS", 0.05)
     clock.pass_time(30)
     key_server.wait.clear()
     tokens = [forged.token(sub=f"u{number}") for number in range(20)]

@@ -1,7 +1,9 @@
 """The store contract, on every adapter."""
 
 import asyncio
+import gc
 import sqlite3
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
@@ -75,11 +77,17 @@ class TestSqlAlchemyStoreOnSqlite(OnSqlAlchemy):
     rounds = 20  # aiosqlite changes threads four times per statement
 
     @pytest.fixture
-    def url(self, tmp_path: Path) -> str:
+    def url(self, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
         path = tmp_path / "contract.db"
         with closing(sqlite3.connect(path)) as db:
             db.execute("PRAGMA journal_mode=WAL")  # stays with the file
-        return f"sqlite+aiosqlite:///{path}"
+        yield f"sqlite+aiosqlite:///{path}"
+        if "cancel" in request.node.name:
+            # aiosqlite (0.22) leaves the connection of a cancelled connect to the garbage
+            # collector, and Python 3.13 warns about that, in whichever test comes later.
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()
 
 
 class TestSqlAlchemyStoreOnPostgres(OnSqlAlchemy):

@@ -285,14 +285,18 @@ class SqliteStore:
         db = sqlite3.connect(
             self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
         )
-        until_free(
-            lambda: db.execute("PRAGMA journal_mode=WAL"),
-            is_busy=is_busy,
-            seconds=self._busy_seconds,
-        )
-        # NORMAL would lose acknowledged commits in a power failure.
-        db.execute("PRAGMA synchronous=FULL")
-        db.execute("PRAGMA foreign_keys=ON")
+        try:
+            until_free(
+                lambda: db.execute("PRAGMA journal_mode=WAL"),
+                is_busy=is_busy,
+                seconds=self._busy_seconds,
+            )
+            # NORMAL would lose acknowledged commits in a power failure.
+            db.execute("PRAGMA synchronous=FULL")
+            db.execute("PRAGMA foreign_keys=ON")
+        except BaseException:
+            db.close()
+            raise
         return db
 
     def _migrate(self, db: sqlite3.Connection) -> None:
