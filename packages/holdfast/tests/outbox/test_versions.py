@@ -374,6 +374,60 @@ def test_refused_edit_that_is_sent_again_does_not_overwrite_a_newer_own_edit(
     assert queue.get(later.id).status is Status.SUCCEEDED
 
 
+@pytest.mark.parametrize("base", ["named", "of a create"])
+def test_refused_edit_that_is_retried_during_a_newer_own_edit_does_not_overwrite_it(
+    queue: OutboxQueue, base: str
+) -> None:
+    note = OneNote()
+    more: dict[str, Any] = {"base_version": '"1"'}
+    if base == "of a create":
+        local = str(uuid4())
+        edit(queue, "first", operation="create", endpoint="/notes", local_id=local)
+        more = {"endpoint": f"/notes/{{local:{local}}}"}
+    older = edit(queue, "older", **more)
+    newer = edit(queue, "newer", **more)
+
+    def respond(request: Request) -> Response:
+        if b"newer" in (request.body or b""):
+            note.refused.clear()
+            queue.retry(older.id)
+        return note(request)
+
+    drain(queue, "ada", Scripted(respond))
+    assert queue.get(newer.id).status is Status.SUCCEEDED
+    assert (note.text, queue.get(older.id).status) == ("newer", Status.CONFLICT)
+
+
+def test_refused_edit_that_is_retried_waits_for_a_newer_one_whose_outcome_is_unknown(
+    queue: OutboxQueue,
+) -> None:
+    note = OneNote()
+    older = edit(queue, "older", base_version='"1"')
+    drain(queue, "ada", Scripted(note))
+    newer = edit(queue, "newer", base_version='"1"')
+    claimed = queue.claim("ada")
+    assert claimed is not None
+    # The server does it, and the response is lost.
+    note.text, note.version, note.refused = "newer", 2, set()
+    replayed = response(200, {"id": 5, "text": "newer", "version": 2})
+    queue.schedule_retry(claimed, delay_seconds=0, outcome_unknown=True)
+
+    def respond(request: Request) -> Response:
+        is_replay = request.headers.get("Idempotency-Key") == newer.idempotency_key
+        return replayed if is_replay else note(request)
+
+    queue.retry(older.id)
+    drain(queue, "ada", Scripted(respond))
+    assert queue.get(newer.id).status is Status.SUCCEEDED
+    assert (note.text, queue.get(older.id).status) == ("newer", Status.CONFLICT)
+    queue.resolve(older.id, Resolution.MINE)
+    later = edit(queue, "later")
+    sent = Scripted(respond)
+    drain(queue, "ada", sent)
+    assert if_matches(sent) == ['"2"', '"3"']
+    assert queue.get(later.id).status is Status.SUCCEEDED
+
+
 def test_refused_edit_is_sent_again_with_the_current_version_if_none_was_newer(
     queue: OutboxQueue,
 ) -> None:

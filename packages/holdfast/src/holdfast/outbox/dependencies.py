@@ -35,6 +35,10 @@ __all__ = [
 _DEAD: Final = frozenset({Status.FAILED, Status.DISCARDED, Status.EXPIRED})
 """A parent in one of these statuses will not succeed unless someone acts."""
 
+_LAST: Final = "$[#-1]"
+_BEFORE_LAST: Final = "$[#-2]"
+"""Positions in the list of versions that this device has produced."""
+
 _EXIST: Final = "dependency_ids_must_exist_in_queue"
 _ACYCLIC: Final = "dependency_ids_must_not_be_cyclic"
 
@@ -259,15 +263,23 @@ def rejoin_lane(tx: Transaction, entry: Entry) -> Entry:
     )
     back = tx.changed("rejoin_lane", id=entry.id)
     # The server then reports a conflict, and the newer edit is not overwritten.
-    return tx.changed("keep_version", id=entry.id) if is_overtaken(tx, back) else back
+    if is_overtaken(tx, back):
+        return tx.changed("keep_version", id=entry.id, before=_BEFORE_LAST)
+    if _has_later_edit(tx, back, "being_overtaken"):
+        return tx.changed("keep_version", id=entry.id, before=_LAST)
+    return back
 
 
 def is_overtaken(tx: Transaction, entry: Entry) -> bool:
     """Return whether a later edit of the same entity has succeeded while this one had failed."""
+    return _has_later_edit(tx, entry, "overtaken")
+
+
+def _has_later_edit(tx: Transaction, entry: Entry, query: str) -> bool:
     if entry.entity is None or entry.lane is None:
         return False
     found = tx.rows(
-        "overtaken",
+        query,
         user_id=entry.user_id,
         lane=entry.lane,
         entity=entry.entity,

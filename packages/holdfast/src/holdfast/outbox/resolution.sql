@@ -110,11 +110,12 @@ RETURNING ENTRY;
 
 -- name: yield_turn
 -- The first entry of a lane, if it is pending, returns the turn to an earlier one that comes back.
+-- Not if it was sent and may have happened: it keeps its place before the one that comes back.
 UPDATE offline_sync_queue SET turn = 0
  WHERE rowid = (SELECT rowid FROM offline_sync_queue
                  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
                  ORDER BY sequence_number LIMIT 1)
-   AND status = 'pending' AND sequence_number > :sequence_number;
+   AND status = 'pending' AND outcome_unknown = 0 AND sequence_number > :sequence_number;
 
 -- name: rejoin_lane
 -- At its old position: it is next, unless the first entry of the lane has the turn.
@@ -127,12 +128,13 @@ UPDATE offline_sync_queue AS back
 RETURNING ENTRY;
 
 -- name: keep_version
--- Send an edit with the version it was made on, not with that of the device's later edits.
+-- Send an edit with the version it was made on, not with that of the device's later edits. :before is
+-- the last version before those in the list of own ones.
 UPDATE offline_sync_queue AS back
    SET sent_version = coalesce(
            sent_version, nullif(base_version, ''),
-           -- Made on a version that was not known then: one before the latest.
-           (SELECT CASE json_type(own, '$[#-2]') WHEN 'text' THEN json_extract(own, '$[#-2]') END
+           -- Made on a version that was not known then.
+           (SELECT CASE json_type(own, :before) WHEN 'text' THEN json_extract(own, :before) END
               FROM entity_versions AS known
              WHERE known.user_id = back.user_id AND known.entity = back.entity))
  WHERE id = :id AND operation <> 'create'
@@ -143,6 +145,14 @@ RETURNING ENTRY;
 SELECT 1 FROM offline_sync_queue
  WHERE user_id = :user_id AND lane = :lane AND entity = :entity AND status = 'succeeded'
    AND sequence_number > :sequence_number
+ LIMIT 1;
+
+-- name: being_overtaken
+-- Whether a later edit of the entity is being sent in that lane, or was sent and may have succeeded.
+SELECT 1 FROM offline_sync_queue
+ WHERE user_id = :user_id AND lane = :lane AND entity = :entity AND IS_OPEN
+   AND sequence_number > :sequence_number
+   AND (status = 'in_flight' OR (status = 'pending' AND outcome_unknown = 1))
  LIMIT 1;
 
 -- name: chain_behind
