@@ -100,6 +100,7 @@ proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, 
 	$(BIN)/holdfast chaos --seconds 1200 --database postgres --nats
 	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/holdfast/tests/acceptance
 	HOLDFAST_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/field/test_changes_order.py
+	HOLDFAST_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/planning/test_notifications.py
 
 docs: $(SETUP) ## build the documentation site into site/ (strict)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -118,6 +118,8 @@ async def test_services_are_measured_with_and_without_the_guard(
         "audit": 5,
         "activities": 5,
     }
+    read = await planning.notifications(postgres.create_database(), 1, count=50)
+    assert read["ratio"] > 0
 
 
 async def test_reads_are_measured_with_a_long_and_a_short_history(

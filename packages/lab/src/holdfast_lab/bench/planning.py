@@ -1,4 +1,4 @@
-"""Planning and field services on PostgreSQL: distant pages, and a bare PATCH to compare with."""
+"""Planning and field services on PostgreSQL: distant pages, long histories, a bare PATCH."""
 
 import json
 import statistics
@@ -24,6 +24,7 @@ from holdfast_services.settings import load_settings
 SECRET = "a secret for the benchmark, long enough for HS256"
 PAGES = 10_000
 PER_PAGE = 5
+NOTIFICATIONS = 1_000_000
 
 # Increasing ids, like UUID version 7: n in the first characters.
 _ID = "(lpad(to_hex({n}), 8, '0') || '-0000-7000-8000-000000000000')"
@@ -52,12 +53,24 @@ SELECT 'acme', 'activities', {_ID.format(n="n")}, 1, '{{"title": "an activity"}}
   FROM generate_series(1, $1::int) AS n
 """,
 }
+# A person with one notification and a person with many.
+_NOTIFICATIONS = (
+    f"""
+INSERT INTO planning_notifications (tenant, id, assignment_id, version, kind, mission_id, recipient,
+                                    told_at, seq)
+SELECT 'acme', {_ID.format(n="n")}, {_ID.format(n="n")}, 1, 'moved', {_ID.format(n="1")}, person,
+       now(), number
+  FROM (SELECT 0 AS n, 'one' AS person, 1 AS number
+        UNION ALL SELECT n, 'many', n FROM generate_series(1, $1::int) AS n) AS added
+""",
+    "INSERT INTO planning_inboxes VALUES ('acme', 'one', 1), ('acme', 'many', $1::int)",
+)
 
 
-def token() -> str:
-    """Return a bearer token of the organization."""
+def token(sub: str = "acme") -> str:
+    """Return a bearer token of a member of the organization."""
     now, lifetime = datetime.now(UTC), timedelta(hours=4)
-    return mint_token(SECRET, sub="acme", org="acme", roles=["admin"], lifetime=lifetime, now=now)
+    return mint_token(SECRET, sub=sub, org="acme", roles=["admin"], lifetime=lifetime, now=now)
 
 
 class PlanningApp:
@@ -76,10 +89,11 @@ class PlanningApp:
         _add_bare_patch(self.app)
         self.headers = {"authorization": f"Bearer {token()}"}
 
-    async def page(self, path: str) -> tuple[float, str | None]:
+    async def page(self, path: str, sub: str = "acme") -> tuple[float, str | None]:
         """Read a page; returns the seconds it took and the cursor of the next page."""
+        headers = self.headers if sub == "acme" else {"authorization": f"Bearer {token(sub)}"}
         started = time.perf_counter()
-        status, body = await call(self.app, "GET", path, b"", self.headers)
+        status, body = await call(self.app, "GET", path, b"", headers)
         took = time.perf_counter() - started
         if status != 200:
             raise RuntimeError(f"{path}: {status} {body!r}")
@@ -159,6 +173,35 @@ async def _last_page(service: PlanningApp, path: str, rounds: int, count: int) -
         "pages": pages_read,
         "first_ms": round(statistics.median(first_ms), 3),
     }
+
+
+async def notifications(url: str, rounds: int, count: int = NOTIFICATIONS) -> dict[str, Any]:
+    """Return the time of the last notification of many ÷ that of the only one."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
+        service = PlanningApp(url, Path(directory))
+        await service.app.state.holdfast.open()
+        connection = await asyncpg.connect(url)
+        try:
+            for statement in _NOTIFICATIONS:
+                await connection.execute(statement, count)
+            await connection.execute("VACUUM ANALYZE")
+            before_last = await connection.fetchval(
+                "SELECT seq || '-' || right(id, 12) FROM planning_notifications"
+                " WHERE recipient = 'many' AND seq = $1",
+                count - 1,
+            )
+            paths = {"one": "/v1/notifications", "many": f"/v1/notifications?after={before_last}"}
+            ratios = []
+            for _ in range(rounds):
+                times: dict[str, float] = {}
+                for name in ("one", "many", "many", "one"):
+                    took, _ = await service.page(paths[name], name)
+                    times[name] = min(took, times.get(name, took))
+                ratios.append(times["many"] / times["one"])
+            return spread(ratios) | {"notifications": count}
+        finally:
+            await connection.close()
+            await service.app.state.holdfast.close()
 
 
 async def fill(url: str, rows: dict[str, int]) -> None:

@@ -196,6 +196,10 @@ def measure_planning(environment: Environment) -> list[Measurement]:
     for resource, found in uvloop.run(planning.pages(environment.database(), 40)).items():
         name = f"{resource}: page {found['pages']:,} ÷ page 1"
         measurements.append(measurement(group, name, found, at_most(1.3)))
+    environment.on_step("a person with a million notifications")
+    row = uvloop.run(planning.notifications(environment.database(), 40))
+    name = f"notifications of a person with {row['notifications']:,} ÷ with 1"
+    measurements.append(measurement(group, name, row, at_most(1.3)))
     return measurements
 
 

@@ -223,9 +223,10 @@ def _add_sending(api: APIRouter, service: AggregateService, admin: Any) -> None:
                 409, DISABLED, f"the webhook is disabled, {row['disabled_reason']}: enable it first"
             )
 
-    def accepted(run: Any, row: Row) -> Response:
+    async def accepted(run: Any, delivery: Mapping[str, Any]) -> Response:
+        row = await run.statements.fetch_one(webhook_sql("find_delivery"), delivery)
         run.describe(resource=f"delivery:{row['id']}")
-        response = json_response(_delivery_view({**row, "attempts": 0, "detail": None}))
+        response = json_response(_delivery_view(row))
         response.status_code = 202
         path = f"/v1/webhooks/{row['webhook_id']}/deliveries/{row['id']}"
         response.headers["location"] = path
@@ -247,9 +248,7 @@ def _add_sending(api: APIRouter, service: AggregateService, admin: Any) -> None:
         data = {"organization": caller.tenant, "sent_by": caller.actor}
         now = holdfast.clock.now()
         delivery_id = await add_delivery(tx, holdfast.enqueue, about, "webhook.test", data, now=now)
-        row = await tx.fetch_one(webhook_sql("find_delivery"), about | {"id": delivery_id})
-        assert row is not None  # noqa: S101 - inserted above
-        return accepted(run, row)
+        return await accepted(run, about | {"id": delivery_id})
 
     @api.post(
         f"{_DELIVERY}/resend",
@@ -270,7 +269,7 @@ def _add_sending(api: APIRouter, service: AggregateService, admin: Any) -> None:
         if row is None:
             raise NotFoundError("there is no such delivery")
         await enqueue_delivery(holdfast.enqueue, row)
-        return accepted(run, row)
+        return await accepted(run, values)
 
 
 def _add_reads(api: APIRouter, service: AggregateService, admin: Any) -> None:
@@ -359,10 +358,8 @@ def _add_reads(api: APIRouter, service: AggregateService, admin: Any) -> None:
             raise NotFoundError("there is no such delivery")
         values = {"tenant": caller.tenant, "delivery_id": delivery_id, "limit": _ATTEMPTS}
         attempts = await store.read(webhook_sql("list_attempts"), values)
-        detail = attempts[-1]["detail"] if attempts else None
-        shown = {**row, "attempts": len(attempts), "detail": detail}
         return json_response(
-            _delivery_view(shown)
+            _delivery_view(row)
             | {
                 "message": json.loads(row["body"]),
                 "attempt_log": [row_view(each) for each in attempts],

@@ -140,7 +140,12 @@ SELECT delivery.id, webhook_id, notification_id, type, state, created_at, finish
  ORDER BY id DESC LIMIT :limit;
 
 -- name: find_delivery
-SELECT delivery.id, webhook_id, notification_id, type, body, state, sends, created_at, finished_at
+SELECT delivery.id, webhook_id, notification_id, type, body, state, sends, created_at, finished_at,
+       (SELECT count(*) FROM planning_delivery_attempts AS made
+         WHERE made.tenant = :tenant AND made.delivery_id = delivery.id) AS attempts,
+       (SELECT detail FROM planning_delivery_attempts AS last
+         WHERE last.tenant = :tenant AND last.delivery_id = delivery.id
+         ORDER BY last.id DESC LIMIT 1) AS detail
   FROM planning_deliveries AS delivery
  WHERE tenant = :tenant AND webhook_id = :webhook_id AND id = :id;
 
@@ -159,4 +164,4 @@ UPDATE planning_deliveries
    SET sends = CASE WHEN state = 'waiting' THEN sends ELSE sends + 1 END,
        state = 'waiting', finished_at = NULL
  WHERE tenant = :tenant AND webhook_id = :webhook_id AND id = :id
-RETURNING id, webhook_id, notification_id, type, body, state, sends, created_at, finished_at;
+RETURNING id, webhook_id, sends;
