@@ -35,6 +35,7 @@ _OTHERS: Final = (
     "claim",
     "finish",
     "save_record",
+    "complete_job",
     "attempt_lost",
 )
 
