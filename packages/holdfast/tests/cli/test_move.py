@@ -20,11 +20,14 @@ from holdfast import JobContext, open_store
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Claimed
+from holdfast.server.audit_trail import AuditTrail
 from holdfast.stores.move import FAULT_POINTS, DatabaseMove
 from holdfast.stores.move.source import CORE_TABLES
 from holdfast.stores.move.values import converter_for
 from holdfast.testing.fork_server import ForkServer
 from packages.holdfast.tests.cli.harness import Here, one_line
+from packages.holdfast.tests.support.audit_chain import seal, verify
+from packages.holdfast.tests.support.harness import HeldClock
 from packages.holdfast.tests.support.jobs_harness import JobsLab
 from packages.holdfast.tests.support.shop import CREATE, make_app
 
@@ -159,7 +162,7 @@ async def check_the_source_is_marked(here: Here, url: str, postgres_url: str) ->
 
 
 async def fill(url: str) -> None:
-    """Write 30 records with audit events, and 25 jobs."""
+    """Write 30 records with audit events, and 25 jobs, and seal the events."""
     async with lab_on(url) as lab:
         for number in range(30):
             record = Record(
@@ -193,6 +196,7 @@ async def fill(url: str) -> None:
         async with lab.transaction() as tx:
             for number in range(25):
                 await lab.enqueue_in(tx, "effect", {"n": number}, resource_id=str(number))
+        assert await seal(lab.store, HeldClock(NOW)) == 55
 
 
 @pytest.fixture
@@ -227,6 +231,7 @@ async def test_move_killed_at_every_step_continues(
         "holdfast_secret": 1,
         "holdfast_idempotency_records": 30,
         "holdfast_audit_events": 55,
+        "holdfast_audit_seals": 4,
         "holdfast_jobs": 25,
         "holdfast_job_completions": 0,
         "holdfast_dead_letters": 0,
@@ -243,6 +248,9 @@ async def test_move_killed_at_every_step_continues(
         NOW + timedelta(microseconds=29),
         NOW - timedelta(days=2, microseconds=29),
     )
+    chains = [await verify(store, tenant) async for tenant in AuditTrail(store).tenants()]
+    assert [(chain.findings, chain.unsealed) for chain in chains] == [([], 0)] * 4
+    assert sum(chain.events for chain in chains) == 55
     await store.close()
 
 

@@ -36,6 +36,7 @@ OLD = TableNames(is_unprefixed=True)
 OLD_TABLES = {
     *("idempotency_records", "audit_events", "holdfast_secret", "holdfast_migrations"),
     "holdfast_job_causes",
+    "holdfast_audit_seals",
     *("jobs", "job_completions", "dead_letters", "job_failures", "job_steps"),
 }
 CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")

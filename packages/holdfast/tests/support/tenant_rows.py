@@ -8,8 +8,8 @@ from uuid import uuid4
 from holdfast.ports import Store
 from holdfast.stores.tenant_tables import TenantTable, covered_tables, plain_name
 
-# Numbered by the database.
-NUMBERED = {("jobs", "seq"), ("job_failures", "seq")}
+# Numbered by the database, or by the sealer.
+NUMBERED = {("jobs", "seq"), ("job_failures", "seq"), ("audit_events", "seal")}
 
 
 async def add_rows(

@@ -77,6 +77,8 @@ def create_app(
         # Where jobs run, the sweep is a job, and only one process runs it.
         sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
         retention=settings.retention(),
+        audit_seal_seconds=settings.audit_seal_seconds or None,
+        audit_keys=settings.audit_keys(),
         max_payload_bytes=settings.jobs_payload_bytes,
         limits=settings.limits(),
         breaker=Breaker(

@@ -16,6 +16,8 @@ def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Ho
         create_store(settings.model_copy(update={"run_jobs": True})),
         sweep_every_seconds=None,
         retention=settings.retention(),
+        audit_seal_seconds=settings.audit_seal_seconds or None,
+        audit_keys=settings.audit_keys(),
         metrics=metrics,
         max_payload_bytes=settings.jobs_payload_bytes,
     )

@@ -22,7 +22,7 @@ from holdfast_services.field.settings import FieldSettings
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.planning.settings import PlanningSettings
 from holdfast_services.routes.policy import POLICY as ROUTES
-from holdfast_services.sign_in_settings import SignInSettings
+from holdfast_services.sign_in_settings import MIN_SECRET_BYTES, Secret, SignInSettings
 from holdfast_services.walk.policy import POLICY as WALK
 from holdfast_services.walk.push.settings import PushSettings
 from holdfast_services.walk.settings import WalkSettings
@@ -187,6 +187,13 @@ class Settings(
     jobs_keep_dead_days: float = Field(
         30.0, gt=0, le=36_500, description="a number of days above 0, such as 30"
     )
+    # The chain of audit events.
+    audit_seal_seconds: Seconds = Field(60.0, description=f"{_SECONDS}; 0 does not seal")
+    audit_key: Secret | None = Field(
+        None,
+        description=f"a random text of at least {MIN_SECRET_BYTES} bytes, or several of them "
+        "separated by commas",
+    )
     # How long rows are kept; 0 keeps them for ever. Those of walk are in its settings.
     audit_retention_days: Days = Field(0.0, description=_DAYS)
     dead_letter_retention_days: Days = Field(365.0, description=_DAYS)
@@ -283,6 +290,11 @@ class Settings(
             )
         return lines
 
+    def audit_keys(self) -> tuple[str, ...]:
+        """Return the keys that sign audit seals."""
+        text = "" if self.audit_key is None else self.audit_key.get_secret_value()
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+
     def retention(self) -> list[Retention]:
         """Return how long rows are kept, for the tables from which old rows are deleted."""
         kept = (
@@ -291,6 +303,8 @@ class Settings(
             ("walker_events", "created_at", self.walk_event_retention_days),
             ("tree_refunds", "refunded_at", self.walk_refund_retention_days),
             ("energy_ledger", "created_at", self.walk_ledger_retention_days),
+            ("planning_deliveries", "created_at", self.planning_delivery_retention_days),
+            ("planning_delivery_attempts", "started_at", self.planning_delivery_retention_days),
         )
         return [
             Retention(table, timedelta(days=days), column) for table, column, days in kept if days

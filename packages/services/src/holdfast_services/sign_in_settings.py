@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field, SecretStr, model_validato
 
 from holdfast.errors import ConfigurationError
 
-__all__ = ["SignInSettings"]
+__all__ = ["MIN_SECRET_BYTES", "Secret", "SignInSettings"]
 
 MIN_SECRET_BYTES: Final = 32
 _PRODUCTION: Final = frozenset({"prod", "production"})

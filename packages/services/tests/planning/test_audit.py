@@ -47,6 +47,9 @@ async def test_an_event_says_who_did_what_to_which_version_by_which_request(
         e for e in await events(planning) if e["endpoint"] == "job.enqueued planning mission.index"
     ]
     assert job["resource"].startswith("job:acme:planning:mission.index:")
+    of_jobs = [e for e in await events(planning) if e["endpoint"].startswith("job.")]
+    assert {e["version"] for e in of_jobs if e["request_id"] == "r-1"} == {2}
+    assert {e["version"] for e in of_jobs if e["request_id"] != "r-1"} == {1}
     every = [e for e in await events(planning) if not e["endpoint"].startswith("job.")]
     assert [(e["endpoint"].partition(" ")[0], e["version"]) for e in every] == [
         ("PATCH", 2), ("POST", 1), ("POST", 1),
@@ -59,6 +62,7 @@ async def test_replays_and_errors_have_no_audit_event_and_a_replay_is_logged(
     path = await planning.mission()
     ok(await planning.patch(path, {"title": "x"}, key="secret-key", **tag(1)))
     before = await events(planning)
+    [patched] = [event for event in before if event["endpoint"] == PATCH]
     with caplog.at_level(logging.INFO, logger="holdfast"):
         replay = await planning.patch(path, {"title": "x"}, key="secret-key", **tag(1))
     refused(await planning.patch(path, {"title": "x"}), 428, "concurrency.version_required")
@@ -67,7 +71,7 @@ async def test_replays_and_errors_have_no_audit_event_and_a_replay_is_logged(
     )
     assert await events(planning) == before
     [logged] = [record for record in caplog.records if record.message == "audit.replay"]
-    assert logged.__dict__["original_audit_id"] == before[0]["id"]
+    assert logged.__dict__["original_audit_id"] == patched["id"]
     assert logged.__dict__["request_id"] == replay.headers["x-request-id"]
     assert "secret-key" not in str(logged.__dict__)
 

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from holdfast.cli.audit_commands import audit_app
 from holdfast.cli.data_commands import add_data_commands
 from holdfast.cli.gc import resume_gc
 from holdfast.cli.options import DEFAULT_DATABASE, App, Database, Environment, Json, RedisUrl
@@ -76,6 +77,7 @@ def create_app() -> typer.Typer:
 
     add_data_commands(app, keys_app)
     app.add_typer(tenant_app, name="tenant")
+    app.add_typer(audit_app, name="audit")
     app.add_typer(outbox_app, name="outbox")
     return app
 

@@ -16,6 +16,7 @@ from holdfast.cli.output import CommandError, print_json, print_table, redact_pa
 from holdfast.cli.plugins import declared_by_packages
 from holdfast.cli.target import AppTarget, Target, describe_target
 from holdfast.clock import SystemClock
+from holdfast.core.audit_chain import AuditKeys
 from holdfast.core.idempotency_record import RecordId
 from holdfast.errors import HoldfastError
 from holdfast.ports import RecordCache, Store
@@ -26,11 +27,21 @@ from holdfast.stores.retention import Retention
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
-__all__ = ["installed_migrations", "migrate", "namespaces_in", "opened", "opened_cache", "sweep"]
+__all__ = [
+    "audit_keys",
+    "installed_migrations",
+    "migrate",
+    "namespaces_in",
+    "opened",
+    "opened_cache",
+    "sweep",
+]
 
 _MIGRATIONS_GROUP: Final = "holdfast.migrations"
 _CONNECT_SECONDS: Final = 5
 _SWEEP_BATCH: Final = 500
+_USAGE: Final = 2
+_AUDIT_KEY: Final = "HOLDFAST_AUDIT_KEY"
 _APPLIED: Final = (
     "SELECT namespace, number, name FROM holdfast_migrations ORDER BY namespace, number"
 )
@@ -317,6 +328,21 @@ async def _sweep_of(
         return deleted, {}
 
 
+def audit_keys(target: Target) -> AuditKeys:
+    """Return the keys of audit seals: of the app, or of the environment. May be none.
+
+    Raises ``CommandError``.
+    """
+    if isinstance(target, AppTarget):
+        from holdfast.cli.app_loader import load_holdfast
+
+        return load_holdfast(target.name).audit_keys
+    try:
+        return AuditKeys.parse(os.environ.get(_AUDIT_KEY))
+    except HoldfastError as error:
+        raise CommandError(f"{_AUDIT_KEY}: {error}", _USAGE) from error
+
+
 async def namespaces_in(store: Store) -> set[str]:
     """Return the namespaces whose migrations an open store has."""
     rows = await store.read(store.table_names.render(_APPLIED))
@@ -347,7 +373,9 @@ async def _sweep(target: Target) -> tuple[int, dict[str, int]]:
             try:
                 deleted = await sweeper.sweep()
                 retention = await _retention(target, store)
-                old = Sweeper(store, SystemClock(), retention=retention)
+                old = Sweeper(
+                    store, SystemClock(), retention=retention, audit_keys=audit_keys(target)
+                )
                 return deleted, await old.delete_old_rows()
             except HoldfastError as error:
                 raise CommandError(f"{describe_target(target)}: {error}") from error

@@ -139,10 +139,12 @@ async def _run_app(
     depths = None if metrics is None else DepthReporter(holdfast.store, holdfast.jobs, metrics)
     if depths is not None:
         depths.start()
+    holdfast.audit_sealer.start()
 
     async def close() -> None:
         if depths is not None:
             await depths.stop()
+        await holdfast.audit_sealer.stop()
         await holdfast.notifier.close()
         await holdfast.store.close()
 

@@ -108,6 +108,8 @@ class NewJob(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int = 5
     # The W3C trace context of the request.
     traceparent: str | None = None
+    # The version of the aggregate that the request wrote, for the audit events.
+    version: int | None = None
 
 
 class Enqueued(msgspec.Struct, frozen=True):
@@ -177,6 +179,8 @@ class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
     lost: int = 0
     # The W3C trace context of the request that enqueued it.
     traceparent: str | None = None
+    # The version of the aggregate it was enqueued with.
+    version: int | None = None
     # It has a completion marker: acknowledge it without running.
     completed: bool = False
 

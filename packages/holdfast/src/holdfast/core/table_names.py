@@ -32,6 +32,7 @@ _OTHERS: Final = (
     "migrations",
     "move",
     "job_causes",
+    "audit_seals",
     "claim",
     "finish",
     "save_record",

@@ -208,6 +208,8 @@ class JobContext(JobAttributes):
             self.correlation_id,
             continued_traceparent(self.traceparent),
         )
+        # What follows from a write is about the version that the write made.
+        chosen.setdefault("version", self._job.version)
         job = new_job(job_type, payload, cause=cause, **chosen)
         self.enqueued = True
         outcome = await self._job_store.enqueue((await self.unit()).statements, job)

@@ -34,6 +34,8 @@ MAX_ATTEMPTS: Final = 1000
 """With the delays between them, more than three days of retries: more is a mistake."""
 
 _MAX_NAME_CHARACTERS: Final = 500
+# What a column of 64 bits stores.
+_MAX_VERSION: Final = 2**63 - 1
 # 68 years: more is a mistake, and adding it to a date must not overflow.
 MAX_SECONDS: Final = float(2**31 - 1)
 
@@ -74,6 +76,8 @@ class JobOptions(TypedDict, total=False):
     coalesce: JobName | None
     # Jobs with the same text run one at a time, in the order of their commits.
     order: JobName | None
+    # The version of the aggregate that was written, for the audit events.
+    version: int | None
 
 
 class EnqueueOptions(JobOptions, total=False):
@@ -129,6 +133,15 @@ def _check_instant(run_at: datetime, delay_seconds: float) -> None:
         raise UsageError("run_at is out of range (years 1 to 9999)") from error
 
 
+def _check_version(version: int | None) -> None:
+    if version is None:
+        return
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise UsageError(f"version must be an integer, not {type(version).__name__}")
+    if not 0 <= version <= _MAX_VERSION:
+        raise UsageError(f"version must be from 0 to {_MAX_VERSION}")
+
+
 def _has_non_finite(value: Any) -> bool:
     match value:
         case float():
@@ -152,6 +165,7 @@ def new_job(
     delay_seconds: float = 0.0,
     coalesce: JobName | None = None,
     order: JobName | None = None,
+    version: int | None = None,
     max_attempts: int = 5,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
 ) -> NewJob:
@@ -159,7 +173,8 @@ def new_job(
 
     ``resource_id`` names what the job is about and becomes part of its key; without one the hash
     of the payload does. ``coalesce`` merges the job into a waiting one with the same value;
-    ``order`` runs jobs with the same value one at a time.
+    ``order`` runs jobs with the same value one at a time. ``version`` is that of the aggregate, for
+    the audit events.
     """
     check_name(queue, "queue")
     check_name(job_type, "type")
@@ -177,6 +192,7 @@ def new_job(
         raise UsageError(f"delay_seconds must be a number, not {type(delay_seconds).__name__}")
     if not 0 <= delay_seconds <= MAX_SECONDS:
         raise UsageError(f"delay_seconds must be from 0 to {MAX_SECONDS:.0f}")
+    _check_version(version)
     if run_at is not None:
         _check_instant(run_at, delay_seconds)
     try:
@@ -211,6 +227,7 @@ def new_job(
         order_key=order_key,
         max_attempts=max_attempts,
         traceparent=cause.traceparent,
+        version=version,
     )
 
 

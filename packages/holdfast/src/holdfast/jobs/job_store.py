@@ -87,17 +87,12 @@ class JobStore:
         if not rows and await self._run(tx, "is_done", {"tenant": job.tenant, "id": job.id}):
             return AlreadyDone(job.id)
         merged = Merged(rows[0]["job_id"] if rows else job.id)
-        await self._run(
-            tx,
-            "add_cause",
-            {
-                "tenant": job.tenant,
-                "job_id": merged.job_id,
-                "request_id": job.request_id,
-                "correlation_id": job.correlation_id,
-                "traceparent": job.traceparent,
-            },
-        )
+        into = {
+            "job_id": merged.job_id,
+            "key": rows[0]["key"] if rows else job.key,
+            "audit_name": f"job.merged {job.queue} {job.type}",
+        }
+        await self._run(tx, "add_cause", values | into)
         return merged
 
     # -- leases -------------------------------------------------------------------------------
@@ -462,5 +457,6 @@ def _leased(row: Row) -> LeasedJob:
         enqueued_at=at(row["enqueued_at"]),
         lost=row["lost"],
         traceparent=row["traceparent"],
+        version=row["version"],
         completed=bool(row["completed"]),
     )

@@ -13,14 +13,15 @@
 WITH added AS (
     INSERT INTO holdfast_jobs
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-            visible_at, run_at, max_attempts, actor, request_id, correlation_id, traceparent)
+            visible_at, run_at, max_attempts, actor, request_id, correlation_id, traceparent,
+            version)
     SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
            :payload::text, :payload_hash::text, :order_key::text,
            CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
                      SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
                 THEN 'infinity' ELSE due.at END,
            due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text,
-           :traceparent::text
+           :traceparent::text, :version::bigint
       FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
                    + make_interval(secs => :delay_seconds::float8) AS at) AS due
      WHERE NOT EXISTS (
@@ -29,9 +30,9 @@ WITH added AS (
     RETURNING enqueued_at
 ), audited AS (
     INSERT INTO holdfast_audit_events
-           (tenant, id, actor, endpoint, payload_hash, status, resource,
+           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
             request_id, correlation_id, created_at)
-    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key,
+    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key, :version,
            :request_id, :correlation_id, enqueued_at
       FROM added
 ), revived AS (
@@ -48,7 +49,7 @@ WITH added AS (
     INSERT INTO holdfast_jobs AS old
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
             waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
-            correlation_id, traceparent)
+            correlation_id, traceparent, version)
     SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
            :payload::text, :payload_hash::text, :coalesce_key::text, :coalesce_key,
            :order_key::text,
@@ -56,22 +57,22 @@ WITH added AS (
                      SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
                 THEN 'infinity' ELSE due.at END,
            due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text,
-           :traceparent::text
+           :traceparent::text, :version::bigint
       FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
                    + make_interval(secs => :delay_seconds::float8) AS at) AS due
         ON CONFLICT (tenant, queue, type, waiting_key) WHERE waiting_key IS NOT NULL DO UPDATE
        SET payload = excluded.payload, payload_hash = excluded.payload_hash,
-           merged = old.merged + 1
-    RETURNING id, merged, enqueued_at
+           version = excluded.version, merged = old.merged + 1
+    RETURNING id, key, merged, enqueued_at
 ), audited AS (
     INSERT INTO holdfast_audit_events
-           (tenant, id, actor, endpoint, payload_hash, status, resource,
+           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
             request_id, correlation_id, created_at)
-    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key,
+    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key, :version,
            :request_id, :correlation_id, enqueued_at
       FROM added WHERE merged = 0
 )
-SELECT id::text AS job_id, merged FROM added;
+SELECT id::text AS job_id, key, merged FROM added;
 
 -- name: lock_order
 -- Transactions that enqueue or finish jobs of an order key run one at a time: sequence numbers then
@@ -80,10 +81,19 @@ SELECT id::text AS job_id, merged FROM added;
 SELECT pg_advisory_xact_lock(:lock::bigint);
 
 -- name: add_cause
--- A request whose job was merged.
-INSERT INTO holdfast_job_causes (tenant, job_id, request_id, correlation_id, traceparent)
-VALUES (:tenant::text, :job_id::uuid, :request_id::text, :correlation_id::text, :traceparent::text)
-    ON CONFLICT (tenant, job_id, request_id) DO NOTHING;
+-- A request whose job was merged, and its audit event: the resource is the key of the job that it was
+-- merged into.
+WITH caused AS (
+    INSERT INTO holdfast_job_causes (tenant, job_id, request_id, correlation_id, traceparent)
+    VALUES (:tenant::text, :job_id::uuid, :request_id::text, :correlation_id::text,
+            :traceparent::text)
+        ON CONFLICT (tenant, job_id, request_id) DO NOTHING
+)
+INSERT INTO holdfast_audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version,
+        request_id, correlation_id, created_at)
+VALUES (:tenant, :audit_id::text, :actor::text, :audit_name::text, :payload_hash::text, 202,
+        :key::text, :version::bigint, :request_id, :correlation_id, clock_timestamp());
 
 -- name: causes
 SELECT request_id, correlation_id, extract(epoch FROM caused_at)::float8 AS caused_at
@@ -119,7 +129,7 @@ UPDATE holdfast_jobs AS job
         ORDER BY found.visible_at LIMIT :limit))
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
           job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id,
-          job.traceparent, job.resource_id,
+          job.traceparent, job.version, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
           (SELECT true FROM holdfast_job_completions AS done
             WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL AS completed;
@@ -145,7 +155,7 @@ UPDATE holdfast_jobs AS job
  WHERE job.tenant = due.tenant AND job.id = due.id
 RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
           job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id,
-          job.traceparent, job.resource_id,
+          job.traceparent, job.version, job.resource_id,
           job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
           EXISTS (SELECT 1 FROM holdfast_job_completions AS done
                    WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
@@ -277,23 +287,24 @@ WITH deleted AS (
 ), dead AS (
     INSERT INTO holdfast_dead_letters AS old
            (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
-            reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at)
+            reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
+            version)
     SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
            :reason, :error, least(attempts, max_attempts), max_attempts, actor, request_id,
-           correlation_id, enqueued_at
+           correlation_id, enqueued_at, version
       FROM deleted
         ON CONFLICT (tenant, job_id) DO UPDATE
        SET payload = excluded.payload, payload_hash = excluded.payload_hash,
            reason = excluded.reason, error = excluded.error, attempts = excluded.attempts,
            deaths = old.deaths + 1, died_at = excluded.died_at, requeued_at = NULL,
            request_id = excluded.request_id, correlation_id = excluded.correlation_id,
-           enqueued_at = excluded.enqueued_at
+           enqueued_at = excluded.enqueued_at, version = excluded.version
 ), audited AS (
     INSERT INTO holdfast_audit_events
-           (tenant, id, actor, endpoint, payload_hash, status, resource,
+           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
             request_id, correlation_id, created_at)
     SELECT tenant, :audit_id::text, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500,
-           key, request_id, correlation_id, clock_timestamp()
+           key, version, request_id, correlation_id, clock_timestamp()
       FROM deleted
 )
 SELECT id::text AS job_id FROM deleted;
@@ -384,13 +395,14 @@ SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, ma
 WITH back AS (
     INSERT INTO holdfast_jobs
            (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-            visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
+            visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at,
+            version)
     SELECT tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
            CASE WHEN order_key IS NOT NULL AND EXISTS (
                      SELECT 1 FROM holdfast_jobs AS job
                       WHERE job.tenant = dead.tenant AND job.order_key = dead.order_key)
                 THEN 'infinity' ELSE clock_timestamp() END,
-           clock_timestamp(), max_attempts, actor, request_id, correlation_id, enqueued_at
+           clock_timestamp(), max_attempts, actor, request_id, correlation_id, enqueued_at, version
       FROM holdfast_dead_letters AS dead
      WHERE tenant = :tenant AND job_id = :job_id::uuid AND requeued_at IS NULL
        AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
@@ -402,10 +414,10 @@ WITH back AS (
       FROM back WHERE dead.tenant = back.tenant AND dead.job_id = back.id
 ), audited AS (
     INSERT INTO holdfast_audit_events
-           (tenant, id, actor, endpoint, payload_hash, status, resource,
+           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
             request_id, correlation_id, created_at)
     SELECT tenant, :audit_id::text, :actor::text, 'job.requeued ' || queue || ' ' || type,
-           payload_hash, 202, key, request_id, correlation_id, clock_timestamp()
+           payload_hash, 202, key, version, request_id, correlation_id, clock_timestamp()
       FROM back
 )
 SELECT tenant, id::text AS job_id, queue FROM back;

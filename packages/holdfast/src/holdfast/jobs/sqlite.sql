@@ -8,22 +8,22 @@
 UPDATE holdfast_dead_letters SET requeued_at = NOW_MS
  WHERE tenant = :tenant AND job_id = :id AND requeued_at IS NULL;
 INSERT INTO holdfast_audit_events
-       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
-        created_at)
-SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :request_id,
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version, request_id,
+        correlation_id, created_at)
+SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :version, :request_id,
        :correlation_id, :audit_at
  WHERE NOT EXISTS (SELECT 1 FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id)
    AND NOT EXISTS (SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND id = :id);
 INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
         visible_at, run_at, max_attempts, actor, request_id, correlation_id, traceparent,
-        enqueued_at)
+        version, enqueued_at)
 SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :order_key,
        CASE WHEN :order_key IS NOT NULL AND EXISTS (
                  SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
             THEN 9000000000000000 ELSE due.at END,
        due.at, :max_attempts, :actor, :request_id, :correlation_id, :traceparent,
-       NOW_MS
+       :version, NOW_MS
   FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
        AS due
  WHERE NOT EXISTS (SELECT 1 FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id)
@@ -34,9 +34,9 @@ RETURNING id AS job_id, 0 AS merged;
 -- Merges the job into a waiting one with the same coalescing key: that one gets the new payload and
 -- keeps its due time.
 INSERT INTO holdfast_audit_events
-       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
-        created_at)
-SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :request_id,
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version, request_id,
+        correlation_id, created_at)
+SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :version, :request_id,
        :correlation_id, :audit_at
  WHERE NOT EXISTS (SELECT 1 FROM holdfast_jobs
                     WHERE tenant = :tenant AND queue = :queue AND type = :type
@@ -44,27 +44,34 @@ SELECT :tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :reque
 INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
         waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
-        correlation_id, traceparent, enqueued_at)
+        correlation_id, traceparent, version, enqueued_at)
 SELECT :tenant, :id, :key, :queue, :type, :resource_id, :payload, :payload_hash, :coalesce_key,
        :coalesce_key, :order_key,
        CASE WHEN :order_key IS NOT NULL AND EXISTS (
                  SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
             THEN 9000000000000000 ELSE due.at END,
        due.at, :max_attempts, :actor, :request_id, :correlation_id, :traceparent,
-       NOW_MS
+       :version, NOW_MS
   FROM (SELECT CAST(coalesce(:run_at * 1000, NOW_MS) + :delay_seconds * 1000 AS INTEGER) AS at)
        AS due
  WHERE true
     ON CONFLICT (tenant, queue, type, waiting_key) WHERE waiting_key IS NOT NULL DO UPDATE
-   SET payload = excluded.payload, payload_hash = excluded.payload_hash, merged = merged + 1
-RETURNING id AS job_id, merged;
+   SET payload = excluded.payload, payload_hash = excluded.payload_hash,
+       version = excluded.version, merged = merged + 1
+RETURNING id AS job_id, key, merged;
 
 -- name: add_cause
--- A request whose job was merged.
+-- A request whose job was merged, and its audit event: the resource is the key of the job that it was
+-- merged into.
 INSERT INTO holdfast_job_causes
        (tenant, job_id, request_id, correlation_id, traceparent, caused_at)
 VALUES (:tenant, :job_id, :request_id, :correlation_id, :traceparent, NOW_MS)
     ON CONFLICT (tenant, job_id, request_id) DO NOTHING;
+INSERT INTO holdfast_audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version, request_id,
+        correlation_id, created_at)
+VALUES (:tenant, :audit_id, :actor, :audit_name, :payload_hash, 202, :key, :version, :request_id,
+        :correlation_id, :audit_at);
 
 -- name: causes
 SELECT request_id, correlation_id, caused_at / 1000.0 AS caused_at
@@ -94,7 +101,7 @@ UPDATE holdfast_jobs
                ORDER BY visible_at LIMIT :limit)
         ORDER BY due.visible_at LIMIT :limit)
 RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
-          request_id, correlation_id, traceparent, resource_id, order_key,
+          request_id, correlation_id, traceparent, version, resource_id, order_key,
           enqueued_at / 1000.0 AS enqueued_at, 0 AS completed;
 
 -- name: claim_these
@@ -112,7 +119,7 @@ UPDATE holdfast_jobs
                          AND due.id = json_extract(wanted.value, '$.job_id')
         WHERE due.visible_at <= NOW_MS)
 RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
-          request_id, correlation_id, traceparent, resource_id, order_key,
+          request_id, correlation_id, traceparent, version, resource_id, order_key,
           enqueued_at / 1000.0 AS enqueued_at, 0 AS completed;
 
 -- name: still_to_do
@@ -240,10 +247,10 @@ RETURNING id AS job_id;
 INSERT INTO holdfast_dead_letters
        (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
         reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
-        died_at)
+        died_at, version)
 SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
        :reason, :error, min(attempts, max_attempts), max_attempts, actor, request_id,
-       correlation_id, enqueued_at, NOW_MS
+       correlation_id, enqueued_at, NOW_MS, version
   FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker
    AND visible_at > NOW_MS
@@ -252,12 +259,12 @@ SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_k
        reason = excluded.reason, error = excluded.error, attempts = excluded.attempts,
        deaths = deaths + 1, died_at = excluded.died_at, requeued_at = NULL,
        request_id = excluded.request_id, correlation_id = excluded.correlation_id,
-       enqueued_at = excluded.enqueued_at;
+       enqueued_at = excluded.enqueued_at, version = excluded.version;
 INSERT INTO holdfast_audit_events
-       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
-        created_at)
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version, request_id,
+        correlation_id, created_at)
 SELECT tenant, :audit_id, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500, key,
-       request_id, correlation_id, :audit_at
+       version, request_id, correlation_id, :audit_at
   FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id AND lease = :lease AND worker = :worker AND changes() = 1;
 INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker, failed_at)
@@ -354,20 +361,20 @@ UPDATE holdfast_dead_letters
                     WHERE tenant = :tenant AND job_id = :job_id);
 INSERT INTO holdfast_jobs
        (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-        visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at)
+        visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at, version)
 SELECT tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
        CASE WHEN order_key IS NOT NULL AND EXISTS (
                  SELECT 1 FROM holdfast_jobs AS job
                   WHERE job.tenant = dead.tenant AND job.order_key = dead.order_key)
             THEN 9000000000000000 ELSE NOW_MS END,
-       NOW_MS, max_attempts, actor, request_id, correlation_id, enqueued_at
+       NOW_MS, max_attempts, actor, request_id, correlation_id, enqueued_at, version
   FROM holdfast_dead_letters AS dead
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
 INSERT INTO holdfast_audit_events
-       (tenant, id, actor, endpoint, payload_hash, status, resource, request_id, correlation_id,
-        created_at)
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version, request_id,
+        correlation_id, created_at)
 SELECT tenant, :audit_id, :actor, 'job.requeued ' || queue || ' ' || type, payload_hash, 202, key,
-       request_id, correlation_id, :audit_at
+       version, request_id, correlation_id, :audit_at
   FROM holdfast_dead_letters
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
 SELECT tenant, job_id, queue FROM holdfast_dead_letters

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from holdfast.clock import SystemClock
+from holdfast.core.audit_chain import AuditKeys
 from holdfast.core.breaker import Breaker
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.job import EnqueueOutcome
@@ -41,6 +42,7 @@ from holdfast.ports import (
     TransactionT_co,
 )
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
+from holdfast.server.audit_sealer import AuditSealer
 from holdfast.server.disabled_endpoints import Disabled, disabled_check
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
@@ -111,6 +113,8 @@ class Holdfast(Generic[TransactionT_co]):
         memory_bytes: int = 32 * 1024 * 1024,
         sweep_every_seconds: float | None = 3600.0,
         retention: Sequence[Retention] = (),
+        audit_seal_seconds: float | None = 60.0,
+        audit_keys: Sequence[str] = (),
         breaker: Breaker | None = None,
         metrics: Metrics | None = None,
         clock: Clock | None = None,
@@ -132,6 +136,9 @@ class Holdfast(Generic[TransactionT_co]):
         ``tenants=SINGLE_TENANT`` says that callers are not kept apart: all share one tenant.
         ``retention`` says how long audit events, dead letters or rows of the app are kept; the
         sweep deletes older ones once a day.
+        Audit events are sealed every ``audit_seal_seconds``, in the background; None does not seal
+        them. ``audit_keys`` sign the seals: the first one signs, all verify. Each has at least 32
+        bytes.
         ``limits`` keep one tenant from using up the process.
         """
         if tenants is not None and tenants is not SINGLE_TENANT:
@@ -192,12 +199,23 @@ class Holdfast(Generic[TransactionT_co]):
         self.tenant_tables: list[TenantTable] = []
         # How long rows are kept.
         self.retention = tuple(retention)
+        # The keys that sign audit seals.
+        self.audit_keys = AuditKeys(audit_keys)
         self._sweeper = Sweeper(
             self.store,
             self.clock,
             self.metrics,
             every_seconds=sweep_every_seconds,
             retention=self.retention,
+            audit_keys=self.audit_keys,
+        )
+        # Adds audit events to the chains of their tenants.
+        self.audit_sealer = AuditSealer(
+            self.store,
+            self.clock,
+            every_seconds=audit_seal_seconds,
+            keys=self.audit_keys,
+            faults=faults,
         )
         # The job handlers of the app.
         self.jobs = JobRegistry()
@@ -248,6 +266,7 @@ class Holdfast(Generic[TransactionT_co]):
         delay_seconds: float = 0.0,
         coalesce: JobName | None = None,
         order: JobName | None = None,
+        version: int | None = None,
         max_attempts: int | None = None,
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the guarded request being served.
@@ -256,7 +275,9 @@ class Holdfast(Generic[TransactionT_co]):
         ``resource_id`` are the same job, which runs once. ``coalesce`` is for work that follows a
         changing state: an equal job that still waits is merged with this one; one that has
         started is followed by a new job. Jobs of the same ``order`` run one at a time, in the
-        order of their commits. Raises ``UsageError`` for arguments of other types or values.
+        order of their commits. ``version`` is that of the aggregate, for the job's audit events; by
+        default the one given to ``describe`` before. Raises ``UsageError`` for arguments of other
+        types or values.
         """
         return await self.enqueue_in(
             current_execution(),
@@ -269,6 +290,7 @@ class Holdfast(Generic[TransactionT_co]):
             delay_seconds=delay_seconds,
             coalesce=coalesce,
             order=order,
+            version=version,
             max_attempts=max_attempts,
         )
 
@@ -286,6 +308,8 @@ class Holdfast(Generic[TransactionT_co]):
         """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
         request = execution.request
         found = self.jobs.find(job_type)
+        if options.get("version") is None:
+            options["version"] = execution.version
         job = new_job(
             job_type,
             payload,
@@ -461,6 +485,7 @@ class Holdfast(Generic[TransactionT_co]):
                 self.route_table()
                 await self.store.open()
                 self._sweeper.start()
+                self.audit_sealer.start()
                 if self.job_metrics is not None:
                     self.depths.start()
                 self._is_open = True
@@ -478,6 +503,7 @@ class Holdfast(Generic[TransactionT_co]):
                 if waiting is not None and waiting is not asyncio.current_task():
                     waiting.cancel()
                 await self._sweeper.stop()
+                await self.audit_sealer.stop()
                 await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()

@@ -31,6 +31,8 @@ class HoldfastOptions(TypedDict, total=False):
     memory_bytes: int
     sweep_every_seconds: float | None
     retention: Sequence[Retention]
+    audit_seal_seconds: float | None
+    audit_keys: Sequence[str]
     breaker: Breaker | None
     metrics: Metrics | None
     clock: Clock | None

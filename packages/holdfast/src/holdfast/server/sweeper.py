@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
+from holdfast.core.audit_chain import NO_KEYS, AuditKeys
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ports import Clock, Metrics, Store, SweepMetrics
 from holdfast.stores.retention import Retention, delete_old_rows
@@ -36,6 +37,7 @@ class Sweeper:
         *,
         every_seconds: float | None = None,
         retention: Sequence[Retention] = (),
+        audit_keys: AuditKeys = NO_KEYS,
     ) -> None:
         """With ``every_seconds`` None, ``start`` does nothing."""
         self._store = store
@@ -43,6 +45,7 @@ class Sweeper:
         self._metrics = metrics
         self._every_seconds = every_seconds
         self._retention = retention
+        self._audit_keys = audit_keys
         self._retention_due = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -86,7 +89,8 @@ class Sweeper:
         """Delete the rows that ``retention`` says are too old; return how many of each table."""
         now = self._clock.now()
         return {
-            rule.table: await delete_old_rows(self._store, rule, now) for rule in self._retention
+            rule.table: await delete_old_rows(self._store, rule, now, self._audit_keys)
+            for rule in self._retention
         }
 
     async def _forever(self, every_seconds: float) -> None:

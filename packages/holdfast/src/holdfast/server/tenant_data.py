@@ -4,6 +4,7 @@ import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final, Self
 
@@ -23,7 +24,7 @@ from holdfast.stores.tenant_tables import (
     uncovered_tables,
 )
 
-__all__ = ["OPERATOR_TENANT", "Erased", "StillWrittenError", "TenantData"]
+__all__ = ["OPERATOR_TENANT", "Erased", "StillWrittenError", "TenantData", "erased_at"]
 
 OPERATOR_TENANT: Final = "holdfast:operator"
 """The tenant of audit events about tenants that do not exist any more."""
@@ -110,7 +111,7 @@ class TenantData:
         """
         if not tenant:
             raise ConfigurationError("the name of the tenant is empty")
-        pseudonym = await self._pseudonym(tenant)
+        pseudonym = await _pseudonym(self._store, tenant)
         await self._audit(_STARTED, _ACCEPTED, pseudonym, actor, reason)
         if self._store.name == "sqlite":
             # Otherwise deleted rows stay readable in free pages of the file.
@@ -139,12 +140,6 @@ class TenantData:
             with suppress(StoreError):
                 await self._store.read("PRAGMA wal_checkpoint(TRUNCATE)")
         return Erased(erased, cached, audit_id)
-
-    async def _pseudonym(self, tenant: str) -> str:
-        """Return a hash that only a holder of the database's secret can compute from a name."""
-        secret = await self._store.secret()
-        name = tenant.encode("utf-8", "surrogatepass")
-        return hmac.new(secret, b"tenant " + name, sha256).hexdigest()
 
     async def _audit(
         self,
@@ -182,3 +177,26 @@ class TenantData:
             await unit.rollback()
             raise
         return event.id
+
+
+async def erased_at(store: Store, tenant: str) -> datetime | None:
+    """Return when this tenant was erased last, as the audit events say; None if it was not."""
+    events = store.table_names.table("audit_events")
+    rows = await store.read(
+        f"SELECT max(created_at) AS erased FROM {events} WHERE tenant = :operator"  # noqa: S608
+        " AND endpoint = :erased AND payload_hash = :pseudonym",
+        {
+            "operator": OPERATOR_TENANT,
+            "erased": _ERASED,
+            "pseudonym": await _pseudonym(store, tenant),
+        },
+    )
+    erased = rows[0]["erased"]
+    return datetime.fromisoformat(erased) if isinstance(erased, str) else erased
+
+
+async def _pseudonym(store: Store, tenant: str) -> str:
+    """Return a hash that only a holder of the database's secret can compute from a name."""
+    secret = await store.secret()
+    name = tenant.encode("utf-8", "surrogatepass")
+    return hmac.new(secret, b"tenant " + name, sha256).hexdigest()

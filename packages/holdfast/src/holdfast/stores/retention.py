@@ -1,13 +1,14 @@
 """Deletes rows that are older than an operator wants to keep them, in small batches."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from holdfast.core.audit_chain import NO_KEYS, AuditKeys
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Store
+from holdfast.stores.audit_seals import AuditSeals
 from holdfast.stores.tenant_tables import Columns, columns_of
 
 __all__ = ["AUDIT_EVENTS", "DEAD_LETTERS", "Retention", "delete_old_rows"]
@@ -41,8 +42,13 @@ class Retention:
             raise ConfigurationError(f"the retention of {self.table} needs the column of its time")
 
 
-async def delete_old_rows(store: Store, rule: Retention, now: datetime) -> int:
-    """Delete the rows of one table that are too old, and return how many. Batches commit alone."""
+async def delete_old_rows(
+    store: Store, rule: Retention, now: datetime, keys: AuditKeys = NO_KEYS
+) -> int:
+    """Delete the rows of one table that are too old, and return how many. Batches commit alone.
+
+    ``keys`` sign the seals that say which audit events were deleted.
+    """
     is_own = rule.column is None
     table = store.table_names.table(rule.table) if is_own else rule.table
     column = rule.column or _COLUMN_OF_OWN[rule.table]
@@ -54,13 +60,8 @@ async def delete_old_rows(store: Store, rule: Retention, now: datetime) -> int:
         )
     before = now - rule.keep
     params = {"before": _in_type_of(columns.types[column], before), "limit": _BATCH}
-    deleted = 0
     if is_own and rule.table == AUDIT_EVENTS:
-        # No index on the time, which every write would pay for: the ids of a tenant follow it.
-        async for tenant in _tenants(store, table):
-            where = _oldest_of_tenant(table, column, columns)
-            deleted += await _delete(store, table, columns, where, params | {"tenant": tenant})
-        return deleted
+        return await _delete_audit_events(store, before, now, keys)
     key = ", ".join(columns.key)
     where = f"SELECT {key} FROM {table} WHERE {column} < :before ORDER BY {column} LIMIT :limit"  # noqa: S608
     return await _delete(store, table, columns, where, params)
@@ -80,22 +81,25 @@ async def _delete(
         await asyncio.sleep(_PAUSE_SECONDS)
 
 
-def _oldest_of_tenant(table: str, column: str, columns: Columns) -> str:
-    """Look at the first rows of a tenant only: if one of them is too young, all others are."""
-    key = ", ".join(columns.key)
-    return (
-        f"SELECT {key} FROM (SELECT {key}, {column} FROM {table} WHERE tenant = :tenant"  # noqa: S608
-        f" ORDER BY {key} LIMIT :limit) AS oldest WHERE {column} < :before"
-    )
+async def _delete_audit_events(
+    store: Store, before: datetime, now: datetime, keys: AuditKeys
+) -> int:
+    """Delete old audit events of each tenant: whole seals of the chain, and unsealed events.
 
-
-async def _tenants(store: Store, table: str) -> AsyncIterator[str]:
-    """Yield the tenants of a table, each found by one look into the primary key."""
-    sql = f"SELECT min(tenant) AS tenant FROM {table} WHERE tenant > :after"  # noqa: S608
-    after = ""
-    while (found := (await store.read(sql, {"after": after}))[0]["tenant"]) is not None:
-        yield found
-        after = found
+    There is no index on the time, which every write would pay for: seals follow it, and so do ids.
+    """
+    seals = AuditSeals(store)
+    deleted = 0
+    async for tenant in seals.tenants():
+        while batch := await seals.sweep(tenant, before, now=now, keys=keys):
+            deleted += batch
+            await asyncio.sleep(_PAUSE_SECONDS)
+        while batch := await seals.delete_old_unsealed(tenant, before, limit=_BATCH):
+            deleted += batch
+            if batch < _BATCH:
+                break
+            await asyncio.sleep(_PAUSE_SECONDS)
+    return deleted
 
 
 def _in_type_of(column_type: str, instant: datetime) -> datetime | int:

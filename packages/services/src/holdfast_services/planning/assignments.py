@@ -65,7 +65,7 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
         fields = parents | assignment.model_dump()
         now = holdfast.clock.now()
         row = await add(tx, "assignment", caller.tenant, service.new_id(), fields=fields, now=now)
-        await recount_projects(holdfast, row["project_id"])
+        await recount_projects(holdfast, row["project_id"], version=row["version"])
         await notify_assignee(holdfast, "assigned", row)
         return service.respond(run, "assignment", row, status=201)
 
@@ -116,7 +116,9 @@ def add_routes(api: APIRouter, service: AggregateService) -> None:
             write=write,
         )
         assert before is not None  # noqa: S101 - write() has read it
-        await recount_projects(holdfast, before["project_id"], row["project_id"])
+        await recount_projects(
+            holdfast, before["project_id"], row["project_id"], version=row["version"]
+        )
         await notify_assignee(holdfast, "moved", row)
         return service.respond(run, "assignment", row)
 
@@ -167,7 +169,7 @@ def _add_edits(api: APIRouter, service: AggregateService) -> None:
         if before["assignee"] == row["assignee"]:
             await notify_assignee(holdfast, "changed", row)
         else:
-            await recount_projects(holdfast, row["project_id"])
+            await recount_projects(holdfast, row["project_id"], version=row["version"])
             await notify_assignee(holdfast, "assigned", row)
             await notify_assignee(holdfast, "ended", {**before, "version": row["version"]})
         return service.respond(run, "assignment", row)
@@ -201,7 +203,7 @@ def _add_edits(api: APIRouter, service: AggregateService) -> None:
                 tx, tenant, assignment_id, version=version, now=holdfast.clock.now()
             ),
         )
-        await recount_projects(holdfast, row["project_id"])
+        await recount_projects(holdfast, row["project_id"], version=row["version"])
         await notify_assignee(holdfast, "ended", row)
         service.record_change(run, "assignment", assignment_id, row["version"])
         return Response(status_code=204)

@@ -116,8 +116,8 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         now = holdfast.clock.now()
         fields = {"project_id": project_id} | fields
         row = await add(tx, "mission", caller.tenant, service.new_id(), fields=fields, now=now)
-        await recount_projects(holdfast, project_id)
-        await reindex_mission(holdfast, row["id"])
+        await recount_projects(holdfast, project_id, version=row["version"])
+        await reindex_mission(holdfast, row["id"], version=row["version"])
         return service.respond(run, "mission", row, status=201)
 
     async def change(
@@ -143,9 +143,9 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
         )
         check_period(row)  # checks the merged row; an error rolls the update back
         if "status" in fields:
-            await recount_projects(holdfast, row["project_id"])
+            await recount_projects(holdfast, row["project_id"], version=row["version"])
         if not _SEARCHED_FIELDS.isdisjoint(fields):
-            await reindex_mission(holdfast, mission_id)
+            await reindex_mission(holdfast, mission_id, version=row["version"])
         return service.respond(run, "mission", row)
 
     @api.put(
@@ -211,8 +211,8 @@ def _add_writes(api: APIRouter, service: AggregateService) -> None:
                 tx, caller.tenant, mission_id, version=version, now=holdfast.clock.now()
             ),
         )
-        await recount_projects(holdfast, row["project_id"])
-        await reindex_mission(holdfast, mission_id)
+        await recount_projects(holdfast, row["project_id"], version=row["version"])
+        await reindex_mission(holdfast, mission_id, version=row["version"])
         service.record_change(run, "mission", mission_id, row["version"])
         return Response(status_code=204)
 

@@ -19,6 +19,7 @@ CORE_TABLES: Final = (
     "secret",
     "idempotency_records",
     "audit_events",
+    "audit_seals",
     "jobs",
     "job_completions",
     "dead_letters",
