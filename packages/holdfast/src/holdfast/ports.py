@@ -147,6 +147,17 @@ class UnitOfWork(Protocol[TransactionT_co]):
         """Keep the database from ending an idle transaction. Never raises."""
 
 
+@runtime_checkable
+class CommitAfter(Protocol):
+    """A unit of work that can commit in one message with a last statement."""
+
+    async def commit_after(self, statement: str) -> None:
+        """Run a statement without parameters and commit: both or neither.
+
+        Raises as ``UnitOfWork.commit`` does, and ``LeaseLostError`` if the statement reports that.
+        """
+
+
 class Claimed(msgspec.Struct, frozen=True):
     """The key is claimed until the unit ends; no other request runs it."""
 

@@ -12,7 +12,7 @@ from holdfast.core.tenants import ALL_TENANTS
 from holdfast.errors import LeaseLostError, UsageError
 from holdfast.jobs.cleaner import clean_up
 from holdfast.jobs.job_store import JobStore, _statements
-from holdfast.ports import RecordQuery
+from holdfast.ports import CommitAfter, RecordQuery
 from packages.holdfast.tests.jobs.conftest import OpenStore
 from packages.holdfast.tests.support.jobs_harness import JobsLab
 
@@ -148,6 +148,23 @@ async def completes_with_effects(lab: JobsLab, job: LeasedJob) -> bool:
     return True
 
 
+async def completes_in_one_message(lab: JobsLab, job: LeasedJob) -> bool:
+    last = lab.job_store.completion(job, '{"é": "\'"}', worker="one")
+    if last is None:  # on SQLite, and with an order key
+        return await completes_with_effects(lab, job)
+    unit = await lab.store.begin()
+    assert isinstance(unit, CommitAfter)
+    await unit.transaction.execute("INSERT INTO effects (name) VALUES ('stale')")
+    try:
+        await unit.commit_after(last)
+    except LeaseLostError:
+        return False
+    assert (await lab.rows("SELECT result FROM holdfast_job_completions"))[0]["result"] == (
+        '{"é": "\'"}'
+    )
+    return True
+
+
 async def renews(lab: JobsLab, job: LeasedJob) -> bool:
     return bool(await lab.job_store.renew([job.lease], worker="one", lease_seconds=30))
 
@@ -175,6 +192,7 @@ async def saves_a_step(lab: JobsLab, job: LeasedJob) -> bool:
 ENDINGS: list[Ending] = [
     completes,
     completes_with_effects,
+    completes_in_one_message,
     renews,
     retries,
     dead_letters,
@@ -230,6 +248,7 @@ async def test_paused_worker_with_an_old_lease_number_cannot_complete(lab: JobsL
     await lab.claim_one("one")
     assert not await completes(lab, stale)
     assert not await completes_with_effects(lab, stale)
+    assert not await completes_in_one_message(lab, stale)
     assert await lab.effects() == []
 
 

@@ -58,6 +58,37 @@ async def test_effect_and_marker_commit_together_with_the_result(lab: JobsLab) -
         await job.transaction.execute("INSERT INTO effects (name) VALUES ('late')")
 
 
+async def test_job_that_writes_is_committed_in_one_message_on_postgresql(
+    lab: JobsLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    separate: list[str] = []
+    complete_within = JobStore.complete_within
+
+    async def completed(self: Any, unit: Any, job: LeasedJob, *args: Any, **named: Any) -> None:
+        separate.append(job.type)
+        await complete_within(self, unit, job, *args, **named)
+
+    monkeypatch.setattr(JobStore, "complete_within", completed)
+
+    @lab.jobs.handler("small")
+    async def small(job: JobContext) -> str:
+        await write_effect(job)
+        return "x" * 1000
+
+    @lab.jobs.handler("large")
+    async def large(job: JobContext) -> str:
+        await write_effect(job)
+        return "x" * 5000
+
+    await lab.start_worker()
+    for job_type, length in (("small", 1000), ("large", 5000)):
+        job_id = await lab.enqueued(job_type, resource_id=job_type)
+        assert (await done(lab, job_id)).result == "x" * length
+    assert sorted(await lab.effects()) == ["large", "small"]
+    # A large result is a parameter, in a separate message. SQLite has no messages.
+    assert separate == (["small", "large"] if lab.store.name == "sqlite" else ["large"])
+
+
 async def test_job_that_writes_nothing_opens_no_transaction_and_is_completed(
     lab: JobsLab,
 ) -> None:

@@ -36,6 +36,7 @@ _OTHERS: Final = (
     "claim",
     "finish",
     "save_record",
+    "complete_job",
     "attempt_lost",
 )
 

@@ -28,6 +28,7 @@ from holdfast.jobs.sync_handler import run_in_thread
 from holdfast.observability.traces import Spans
 from holdfast.ports import (
     Clock,
+    CommitAfter,
     Delivery,
     Ending,
     Engine,
@@ -37,6 +38,7 @@ from holdfast.ports import (
     JobOutcome,
     Retry,
     StoreMetrics,
+    UnitOfWork,
 )
 
 __all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
@@ -280,16 +282,27 @@ class JobExecutor:
             await self._reach("job_before_commit")
             await config.complete(job.lease, result)
         else:
-            await config.job_store.complete_within(unit, job, result, worker=config.worker_name)
-            await self._reach("job_before_commit")
-            context.seal()
-            await unit.commit(None, None)
+            await self._commit(unit, context, result)
         await self._reach("job_after_commit")
         if context.enqueued or job.order_key is not None:
             config.engine.notify()
         if _log.isEnabledFor(logging.DEBUG):
             _log.debug("job done", extra=self._log_fields())
         return "done", Finished()
+
+    async def _commit(self, unit: UnitOfWork, context: JobContext, result: str | None) -> None:
+        """Commit effects and marker, in one round trip if the store can."""
+        store, worker = self._config.job_store, self._config.worker_name
+        shared = unit if isinstance(unit, CommitAfter) else None
+        last = None if shared is None else store.completion(self.job, result, worker=worker)
+        if shared is None or last is None:
+            await store.complete_within(unit, self.job, result, worker=worker)
+        await self._reach("job_before_commit")
+        context.seal()
+        if shared is None or last is None:
+            await unit.commit(None, None)
+        else:
+            await shared.commit_after(last)
 
     # -- failures ---------------------------------------------------------------------------------
 

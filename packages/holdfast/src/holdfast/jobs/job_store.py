@@ -23,6 +23,7 @@ from holdfast.errors import LeaseLostError
 from holdfast.ids import new_id
 from holdfast.ports import Params, Row, Store, Transaction, UnitOfWork
 from holdfast.stores.migrations import split_statements
+from holdfast.stores.postgres.params import int_literal, text_literals
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["JobStore", "at"]
@@ -32,6 +33,8 @@ _FILES: Final = {"sqlite": "sqlite.sql", "postgresql": "postgres.sql"}
 _SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 _ORDER: Final = "holdfast.jobs.order"
 _RELAY: Final = "holdfast.jobs.relay"
+# A longer result is a parameter, in a separate round trip: as a literal it would be parsed.
+_MAX_INLINE_RESULT: Final = 4096
 
 
 @cache
@@ -51,6 +54,7 @@ class JobStore:
         self._is_sqlite = store.name == "sqlite"
         # Two statements that each change many rows could deadlock, so they run one at a time.
         self._many = asyncio.Lock()
+        self._complete_job = store.table_names.table("complete_job")
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -194,6 +198,21 @@ class JobStore:
         if not await self._run(tx, "complete_one", _of(lease, worker) | {"result": result}):
             raise LeaseLostError("the lease was lost before the commit")
         await self._release_next(tx, job)
+
+    def completion(self, job: LeasedJob, result: str | None, *, worker: str) -> str | None:
+        """Return a statement for ``CommitAfter`` that completes a job, or None if there is none.
+
+        SQLite needs none, and a job with an order key needs several statements.
+        """
+        if self._is_sqlite or job.order_key is not None:
+            return None
+        if result is not None and len(result) > _MAX_INLINE_RESULT:
+            return None
+        tenant, job_id, worker_name, text = text_literals(
+            (job.lease.tenant, job.lease.job_id, worker, result)
+        )
+        lease = int_literal(job.lease.number)
+        return f"SELECT {self._complete_job}({tenant},{job_id},{lease},{worker_name},{text})"
 
     async def retry(
         self, job: LeasedJob, *, worker: str, reason: str, error: str, delay_seconds: float

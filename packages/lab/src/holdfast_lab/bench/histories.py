@@ -77,7 +77,7 @@ async def measure(url: str, rows: int = ROWS, rounds: int = 20) -> dict[str, dic
             walk_rate_limit="0",
             field_rate_limit="0",
         )
-        app = create_app(settings)
+        app = create_app(settings, only=["walk", "field"])
         holdfast = app.state.holdfast
         await holdfast.open()  # creates the tables
         await _fill(url, rows)

@@ -147,13 +147,11 @@ class HoldfastJobs:
 
     async def _delete(self, results: Any, *, worker: str) -> set[tuple[str, str]]:
         """Complete jobs without a marker: the same statement without its insert."""
-        from holdfast.jobs.job_store import _statements
-
-        (sql,) = _statements("postgresql", "complete")
+        (sql,) = self.table._statements("complete")  # noqa: SLF001 - our own
         without = re.sub(r", marked AS \(.*?\n\)\n", "\n", sql, flags=re.DOTALL)
         assert "INSERT" in sql
         assert "INSERT" not in without
-        values = self.table._results(results) | {"worker": worker}  # noqa: SLF001
+        values = self.table._results(results) | {"worker": worker}  # noqa: SLF001 - our own
         rows = await self.store.write(without, values)
         return {(row["tenant"], row["job_id"]) for row in rows}
 

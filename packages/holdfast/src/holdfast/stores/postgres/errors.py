@@ -7,6 +7,7 @@ from holdfast.errors import (
     BodyInvalidError,
     CommitUnknownError,
     HoldfastError,
+    LeaseLostError,
     StoreUnavailableError,
     SupersededError,
 )
@@ -22,6 +23,7 @@ __all__ = [
 ]
 
 _SUPERSEDED_STATE: Final = "HF002"
+_LEASE_LOST_STATE: Final = "HF003"
 _ABORTED_STATE: Final = "25P02"
 # Classes of errors that a statement without data may raise: resources, locks, cancellation, system.
 _CLEANING_CLASSES: Final = frozenset({"53", "55", "57", "58", "XX"})
@@ -61,6 +63,8 @@ def translate_commit_error(
     state = getattr(error, "sqlstate", None)
     if state == _SUPERSEDED_STATE:
         raise SupersededError("another request with this key was committed first") from None
+    if state == _LEASE_LOST_STATE:
+        raise LeaseLostError("the lease was lost before the commit") from None
     if isinstance(error, outages):
         raise CommitUnknownError(str(error)) from error
     if state == _ABORTED_STATE:

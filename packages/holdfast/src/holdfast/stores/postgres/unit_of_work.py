@@ -169,12 +169,23 @@ class PostgresUnit(Generic[TransactionT_co]):
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event and commit, in one round trip."""
+        await self._commit(record, audit, None)
+
+    async def commit_after(self, statement: str) -> None:
+        """Run a statement without parameters and commit, in one round trip."""
+        await self._commit(None, None, statement)
+
+    async def _commit(
+        self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
+    ) -> None:
         if self._ended:  # the connection may serve another request by now
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         connection, used = self._connection, self.statements.used
         await self._stop_keep_alive()
         try:
-            if record is None:
+            if last_statement is not None:
+                tag = await connection.execute(used.ending(f"{last_statement};COMMIT"))
+            elif record is None:
                 if audit is not None:
                     await connection.execute(
                         self._store.sql["save_audit_event"], *audit_values(audit, audit.created_at)
