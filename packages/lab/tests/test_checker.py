@@ -168,6 +168,10 @@ def test_history_without_violations_passes() -> None:
         (Rule.JOB_EFFECT_ONCE, {"job_effects": GOOD.job_effects[:1]}),
         (Rule.FENCED, {"jobs": [GOOD.jobs[0], replace(GOOD.jobs[1], marker=2)]}),
         (
+            Rule.FENCED,
+            {"job_effects": [GOOD.job_effects[0], replace(GOOD.job_effects[1], is_stale=True)]},
+        ),
+        (
             Rule.JOB_ORDER,
             {
                 "job_effects": [

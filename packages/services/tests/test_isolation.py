@@ -13,8 +13,10 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from holdfast.ids import new_id
 from holdfast.server.jwt_auth import mint_token
 from holdfast_services.app import create_app
+from holdfast_services.planning.inbox import Inbox, add_notification
 from holdfast_services.routes.repository import save_route
 from holdfast_services.settings import load_settings
 from holdfast_services.walk.catalogue import bundled_catalogue
@@ -76,7 +78,7 @@ class Person:
         token = mint_token(SECRET, sub=sub, org=org, lifetime=timedelta(hours=1), now=now)
         self.signed_in = {"Authorization": f"Bearer {token}"}
         self._client = client
-        self.sub = sub
+        self.sub, self.org = sub, org
         self.store = store
 
     async def send(self, method: str, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -134,6 +136,20 @@ async def _assignment(who: Person) -> dict[str, str]:
     return {"assignment_id": await who.make(path, {"assignee": "bob"})}
 
 
+async def _notification(who: Person) -> dict[str, str]:
+    now = datetime.now(UTC)
+    notification_id, unit = new_id(now), await who.store.begin()
+    about = {"assignment_id": notification_id, "version": 1, "kind": "moved", "mission_id": "m"}
+    inbox = Inbox(who.org, who.sub)
+    await add_notification(unit.transaction, inbox, about, notification_id=notification_id, now=now)
+    await unit.commit(None, None)
+    return {"notification_id": notification_id}
+
+
+async def _webhook(_who: Person) -> dict[str, str]:
+    return {"webhook_id": NOWHERE, "delivery_id": NOWHERE}
+
+
 async def _started_quest(who: Person) -> dict[str, str]:
     response = await who.send("POST", "/quest/start", {"questId": QUEST})
     assert response.status_code == 200, response.text
@@ -183,6 +199,9 @@ NAMED: dict[str, Named] = {
     "/v1/projects/{project_id}": Named(_project),
     "/v1/missions/{mission_id}": Named(_mission),
     "/v1/assignments/{assignment_id}": Named(_assignment),
+    "/v1/notifications/{notification_id}": Named(_notification),
+    # Webhooks are for admins. Their own tests have admins of two organizations.
+    "/v1/webhooks/{webhook_id}": Named(_webhook, 403, owner=frozenset({403})),
     # Quests are shared, but their progress is not. 422: not in progress.
     "/quest/{quest_id}/step/{step}": Named(_started_quest, 422, nobodys=QUEST),
     # Reviews are for admins. Other callers get 403 for any id.

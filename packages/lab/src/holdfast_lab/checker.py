@@ -251,6 +251,10 @@ def _job_endings(history: History) -> Iterator[Violation]:
                     f"job {job.job_id}: attempt {effect.attempt} committed while attempt "
                     f"{job.marker} held the lease",
                 )
+            elif effect.is_stale:
+                yield Violation(
+                    Rule.FENCED, f"job {job.job_id} was committed without the lease, which is lost"
+                )
 
 
 def _job_order(history: History) -> Iterator[Violation]:

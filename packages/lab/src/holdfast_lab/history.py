@@ -218,6 +218,8 @@ class JobEffect(msgspec.Struct, frozen=True, kw_only=True):
     # Jobs with the same value must run in the order of ``position``.
     order: str | None = None
     position: int = 0
+    # Another attempt held the lease when the row was written.
+    is_stale: bool = False
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):

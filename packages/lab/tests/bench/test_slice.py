@@ -14,6 +14,7 @@ from holdfast.testing.servers import RealPostgres
 from holdfast_lab.bench import (
     fingerprint,
     growth,
+    histories,
     job_growth,
     job_wake,
     jobs,
@@ -107,6 +108,7 @@ async def test_services_are_measured_with_and_without_the_guard(
     assert {name for name, row in walked.items() if row["ratio"] > 0} == {
         "tree.allocate",
         "step.ingest",
+        "energy.spend",
     }
     url = postgres.create_database()
     assert (await asyncio.to_thread(patches.measure, url, 1, 0.1))["ratio"] > 0
@@ -116,6 +118,20 @@ async def test_services_are_measured_with_and_without_the_guard(
         "audit": 5,
         "activities": 5,
     }
+
+
+async def test_reads_are_measured_with_a_long_and_a_short_history(
+    tmp_path: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.setattr(histories, "_REQUESTS", 1)
+    for url in (postgres.create_database(), f"sqlite:///{tmp_path}/histories.db"):
+        found = await histories.measure(url, rows=50, rounds=1)
+        assert {path for path, row in found.items() if row["ratio"] > 0} == {
+            "/sync",
+            "/walker/energy",
+            "/api/v1/changes",
+        }
 
 
 def test_measurement_reports_whether_its_target_is_met() -> None:

@@ -11,7 +11,7 @@ from holdfast import Holdfast, Principal
 if TYPE_CHECKING:
     from holdfast.server.request_head import RequestHead
 
-__all__ = ["REQUIRED", "CurrentPrincipal"]
+__all__ = ["REQUIRED", "CurrentPrincipal", "authenticate"]
 
 # Only for the OpenAPI document. The guard and `authenticate` check the tokens.
 _BEARER = HTTPBearer(auto_error=False, bearerFormat="JWT", description="From `holdfast token`.")

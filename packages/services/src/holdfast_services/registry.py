@@ -71,7 +71,12 @@ SERVICES: Final = (
         "org",
         (
             "planning_search",
+            "planning_delivery_attempts",
+            "planning_deliveries",
+            "planning_webhooks",
+            "planning_webhook_counts",
             "planning_notifications",
+            "planning_inboxes",
             "planning_dashboards",
             "planning_assignments",
             "planning_missions",

@@ -303,6 +303,8 @@ class Settings(
             ("walker_events", "created_at", self.walk_event_retention_days),
             ("tree_refunds", "refunded_at", self.walk_refund_retention_days),
             ("energy_ledger", "created_at", self.walk_ledger_retention_days),
+            ("planning_deliveries", "created_at", self.planning_delivery_retention_days),
+            ("planning_delivery_attempts", "started_at", self.planning_delivery_retention_days),
         )
         return [
             Retention(table, timedelta(days=days), column) for table, column, days in kept if days

@@ -25,6 +25,7 @@ LIBRARY = 9
 VALUES = {
     ("attestation_logs", "verdict"): "ACCEPTED",
     ("field_items", "kind"): "contacts",
+    ("planning_deliveries", "state"): "failed",
     ("planning_missions", "status"): "done",
     ("planning_notifications", "kind"): "moved",
     ("quest_progress", "status"): "completed",
@@ -94,7 +95,8 @@ def test_services_are_exported_erased_and_swept(here: Here, database: str) -> No
     assert set(asyncio.run(counts(database, "bob")).values()) == {1}
 
     kept_for_ever = {
-        f"HOLDFAST_WALK_{name}_RETENTION_DAYS": "0" for name in ("EVENT", "REFUND", "LEDGER")
+        f"HOLDFAST_{name}_RETENTION_DAYS": "0"
+        for name in ("WALK_EVENT", "WALK_REFUND", "WALK_LEDGER", "PLANNING_DELIVERY")
     }
     sweep = ("sweep", "--database", database, "--json")
     swept = json.loads(
@@ -103,7 +105,10 @@ def test_services_are_exported_erased_and_swept(here: Here, database: str) -> No
     assert swept == {"deleted": 1}  # the record had expired
     swept = json.loads(here(*sweep).stdout)["old_rows"]
     # Audit events are kept unless a setting says otherwise.
-    names = ("dead_letters", "walker_events", "tree_refunds", "energy_ledger")
+    names = (
+        "dead_letters", "walker_events", "tree_refunds", "energy_ledger", "planning_deliveries",
+        "planning_delivery_attempts",
+    )  # fmt: skip
     assert swept == dict.fromkeys(names, 1)
     swept = json.loads(here(*sweep, HOLDFAST_AUDIT_RETENTION_DAYS="365").stdout)["old_rows"]
     assert swept == dict.fromkeys(names, 0) | {"audit_events": 1}

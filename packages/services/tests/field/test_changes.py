@@ -1,6 +1,7 @@
 """Changes of all kinds by cursor, on SQLite and on PostgreSQL."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from holdfast.stores.sql_loader import load_queries
 from holdfast_services.field.repository import list_changes
 from packages.services.tests.conftest import Serve, signed_in
 
@@ -201,3 +203,35 @@ async def test_documents_made_before_occurred_at_existed_have_the_time_of_their_
         made = await created(client, ACTIVITIES, n=1)
         await apps[0].state.holdfast.store.write("UPDATE field_items SET occurred_at = NULL", {})
         assert (await client.get(f"{ACTIVITIES}/{made['id']}")).json() == made
+
+
+async def test_changes_read_only_their_page_of_a_long_history(
+    serve: Serve, database_url: str
+) -> None:
+    numbers = (
+        "WITH RECURSIVE numbers (n) AS"
+        " (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 3000)"
+    )
+    add = (
+        f"{numbers} INSERT INTO field_items (tenant, kind, id, version, document, seq, created_at,"
+        " updated_at) SELECT :tenant, 'activities', 'x' || n, 1, '{}', n, :now, :now FROM numbers"
+    )
+    values = {"tenant": "'ada'", "after": "2900", "limit": "10", "most_bytes": "100000"}
+    query = load_queries("holdfast_services.field")["changes"]
+    query = re.sub(r"(?<!:):(\w+)", lambda name: values[name[1]], query)
+    apps: list[Any] = []
+    async with serve(database_url, prepare=apps.append):
+        store = apps[0].state.holdfast.store
+        for tenant in ("ada", "eve", "bob"):
+            await store.write(add, {"tenant": tenant, "now": datetime.now(UTC)})
+        if store.name == "sqlite":
+            plan = [row["detail"] for row in await store.read(f"EXPLAIN QUERY PLAN {query}")]
+            assert (
+                "SEARCH field_items USING INDEX idx_field_items_changes (tenant=? AND seq>?)"
+                in (plan)
+            )
+        else:
+            await store.write("ANALYZE field_items")
+            plan = [row["QUERY PLAN"] for row in await store.read(f"EXPLAIN {query}")]
+            assert any("Index Scan using idx_field_items_changes" in line for line in plan), plan
+            assert not any("Seq Scan on field_items" in line for line in plan), plan

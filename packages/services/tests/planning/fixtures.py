@@ -117,7 +117,7 @@ class PlanningServer(Member):
     @asynccontextmanager
     async def working(self, **options: Any) -> AsyncIterator[Any]:
         """Run a worker of the server."""
-        worker = self.holdfast.worker(queues=["planning"], **options)
+        worker = self.holdfast.worker(queues=["planning", "planning-webhooks"], **options)
         await worker.start()
         try:
             yield worker

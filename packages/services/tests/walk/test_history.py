@@ -126,6 +126,30 @@ async def test_ledger_and_snapshot_read_only_their_page_of_a_long_history(game: 
             assert set(re.findall(r"Seq Scan on (\w+)", text)) <= SMALL, f"{name}: {text}"
 
 
+async def test_accepted_days_are_not_read_on_sqlite(sqlite_game: Game) -> None:
+    days = {"tenant": "ada", "since": "2026-03-01", "reason": "r", "reference": "1"}
+    days |= {"after": 0, "limit": 10}
+    of_walk, of_steps = (load_queries(f"holdfast_services.walk{name}") for name in ("", ".steps"))
+    queries = {
+        "snapshot": load_queries("holdfast_services.walk", "account.sql")["snapshot"],
+        **{name: of_walk[name] for name in ("profile", "tree_state", "find_entry")},
+        **{
+            name: of_steps[name] for name in ("open_days", "rejected_days_since", "open_challenges")
+        },
+    }
+    for name, query in queries.items():
+        plan = await sqlite_game.rows("EXPLAIN QUERY PLAN " + in_place(query, days))
+        details = [row["detail"] for row in plan]
+        assert any("INDEX idx_step_logs_doubtful (tenant=? AND status=?" in d for d in details), (
+            name,
+            details,
+        )
+        # By the primary key, a day or the days since one are read, not all days of the walker.
+        assert not [
+            d for d in details if re.fullmatch(r"SEARCH (step_logs|p|d) .*\(tenant=\?\)", d)
+        ]
+
+
 async def test_old_refunds_are_neither_listed_nor_read(game: Game) -> None:
     await live_long(game)
     assert await game.ada.allocated() == ["node.even-stride"]

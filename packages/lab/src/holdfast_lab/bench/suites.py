@@ -8,6 +8,7 @@ import uvloop
 from holdfast_lab.bench import (
     fingerprint,
     growth,
+    histories,
     idempotency,
     job_growth,
     job_wake,
@@ -198,6 +199,23 @@ def measure_planning(environment: Environment) -> list[Measurement]:
     return measurements
 
 
+def measure_histories(environment: Environment) -> list[Measurement]:
+    """Reads of a user with a long history ÷ those of users with one row."""
+    rows = min(environment.rows, histories.ROWS)
+    urls = {
+        "PostgreSQL": environment.database(),
+        "SQLite": f"sqlite:///{environment.new_directory('histories')}/histories.db",
+    }
+    measurements = []
+    for database, url in urls.items():
+        environment.on_step(f"{database}: a history of {rows:,} rows")
+        found = uvloop.run(histories.measure(url, rows, 5 * environment.rounds))
+        for path, row in found.items():
+            name = f"{database}: GET {path} with {rows:,} rows ÷ with 1"
+            measurements.append(measurement("histories", name, row, at_most(1.3)))
+    return measurements
+
+
 SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "postgres": measure_postgres,
     "sqlalchemy": measure_sqlalchemy,
@@ -208,6 +226,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "jobs": measure_jobs,
     "idle": measure_idle_workers,
     "walk": measure_walk,
+    "histories": measure_histories,
     "planning": measure_planning,
     "outbox": outbox_suite.measure,
     "records": measure_records,

@@ -12,11 +12,12 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Header
+from fastapi import FastAPI
 
 from holdfast.core.idempotency_record import RequestFingerprint
+from holdfast.core.staleness import parse_instant
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import GuardedRequest
 from holdfast.server.jwt_auth import mint_token
@@ -26,23 +27,27 @@ from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.dev_secrets import development_app_check_key
 from holdfast_services.settings import load_settings
 from holdfast_services.walk import model, tree
+from holdfast_services.walk.account_model import EnergySpend, EnergySpent
+from holdfast_services.walk.action_attestation import AppCheckTokens, attest_actions
 from holdfast_services.walk.api import enqueue_settlement
 from holdfast_services.walk.catalogue import bundled_catalogue
+from holdfast_services.walk.energy import spend_energy
+from holdfast_services.walk.sse import StreamNotifier
 from holdfast_services.walk.steps.attestation import AppCheck
 from holdfast_services.walk.steps.ingest import StepIngestion
-from holdfast_services.walk.steps.model import StepReport
+from holdfast_services.walk.steps.model import IngestResponse, StepReport
 from holdfast_services.walk.views import allocation_views, node_views
 
 SECRET = "a secret for the benchmark, long enough for HS256"
 _WALKERS = """
 INSERT INTO walkers (tenant, points_banked, energy_balance, allocation_seq, ledger_seq, event_seq,
                      created_at, updated_at)
-SELECT 'w-' || n, 100, 0, 0, 0, 0, now(), now() FROM generate_series(1, $1::bigint) AS n
+SELECT 'w-' || n, 100, 1000, 0, 0, 0, now(), now() FROM generate_series(1, $1::bigint) AS n
 """
 
 
 async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000) -> dict[str, Any]:
-    """Return guarded ÷ bare for allocate and ingest; ``count`` is the number of walkers."""
+    """Return guarded ÷ bare for the writes of walk; ``count`` is the number of walkers."""
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as directory:
         settings = load_settings(
             database_url=url,
@@ -70,6 +75,7 @@ async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000
             for name, guarded, bare, body in (
                 ("tree.allocate", "/tree/allocate", "/tree/bare-allocate", _allocation),
                 ("step.ingest", "/step/ingest", "/tree/bare-ingest", _report),
+                ("energy.spend", "/energy/spend", "/tree/bare-spend", _purchase),
             ):
 
                 async def send(path: str, body: Any = body) -> None:
@@ -84,12 +90,16 @@ async def measure(url: str, rounds: int, seconds: float, *, count: int = 200_000
 
 
 def _add_bare_routes(app: FastAPI, settings: Any) -> None:
-    """Add the same handlers without key, look-up, record and audit event."""
+    """Add the same handlers without key, look-up, record and audit event.
+
+    Each has the same parameters as the guarded one and is found as late among the routes.
+    """
     holdfast = app.state.holdfast
     catalogue = bundled_catalogue()
     nodes = node_views(catalogue, energy_required=False)
     ingestion = StepIngestion(holdfast, settings, AppCheck(settings, settings.home, holdfast.clock))
     policy = settings.policies().walk.replace(audit=False)
+    attest, notifier = attest_actions(holdfast, settings), StreamNotifier()
 
     def _bare_request(caller: CurrentPrincipal) -> GuardedRequest:
         return GuardedRequest(
@@ -107,8 +117,11 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
 
         @router.post("/tree/bare-allocate")
         async def allocate(
-            wanted: model.TreeAllocation, caller: CurrentPrincipal
+            wanted: model.TreeAllocation,
+            caller: CurrentPrincipal,
+            tokens: AppCheckTokens = None,
         ) -> model.TreeState:
+            await attest(tokens)
             unit = await holdfast.store.begin()
             set_current_execution(Execution(_bare_request(caller), unit))
             after = await tree.allocate(
@@ -119,9 +132,11 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
                 catalogue=catalogue,
                 energy_required=False,
                 empty_after=settings.empty_day_after,
+                acted_at=parse_instant(wanted.client_generated_at, "clientGeneratedAt"),
             )
             await enqueue_settlement(holdfast, unit.statements, caller.tenant, after.settle_at)
             await unit.commit(None, None)
+            notifier.notify(caller.tenant)
             return model.TreeState(
                 walker_id=caller.tenant,
                 points_banked=after.points_banked,
@@ -132,12 +147,41 @@ def _add_bare_routes(app: FastAPI, settings: Any) -> None:
                 nodes=nodes,
             )
 
+    with routes_before(app, "/energy/spend") as router:
+
+        @router.post("/tree/bare-spend")
+        async def spend(
+            wanted: EnergySpend, caller: CurrentPrincipal, tokens: AppCheckTokens = None
+        ) -> EnergySpent:
+            await attest(tokens)
+            unit = await holdfast.store.begin()
+            spent = await spend_energy(
+                unit.statements,
+                caller.tenant,
+                wanted.sink,
+                wanted.amount,
+                sinks=settings.energy_sinks,
+                acted_at=parse_instant(wanted.client_generated_at, "clientGeneratedAt"),
+                now=holdfast.clock.now(),
+            )
+            await unit.commit(None, None)
+            notifier.notify(caller.tenant)
+            return EnergySpent(
+                spend_id=spent.id,
+                sink=wanted.sink,
+                amount=wanted.amount,
+                energy_balance=spent.energy_balance,
+                provisional=spent.is_provisional,
+            )
+
+    with routes_before(app, "/step/ingest") as router:
+
         @router.post("/tree/bare-ingest")
         async def ingest(
             report: StepReport,
             caller: CurrentPrincipal,
-            tokens: Annotated[list[str] | None, Header(alias="X-Firebase-AppCheck")] = None,
-        ) -> Any:
+            tokens: AppCheckTokens = None,
+        ) -> IngestResponse:
             unit = await holdfast.store.begin()
             run = Execution(_bare_request(caller), unit)
             set_current_execution(run)
@@ -151,6 +195,10 @@ def _allocation(_key: str) -> dict[str, Any]:
         "allocations": [{"nodeId": "node.even-stride"}],
         "clientGeneratedAt": datetime.now(UTC).isoformat(),
     }
+
+
+def _purchase(_key: str) -> dict[str, Any]:
+    return {"sink": "craft", "amount": 7, "clientGeneratedAt": datetime.now(UTC).isoformat()}
 
 
 def _report(key: str) -> dict[str, Any]:

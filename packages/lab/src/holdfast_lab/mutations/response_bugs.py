@@ -104,6 +104,12 @@ def outage_counts_as_attempt() -> list[Replacement]:
 
 
 @bug
+def silence_counts_as_attempt() -> list[Replacement]:
+    # Also if the server responds to nothing, so that an hour of silence fails the whole queue.
+    return [(Sender, "_silence_code", lambda *_: None)]
+
+
+@bug
 def unread_base_counts_as_attempt() -> list[Replacement]:
     def no_response(self: Any, entry: Any, _state: Any, failure: Any) -> Any:
         result = AttemptResult(error=failure.reason)

@@ -38,7 +38,7 @@ CREATE TABLE note_writes (
     action_id TEXT NOT NULL, is_checked INTEGER NOT NULL);
 CREATE TABLE job_effects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, job_id TEXT NOT NULL,
-    attempt INTEGER NOT NULL, line TEXT, position INTEGER NOT NULL);
+    attempt INTEGER NOT NULL, line TEXT, position INTEGER NOT NULL, is_stale INTEGER NOT NULL);
 CREATE TABLE counts (tenant TEXT PRIMARY KEY, seen INTEGER NOT NULL);
 """
 
@@ -225,14 +225,17 @@ def register_jobs(holdfast: Holdfast, faults: HandlerFaults) -> None:
             raise NonRetryableError("the payload is poison")
         await faults.job()
         await job.transaction.execute(
-            "INSERT INTO job_effects (tenant, job_id, attempt, line, position)"
-            " VALUES (:tenant, :id, :attempt, :line, :position)",
+            # It holds the write lock until it commits, so the lease cannot be lost after this.
+            "INSERT INTO job_effects (tenant, job_id, attempt, line, position, is_stale)"
+            " VALUES (:tenant, :id, :attempt, :line, :position, :lease IS NOT"
+            " (SELECT lease FROM holdfast_jobs WHERE tenant = :tenant AND id = :id))",
             {
                 "tenant": job.tenant,
                 "id": job.id,
                 "attempt": job.attempt,
                 "line": payload["line"],
                 "position": payload["position"],
+                "lease": job.leased_job.lease.number,
             },
         )
         await faults.job()

@@ -264,7 +264,7 @@ class AppProcess:
         sent = Sent(self._send_count, request, self._action_of(request), is_repeat=is_repeat)
         observer, action = self._device.observer, self._world.actions[sent.action]
         if self._device.name not in self._world.network.offline:  # otherwise it is not sent
-            observer.on_send(request, sent.action, is_parallel=action.is_parallel)
+            observer.on_send(request, sent.action, loop.time(), is_parallel=action.is_parallel)
         self._note_contact("sent", sent, drain_began_at=self._drain_began_at)
         return sent
 

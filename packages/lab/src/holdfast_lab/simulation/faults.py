@@ -16,6 +16,8 @@ __all__ = [
     "POINTS",
     "RESTORE",
     "SERVER_POINTS",
+    "SILENCE",
+    "STALL",
     "Faults",
     "Mask",
 ]
@@ -75,6 +77,12 @@ LONG_SLEEP: Final = "long sleep"
 RESTORE: Final = "database restored"
 """The server's database goes back to an earlier state, while the server runs."""
 
+STALL: Final = "worker stalled"
+"""A worker is paused with a job that it has claimed, until another one has claimed the job, too."""
+
+SILENCE: Final = "server silent"
+"""No response reaches a device for so long that an entry could be sent as often as it may be."""
+
 _RANDOM_KINDS: Final = (
     "request lost",
     "response lost",
@@ -104,7 +112,7 @@ _RANDOM_KINDS: Final = (
     "message repeated",
     "message lost",
 )
-KINDS: Final = (*_RANDOM_KINDS, LONG_SLEEP, RESTORE)
+KINDS: Final = (*_RANDOM_KINDS, LONG_SLEEP, RESTORE, STALL, SILENCE)
 
 _MAX_CRASHES: Final = 3
 _MAX_PAUSES: Final = 3

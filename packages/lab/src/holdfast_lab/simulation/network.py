@@ -83,6 +83,10 @@ class Network:
         self.portals: dict[str, str] = {}
         # Devices whose connections are open and deliver nothing.
         self.silent: set[str] = set()
+        # Many requests that change notes are lost.
+        self.loses_changes = False
+        # The server's responses reach no device.
+        self.is_server_silent = False
         # What a proxy responds instead of the server, to all paths or to one.
         self.outages: dict[str, Response] = {}
         self._epoch = 0
@@ -135,7 +139,7 @@ class Network:
         loop.call_later(
             timeout, on_response, NoResponse("the server took too long"), context=NO_PROCESS.copy()
         )
-        if faults.happens("request lost", 0.5 if faults.focuses_on("renew") else None):
+        if faults.happens("request lost", self._loss_rate(request)):
             self._world.note(device, f"{line} lost")
             return
         self._world.note(device, line)
@@ -212,7 +216,8 @@ class Network:
         self._report_note(device, request, response)
         replayed = " (replayed)" if "idempotency-replayed" in response.headers else ""
         key = request.headers.get("Idempotency-Key", "")[:8]
-        if device in self.silent or world.faults.happens("response lost"):
+        is_silent = self.is_server_silent or device in self.silent
+        if is_silent or world.faults.happens("response lost"):
             world.note("net", f"response {response.status}{replayed} to {key} of {device} lost")
             return
         world.note("net", f"response {response.status}{replayed} to {key} of {device}")
@@ -226,6 +231,13 @@ class Network:
         if request.method != "GET" and response.status == _CREATED:
             tenant = request.headers.get("Authorization", "").removeprefix("Bearer ")
             self._world.note_written(tenant, response.json()["id"])
+
+    def _loss_rate(self, request: Request) -> float | None:
+        """Return how many requests are lost; None for the rate of the seed."""
+        if self._world.faults.focuses_on("renew"):
+            return 0.5
+        # Another change of the note may then succeed before the retry.
+        return 0.3 if self.loses_changes and request.method == "PATCH" else None
 
     def _delay(self, kind: str) -> float:
         faults = self._world.faults

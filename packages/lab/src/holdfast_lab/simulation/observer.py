@@ -6,6 +6,7 @@ It outlives the processes of the device: what a process forgets in a crash has s
 from typing import Any, Final, Protocol
 
 from holdfast.core.outbox_entry import Entry, Reason, Status
+from holdfast.core.response_classification import UNREACHABLE
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import Conflict, Contact, Exhausted, Idle, VersionSeen
@@ -13,7 +14,8 @@ from holdfast_lab.history import Conflict, Contact, Exhausted, Idle, VersionSeen
 __all__ = ["DeviceObserver"]
 
 _OK: Final = frozenset({200, 201})
-_OUTAGES: Final = frozenset({401, 429, 502, 503, 504})
+_HOLDS: Final = frozenset({429, 502, 503, 504})
+_OUTAGES: Final = frozenset({401, *_HOLDS})
 _MADE_ANEW: Final = frozenset({EventKind.RETRIED, EventKind.EDITED, EventKind.RESOLVED})
 
 
@@ -38,26 +40,42 @@ class DeviceObserver:
         self.sent_after_refusal: list[str] = []
         self.contacts: list[Contact] = []
         self.idle: list[Idle] = []
-        # By key: the version of the first send.
+        # By key: the version of the first send, and whether a result of it is in the file.
         self._version_of_key: dict[str, str | None] = {}
+        self._frozen_keys: set[str] = set()
         # By action: the version sent last and the version read last, with its note.
         self._sent: dict[str, str | None] = {}
         self._read: dict[str, tuple[str, int]] = {}
         # By action: sends whose results are about the entry.
         self._sends: dict[str, int] = {}
+        # When the service last responded; by action, when the send began that has no result yet,
+        # and when the last one without a response had begun.
+        self._last_response = float("-inf")
+        self._began: dict[str, float] = {}
+        self._silent_since: dict[str, float] = {}
         # Entries that may not be sent, with the refused one of their chain.
         self._behind_refused: dict[str, str] = {}
 
-    def on_send(self, request: Request, action: str, *, is_parallel: bool) -> None:
+    @property
+    def has_response(self) -> bool:
+        """True once the service has responded to the device."""
+        return self._last_response >= 0.0
+
+    def on_send(self, request: Request, action: str, at: float, *, is_parallel: bool) -> None:
         """Note the version that a request names.
 
-        After a crash it is derived again, so ``is_parallel`` edits may get another one.
+        After a crash it is derived again, so ``is_parallel`` edits may get another one if no result
+        was stored.
         """
+        if request.method != "GET":
+            self._began.setdefault(action, at)
         if request.method != "PATCH":
             return
         key, version = request.headers["Idempotency-Key"], request.headers.get("If-Match")
+        if is_parallel and key not in self._frozen_keys:
+            self._version_of_key[key] = version
         first = self._version_of_key.setdefault(key, version)
-        if first != version and not is_parallel:
+        if first != version:
             self.changed_retries.append(f"{action} was sent with {first}, and then with {version}")
         self._sent[action] = version
 
@@ -73,11 +91,11 @@ class DeviceObserver:
     ) -> None:
         """Note the version in a response, and whether a send counts as an attempt."""
         if request.method != "GET":
-            is_outage = isinstance(result, Response) and (
-                result.status in _OUTAGES or not isinstance(result.json(), dict)
-            )
-            was_sent = isinstance(result, Response) or result.may_have_been_sent
-            self._sends[action] = self._sends.get(action, 0) + (was_sent and not is_outage)
+            counts = self._is_about_entry(action, result, at)
+            self._sends[action] = self._sends.get(action, 0) + counts
+        if isinstance(result, Response) and result.status not in _HOLDS:
+            is_service = isinstance(result.json(), dict)
+            self._last_response = at if is_service else self._last_response
         if not isinstance(result, Response) or result.status not in _OK:
             return
         body = result.json()
@@ -89,6 +107,17 @@ class DeviceObserver:
             if how != "response":
                 self._read[action] = (note, version)
             self._add(user, note, version, at, how, action)
+
+    def _is_about_entry(self, action: str, result: Response | NoResponse, at: float) -> bool:
+        """Return whether a send counts as an attempt: outages and a silent server do not."""
+        began = self._began.pop(action, None)
+        if isinstance(result, Response):
+            return result.status not in _OUTAGES and isinstance(result.json(), dict)
+        since = self._silent_since.get(action, at if began is None else began)
+        if began is not None:
+            self._silent_since[action] = began
+        # Otherwise the server has responded to nothing.
+        return result.may_have_been_sent and self._last_response >= since
 
     def on_decision(self, user: str, action: str, at: float) -> None:
         """Note that a person has seen the server's side of a conflict."""
@@ -106,6 +135,10 @@ class DeviceObserver:
                 f"{action_of(queue.get(entry_id))} was sent after the refusal of "
                 f"{self._behind_refused[entry_id]}"
             )
+        elif event.kind is EventKind.RETRYING:
+            key = queue.get(entry_id).idempotency_key
+            if key in self._version_of_key and _was_sent(event):
+                self._frozen_keys.add(key)
         elif event.kind is EventKind.CONFLICT:
             self._on_conflict(action_of(queue.get(entry_id)), event.user_id, at)
         elif event.kind is EventKind.FAILED:
@@ -115,6 +148,7 @@ class DeviceObserver:
             self._sends.pop(action_of(entry), None)
             if not entry.outcome_unknown:  # the server has refused it, so it was not made
                 self._version_of_key.pop(entry.idempotency_key, None)
+                self._frozen_keys.discard(entry.idempotency_key)
             self._behind_refused = {
                 behind: refused
                 for behind, refused in self._behind_refused.items()
@@ -152,6 +186,11 @@ class DeviceObserver:
         self.seen.append(
             VersionSeen(user=user, entity=note, version=version, at=at, how=how, action=action)
         )
+
+
+def _was_sent(event: Event) -> bool:
+    """Return whether an entry that is retried had reached the server, or may have."""
+    return event.http_status is not None or event.code != UNREACHABLE
 
 
 def action_of(entry: Entry) -> str:

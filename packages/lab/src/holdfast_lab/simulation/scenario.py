@@ -19,10 +19,17 @@ from holdfast_lab.simulation.broker import SimulatedBroker
 from holdfast_lab.simulation.database import Contents
 from holdfast_lab.simulation.determinism import deterministic
 from holdfast_lab.simulation.device import Device
-from holdfast_lab.simulation.faults import LONG_SLEEP, RESTORE, Faults, Mask
+from holdfast_lab.simulation.faults import (
+    LONG_SLEEP,
+    RESTORE,
+    SILENCE,
+    STALL,
+    Faults,
+    Mask,
+)
 from holdfast_lab.simulation.loop import CURRENT_PROCESS, NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.network import PORTALS, SETTLED_SECONDS, Network, outage_response
-from holdfast_lab.simulation.server import Server
+from holdfast_lab.simulation.server import Server, Stall
 from holdfast_lab.simulation.templates import Templates
 from holdfast_lab.simulation.user_actions import Bias, PlannedAction, plan_actions
 from holdfast_lab.simulation.users import Users
@@ -43,6 +50,10 @@ _OFTEN_DOWN_SHARE: Final = 0.1
 _DOWN_RATE: Final = 0.5
 _MAX_RESTORE_SECONDS: Final = 600.0
 _CONTESTED_SHARE: Final = 0.3
+_STALL_RATE: Final = 0.3
+_SILENCE_SHARE: Final = 0.05
+_SILENCE_SECONDS: Final = (900.0, 1500.0)
+_SILENCE_POLL_SECONDS: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
 _REPORTED_SHARE: Final = 0.5
 """How often an app gets to know that the network is back."""
@@ -107,6 +118,7 @@ class World:
         self._are_people_away = False
         self._attests = False
         self.response_count = 0
+        self.stall: Stall | None = None
         self.timeline: list[tuple[float, str, str]] = []
         self._directory = templates.new_directory()
         self.database = templates.server
@@ -126,14 +138,18 @@ class World:
         self.users = Users(self, self.devices, users_rng)
         focuses_on = self.faults.focuses_on
         self._is_contested = self._rng.random() < _CONTESTED_SHARE
+        self._is_silence_due = self._rng.random() < _SILENCE_SHARE
         planned = plan_actions(plan_rng, {d.name: d.users for d in self.devices}, self._bias())
         self.actions: dict[str, PlannedAction] = {action.id: action for action in planned}
         self._planned = planned
+        self.network.loses_changes = any(action.lane is not None for action in planned)
         self._long_sleep = LongSleep.maybe(stream())
         if focuses_on("warn_of_expiry"):  # entries that are old, and not too old
             self._long_sleep = LongSleep(
                 10.0 + 100.0 * self._rng.random(), _ALMOST_STALE_DAYS, False
             )
+        if self._is_silence_due:
+            self._long_sleep = None
         times = [action.at for action in planned]
         self._restore = Restore.maybe(stream(), times) if self._can_restore() else None
         self._is_restore_over = False
@@ -142,10 +158,11 @@ class World:
     def _can_restore(self) -> bool:
         """Return whether requests and jobs run apart: operators stop workers for a restore.
 
-        Not with a broker, which is not restored, nor with skipped days.
+        Not with a broker, which is not restored, nor with skipped days, nor with a silent server.
         """
         is_apart = all(server.handles_requests != server.runs_jobs for server in self.servers)
-        return is_apart and self.broker is None and self._long_sleep is None
+        is_plain = self._long_sleep is None and not self._is_silence_due
+        return is_apart and self.broker is None and is_plain
 
     def _bias(self) -> Bias:
         focuses_on = self.faults.focuses_on
@@ -161,6 +178,7 @@ class World:
             reads=focuses_on("rebase"),
             lanes=focuses_on("resend"),
             is_busy=self._is_often_down,
+            is_silent=self._is_silence_due,
         )
 
     def _make_servers(self, plan_rng: Random) -> list[Server]:
@@ -247,6 +265,11 @@ class World:
                     0.2, partial(self._disconnect, device, self.faults.between(50.0, 300.0))
                 )
 
+    def stalls_worker(self) -> bool:
+        """Decide whether to pause a worker that has claimed a job: once, and if there are two."""
+        workers = sum(server.runs_jobs for server in self.servers)
+        return workers > 1 and self.stall is None and self.faults.happens(STALL, _STALL_RATE)
+
     def note(self, source: str, event: str) -> None:
         """Append an event to the timeline."""
         self.timeline.append((self.loop.time(), source, event))
@@ -269,6 +292,8 @@ class World:
             self._later(self._long_sleep.at, self._skip_days)
         if self._restore is not None:
             self._later(self._restore.backup_at, self._back_up)
+        if self._is_silence_due:
+            self._silence_server()
         self._repeat(5.0, 60.0, self._inject_external_faults)
         self._repeat(100.0, 250.0, self._review_failures)
         self.loop.run_until(_MAX_FAULT_SECONDS, self._is_played)
@@ -289,7 +314,8 @@ class World:
 
     def _is_played(self) -> bool:
         """Return whether everything that was planned has happened."""
-        return self.users.are_done and (self._restore is None or self._is_restore_over)
+        is_restored = self._restore is None or self._is_restore_over
+        return self.users.are_done and is_restored and not self._is_silence_due
 
     def _has_refusals(self) -> bool:
         return any(
@@ -337,6 +363,8 @@ class World:
 
     def _inject_external_faults(self) -> None:
         """Inject faults that do not need a fault point."""
+        if self.network.is_server_silent:  # silence and nothing else
+            return
         faults = self.faults
         device = self._rng.choice(self.devices)
         if faults.happens("network cut"):
@@ -375,6 +403,25 @@ class World:
             self.note(device.name, "behind a captive portal")
             network.portals[device.name] = self._rng.choice(PORTALS)
             self._later(faults.between(5.0, 300.0), lambda: _remove(network.portals, device.name))
+
+    def _silence_server(self) -> None:
+        """Begin the silence after the first response: before it, each retry asks for the time."""
+        if not any(device.observer.has_response for device in self.devices):
+            if self.users.are_done or self.faults.is_stopped:
+                self._is_silence_due = False
+            else:
+                self._later(_SILENCE_POLL_SECONDS, self._silence_server)
+            return
+        if not self.faults.record(SILENCE):
+            self._is_silence_due = False
+            return
+        seconds = self.faults.between(*_SILENCE_SECONDS)
+        self.note("net", f"the server is silent for {seconds:.0f} s")
+        self.network.is_server_silent = True
+        self._later(seconds, self._end_silence)
+
+    def _end_silence(self) -> None:
+        self.network.is_server_silent = self._is_silence_due = False
 
     def _put(self, path: str, refusal: Response, seconds: float) -> None:
         self.note("net", f"{refusal.status} to all of {path}/ for {seconds:.0f} s")
@@ -477,6 +524,7 @@ class World:
         self.note("world", "the faults stop")
         self.network.offline.clear()
         self.network.silent.clear()
+        self.network.is_server_silent = False
         self.network.portals.clear()
         self.network.outages.clear()
         for device in self.devices:
@@ -522,9 +570,11 @@ class World:
                     attempt=attempt,
                     order=line,
                     position=position,
+                    is_stale=bool(is_stale),
                 )
-                for number, tenant, job_id, attempt, line, position in rows(
-                    "SELECT number, tenant, job_id, attempt, line, position FROM job_effects"
+                for number, tenant, job_id, attempt, line, position, is_stale in rows(
+                    "SELECT number, tenant, job_id, attempt, line, position, is_stale"
+                    " FROM job_effects"
                 )
             ],
             follow_ups=self._follow_ups(),

@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from holdfast.errors import RateLimitedError, ServiceError
 from holdfast.server.app import Holdfast
@@ -17,10 +17,17 @@ if TYPE_CHECKING:
 
     from holdfast.jobs.worker import Worker
 
-__all__ = ["Server", "ServerWorld"]
+__all__ = ["Server", "ServerWorld", "Stall"]
 
 _POLL_SECONDS: Final = 45.0
 _SWEEP_SECONDS: Final = 120.0
+
+
+class Stall(NamedTuple):
+    """A worker that is paused with a job, while its lease expires."""
+
+    process: Process
+    until: float
 
 
 class ServerWorld(StoreWorld, Protocol):
@@ -31,6 +38,11 @@ class ServerWorld(StoreWorld, Protocol):
     broker: SimulatedBroker | None
     # The number of responses that handlers have made.
     response_count: int
+    # The worker that is paused, or was; None if there was none.
+    stall: Stall | None
+
+    def stalls_worker(self) -> bool:
+        """Decide whether to pause a worker that has claimed a job."""
 
     def now(self) -> datetime:
         """Return the server's clock."""
@@ -49,6 +61,14 @@ class _FaultInjector:
     async def reach(self, point: str) -> None:
         """Continue, pause the process, or kill it."""
         world, process = self._world, self._process
+        if point == "job_after_claim" and world.stalls_worker():
+            # Longer than a lease, and than others wait before they look for jobs.
+            seconds = world.faults.between(31.0, 80.0)
+            world.note(process.name, f"stalled at {point} for {seconds:.0f} s")
+            world.stall = Stall(process, world.loop.time() + seconds)
+            process.pause(seconds)
+            await asyncio.sleep(0)
+            return
         fault = world.faults.inject(point)
         if fault is None:
             return
@@ -87,7 +107,11 @@ class _FaultInjector:
         if faults.happens("job error"):
             self._world.note(self._process.name, "job fails")
             raise RuntimeError("injected error of the job")
-        if faults.happens("slow job"):
+        stall, now = self._world.stall, self._world.loop.time()
+        if stall is not None and stall.process is not self._process and now < stall.until:
+            # Another worker has the job: it is at work when the stalled one continues.
+            await asyncio.sleep(stall.until - now + faults.between(1.0, 10.0))
+        elif faults.happens("slow job"):
             await asyncio.sleep(faults.between(1.0, 70.0))
 
     def unique_number(self) -> int:

@@ -55,6 +55,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     enqueued_at: float = 0.0
     # Changes of its note may be sent at the same time.
     is_parallel: bool = False
+    # Of notes and their changes.
+    max_attempts: int = 6
 
     @property
     def endpoint(self) -> str:
@@ -82,6 +84,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
                 conflict_resolution=self.strategy,
                 profile=self.profile,
                 lane=self.lane,
+                max_attempts=2 * self.max_attempts,
                 **shared,
             )
         return NewEntry(
@@ -89,7 +92,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             entity_type="note",
             endpoint="/notes",
             local_id=self.local_id,
-            max_attempts=6,
+            max_attempts=self.max_attempts,
             profile="field",
             **shared,
         )
@@ -128,6 +131,8 @@ class Bias(msgspec.Struct, frozen=True):
     lanes: bool = False
     # Several actions in a short time.
     is_busy: bool = False
+    # The server responds to nothing for a long time.
+    is_silent: bool = False
 
     @property
     def has_changes(self) -> bool:
@@ -149,16 +154,19 @@ def _actions_of(
     rng: Random, device: str, user: str, span: float, bias: Bias
 ) -> list[PlannedAction]:
     actions: list[PlannedAction] = []
-    sizes = (3, 4) if bias.has_changes or bias.is_busy else (1, 1, 2, 2, 3, 4)
+    is_parallel = rng.random() < (0.95 if bias.lanes else 0.06)
+    has_changes = bias.has_changes or is_parallel
+    sizes = (3, 4) if has_changes or bias.is_busy else (1, 1, 2, 2, 3, 4)
     times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
-    walks = bias.walks or (rng.random() < 0.6 and not bias.has_changes)  # noqa: PLR2004
+    if is_parallel:  # the next change waits when the first one is sent
+        times = [times[0] + 0.1 * number for number in range(len(times))]
+    walks = bias.walks or (rng.random() < 0.6 and not has_changes)  # noqa: PLR2004
     chain = rng.choice((None, None, "quest"))
-    is_parallel = rng.random() < (0.95 if bias.lanes else 0.05)
     line = user if rng.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):
         kind = "step" if walks and rng.random() < 0.7 else "note"  # noqa: PLR2004
-        if notes and rng.random() < (0.9 if bias.has_changes else 0.5):
+        if notes and rng.random() < (0.9 if has_changes else 0.5):
             kind = "change"
         action = PlannedAction(
             id=f"{device}-{user}-{position}",
@@ -170,6 +178,7 @@ def _actions_of(
             key=make_uuid(rng) if rng.random() < 0.7 else None,  # noqa: PLR2004
             payload={"line": line, "what": {"deep": {"n": rng.randint(0, 99)}}},
             is_parallel=is_parallel,
+            max_attempts=2 if bias.is_silent else 6,
         )
         if kind == "step":
             action.profile = "walk" if chain is None else "walk-chain"

@@ -1,9 +1,16 @@
-"""HTTP routes of planning: projects, missions, assignments and the audit log."""
+"""HTTP routes of planning: aggregates, the audit log, notifications and webhooks."""
 
 from fastapi import APIRouter
 
 from holdfast import Holdfast
-from holdfast_services.planning import assignments, audit, missions, projects
+from holdfast_services.planning import (
+    assignments,
+    audit,
+    missions,
+    notifications,
+    projects,
+    webhook_api,
+)
 from holdfast_services.planning.aggregates import AggregateService
 from holdfast_services.planning.read_cache import ReadCache
 from holdfast_services.planning.roles import RoleRules
@@ -24,4 +31,6 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     api = service_router("planning", prefix="/v1")
     for part in (projects, missions, assignments, audit):
         part.add_routes(api, service)
+    for with_settings in (notifications, webhook_api):
+        with_settings.add_routes(api, service, settings)
     return api

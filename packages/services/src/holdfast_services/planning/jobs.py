@@ -1,16 +1,25 @@
-"""Jobs of planning: dashboard counters, notifications, search index.
+"""Jobs of planning: dashboard counters, notifications, webhooks, search index.
 
 A write changes one aggregate. Changes to anything else are jobs enqueued in its transaction.
 """
 
 import unicodedata
-from typing import Any, Final, Literal
+from datetime import timedelta
+from typing import Any, Final
 
 from holdfast import Holdfast
 from holdfast.ids import new_id
 from holdfast.jobs.context import JobContext
 from holdfast.ports import Row
+from holdfast_services.planning.inbox import Inbox, NotificationKind, add_notification
 from holdfast_services.planning.repository import find, sql
+from holdfast_services.planning.webhook_delivery import (
+    DELIVER,
+    DeliveryRules,
+    WebhookDeliveries,
+    add_deliveries,
+)
+from holdfast_services.planning.webhook_delivery import QUEUE as WEBHOOK_QUEUE
 from holdfast_services.settings import Settings
 
 __all__ = [
@@ -29,6 +38,8 @@ QUEUE: Final = "planning"
 COUNT: Final = "dashboard.count"
 NOTIFY: Final = "assignment.tell"
 INDEX: Final = "mission.index"
+# More than the longest time-out of a request to a webhook.
+_DELIVER_SECONDS: Final = 120
 
 
 async def recount_projects(holdfast: Holdfast, *project_ids: str, version: int) -> None:
@@ -50,9 +61,7 @@ async def reindex_mission(holdfast: Holdfast, mission_id: str, *, version: int) 
     )
 
 
-async def notify_assignee(
-    holdfast: Holdfast, kind: Literal["assigned", "moved", "changed", "ended"], assignment: Row
-) -> None:
+async def notify_assignee(holdfast: Holdfast, kind: NotificationKind, assignment: Row) -> None:
     """Enqueue a notification of the assignee, one per version of the assignment and person."""
     payload: dict[str, Any] = {
         "assignment_id": assignment["id"],
@@ -64,8 +73,14 @@ async def notify_assignee(
     about = f"{assignment['id']}:{assignment['version']}"
     if kind == "ended":  # of a version that another person may get a notification of
         about += ":ended"
+    # Ordered: a person learns of an assignment before learning of its changes.
     await holdfast.enqueue(
-        NOTIFY, payload, queue=QUEUE, resource_id=about, version=assignment["version"]
+        NOTIFY,
+        payload,
+        queue=QUEUE,
+        resource_id=about,
+        order=assignment["id"],
+        version=assignment["version"],
     )
 
 
@@ -74,8 +89,20 @@ def searchable(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold()
 
 
-def register(holdfast: Holdfast, _settings: Settings) -> None:
+def register(holdfast: Holdfast, settings: Settings) -> None:
     """Register the job handlers."""
+    deliveries = WebhookDeliveries(
+        holdfast.store,
+        settings.planning_webhook_sender(),
+        holdfast.clock,
+        DeliveryRules(
+            gone=timedelta(hours=settings.planning_webhook_gone_hours),
+            failing=timedelta(hours=settings.planning_webhook_failing_hours),
+        ),
+    )
+    holdfast.jobs.handler(DELIVER, queue=WEBHOOK_QUEUE, time_limit_seconds=_DELIVER_SECONDS)(
+        deliveries.run
+    )
 
     @holdfast.jobs.handler(COUNT, queue=QUEUE, time_limit_seconds=120)
     async def count(job: JobContext) -> None:
@@ -90,9 +117,24 @@ def register(holdfast: Holdfast, _settings: Settings) -> None:
 
     @holdfast.jobs.handler(NOTIFY, queue=QUEUE, time_limit_seconds=60)
     async def notify(job: JobContext) -> None:
-        now = holdfast.clock.now()
-        values = job.payload | {"tenant": job.tenant, "id": new_id(now), "now": now}
-        await job.transaction.execute(sql("add_notification"), values)
+        now, about = holdfast.clock.now(), dict(job.payload)
+        notification_id = new_id(now)
+        inbox = Inbox(job.tenant, about["recipient"])
+        if not await add_notification(
+            job.transaction, inbox, about, notification_id=notification_id, now=now
+        ):
+            return
+        data = about | {"notification_id": notification_id, "organization": job.tenant}
+        event = f"assignment.{data.pop('kind')}"
+        await add_deliveries(
+            job.transaction,
+            job.enqueue,
+            job.tenant,
+            event,
+            data,
+            notification_id=notification_id,
+            now=now,
+        )
 
     @holdfast.jobs.handler(INDEX, queue=QUEUE, time_limit_seconds=60)
     async def index(job: JobContext) -> None:

@@ -16,8 +16,11 @@ __all__ = [
     "AssignmentMove",
     "AssignmentPatch",
     "AssignmentView",
+    "AttemptView",
     "AuditEventView",
     "DashboardView",
+    "DeliveryDetail",
+    "DeliveryView",
     "MissionCounts",
     "MissionPatch",
     "MissionReplacement",
@@ -25,11 +28,19 @@ __all__ = [
     "NewAssignment",
     "NewMission",
     "NewProject",
+    "NewWebhook",
+    "NotificationView",
     "OwnAssignmentView",
     "Page",
     "ProjectPatch",
     "ProjectView",
+    "ReadUpTo",
+    "ReadUpToResult",
+    "Rotation",
     "VersionOnly",
+    "WebhookPatch",
+    "WebhookView",
+    "WebhookWithSecret",
     "check_period",
     "dashboard_view",
     "row_view",
@@ -192,6 +203,55 @@ class VersionOnly(_Strict):
     model_config = ConfigDict(json_schema_extra={"examples": [{"version": 1}]})
 
 
+class ReadUpTo(_Strict):
+    """How far the notifications are read."""
+
+    up_to: str = Field(max_length=100, description="The `cursor` of a notification.")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"up_to": "42-8f1c0e2d4b6a"}]})
+
+
+Event = Literal["assignment.assigned", "assignment.moved", "assignment.changed", "assignment.ended"]
+Events = Annotated[
+    list[Event] | None,
+    Field(min_length=1, description="The types of events it gets; null is all, later ones too."),
+]
+Url = Annotated[
+    str, Field(description="An https address. Redirects and internal addresses are refused.")
+]
+
+
+class NewWebhook(_Strict):
+    """A webhook to register."""
+
+    url: Url
+    description: Text | None = None
+    events: Events = None
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"url": "https://example.com/hooks/planning"}]}
+    )
+
+
+class WebhookPatch(_Strict):
+    """The fields to change. Missing fields keep their values."""
+
+    url: Url = Field(default_factory=str)
+    description: Text | None = None
+    events: Events = None
+    enabled: bool = Field(default_factory=bool, description="true enables a disabled webhook.")
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"enabled": True}]})
+
+
+class Rotation(_Strict):
+    """How long messages are signed with the previous secret, too."""
+
+    overlap_hours: float = Field(24.0, ge=0, le=720, allow_inf_nan=False)
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"overlap_hours": 24}]})
+
+
 # -- responses: only for the OpenAPI document; responses are built from rows ----------------------
 
 
@@ -273,6 +333,87 @@ class AuditEventView(BaseModel):
     request_id: str
     correlation_id: str
     created_at: datetime
+
+
+class NotificationView(BaseModel):
+    """A notification of the signed-in person."""
+
+    id: str
+    kind: Literal["assigned", "moved", "changed", "ended"]
+    assignment_id: str
+    version: int = Field(description="The version of the assignment that it is about.")
+    mission_id: str
+    mission_title: str | None = Field(description="The current title.")
+    project_id: str | None
+    created_at: datetime
+    read_at: datetime | None
+    cursor: str = Field(description="For `after`, to read on behind this notification.")
+
+
+class ReadUpToResult(BaseModel):
+    """What was marked."""
+
+    marked: int
+    more: bool
+
+
+class WebhookView(BaseModel):
+    """A webhook, without its secret."""
+
+    id: str
+    url: str
+    description: str | None
+    events: list[Event] | None
+    enabled: bool
+    failing_since: datetime | None = Field(description="Of the first failure since a success.")
+    disabled_at: datetime | None
+    disabled_reason: str | None
+    secret_created_at: datetime
+    previous_secret_until: datetime | None
+    created_by: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class WebhookWithSecret(WebhookView):
+    """A webhook with its secret, which is shown in this response and in replays of it only."""
+
+    secret: str = Field(description="`whsec_` and base64, as in Standard Webhooks.")
+
+
+DeliveryState = Literal["waiting", "delivered", "failed", "cancelled"]
+
+
+class DeliveryView(BaseModel):
+    """A message to a webhook."""
+
+    id: str = Field(description="The `webhook-id` of all attempts.")
+    webhook_id: str
+    notification_id: str | None
+    type: str
+    state: DeliveryState
+    attempts: int
+    detail: str | None = Field(description="What became of the last attempt.")
+    created_at: datetime
+    finished_at: datetime | None
+
+
+class AttemptView(BaseModel):
+    """A request to a webhook. Without an outcome it is running, or its process was killed."""
+
+    id: str
+    started_at: datetime
+    finished_at: datetime | None
+    outcome: Literal["delivered", "gone", "refused", "unavailable"] | None
+    status: int | None
+    detail: str | None
+
+
+class DeliveryDetail(DeliveryView):
+    """A message to a webhook, with its attempts."""
+
+    message: dict[str, Any] = Field(description="The body of the request.")
+    attempt_log: list[AttemptView] = Field(description="The last 100, oldest first.")
 
 
 class Page(BaseModel, Generic[Item]):

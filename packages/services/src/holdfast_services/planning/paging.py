@@ -1,7 +1,7 @@
 """Keyset pagination: a cursor is the encoded id of the last item of a page."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final, Literal
 from uuid import UUID
 
@@ -15,7 +15,14 @@ __all__ = ["After", "Limit", "Listed", "page", "read_cursor"]
 
 # A cursor of one list is invalid in another.
 Listed = Literal[
-    "projects", "archived projects", "missions", "assignments", "own assignments", "audit"
+    "projects",
+    "archived projects",
+    "missions",
+    "assignments",
+    "own assignments",
+    "audit",
+    "webhooks",
+    "deliveries",
 ]
 
 _PREFIXES: Final[dict[Listed, bytes]] = {
@@ -25,6 +32,8 @@ _PREFIXES: Final[dict[Listed, bytes]] = {
     "assignments": b"a",
     "own assignments": b"o",
     "audit": b"e",
+    "webhooks": b"w",
+    "deliveries": b"d",
 }
 _CURSOR_CHARS: Final = 23
 _MAX_LIMIT: Final = 200
@@ -35,12 +44,17 @@ After = Annotated[
 ]
 
 
-def page(rows: Sequence[Row], limit: int, listed: Listed) -> dict[str, Any]:
+def page(
+    rows: Sequence[Row],
+    limit: int,
+    listed: Listed,
+    view: Callable[[Row], dict[str, Any]] = row_view,
+) -> dict[str, Any]:
     """Return a page from up to ``limit`` + 1 rows; the extra row means that there are more."""
     items = rows[:limit]
     more = len(rows) > limit
     return {
-        "items": [row_view(row) for row in items],
+        "items": [view(row) for row in items],
         "next": _write_cursor(items[-1]["id"], listed) if more else None,
     }
 

@@ -199,12 +199,6 @@ UPDATE planning_dashboards
        assignments = :assignments, people = :people, as_of = :as_of
  WHERE tenant = :tenant AND project_id = :project_id;
 
--- name: add_notification
-INSERT INTO planning_notifications
-       (tenant, id, assignment_id, version, kind, mission_id, recipient, told_at)
-VALUES (:tenant, :id, :assignment_id, :version, :kind, :mission_id, :recipient, :now)
-    ON CONFLICT (tenant, assignment_id, version, recipient) DO NOTHING;
-
 -- name: save_words
 -- Never replaces the words of a later version.
 INSERT INTO planning_search (tenant, mission_id, words, version)
@@ -224,6 +218,7 @@ SELECT id, actor, endpoint, resource, version, status, payload_hash, request_id,
        created_at
   FROM holdfast_audit_events /* by */
  WHERE tenant = :tenant AND id >= :least AND id < :before
-   AND (endpoint LIKE '% /v1/%' OR endpoint LIKE 'job.% planning %')
+   AND (endpoint LIKE '% /v1/%' OR endpoint LIKE 'job.% planning %'
+        OR endpoint LIKE 'job.% planning-webhooks %')
    /* more */
  ORDER BY id DESC LIMIT :limit;

@@ -18,6 +18,7 @@ __all__ = [
     "end_assignment",
     "find",
     "find_in",
+    "is_id",
     "list_in",
     "move_assignment",
     "remove_mission",
@@ -40,16 +41,21 @@ def sql(name: str) -> str:
     return queries[name]
 
 
+def is_id(text: str) -> bool:
+    """Return whether a text may be an id of planning."""
+    return _ID.fullmatch(text) is not None
+
+
 async def find(tx: Transaction, kind: Kind, tenant: str, item_id: str) -> Row | None:
     """Return an aggregate inside a transaction, or None."""
-    if _ID.fullmatch(item_id) is None:
+    if not is_id(item_id):
         return None
     return await tx.fetch_one(sql(f"find_{kind}"), {"tenant": tenant, "id": item_id})
 
 
 async def find_in(store: Store, kind: Kind, tenant: str, item_id: str) -> Row | None:
     """Return an aggregate outside any transaction, or None."""
-    if _ID.fullmatch(item_id) is None:
+    if not is_id(item_id):
         return None
     rows = await store.read(sql(f"find_{kind}"), {"tenant": tenant, "id": item_id})
     return rows[0] if rows else None
@@ -57,7 +63,7 @@ async def find_in(store: Store, kind: Kind, tenant: str, item_id: str) -> Row | 
 
 async def version_in(store: Store, kind: Kind, tenant: str, item_id: str) -> int | None:
     """Return the current version of an aggregate, or None."""
-    if _ID.fullmatch(item_id) is None:
+    if not is_id(item_id):
         return None
     rows = await store.read(sql(f"version_of_{kind}"), {"tenant": tenant, "id": item_id})
     return rows[0]["version"] if rows else None

@@ -7,10 +7,11 @@ from holdfast.errors import ForbiddenError
 
 __all__ = ["RoleRules"]
 
+_ADMIN: Final = "admin"
 # Each role, and what it is for.
-_WRITERS: Final = frozenset({"planner", "admin"})
-_AUDITORS: Final = frozenset({"auditor", "admin"})
-_ALL: Final = frozenset({"viewer", "planner", "admin", "auditor"})
+_WRITERS: Final = frozenset({"planner", _ADMIN})
+_AUDITORS: Final = frozenset({"auditor", _ADMIN})
+_ALL: Final = frozenset({"viewer", "planner", _ADMIN, "auditor"})
 
 
 class RoleRules:
@@ -40,6 +41,23 @@ class RoleRules:
         if _WRITERS.isdisjoint(roles):
             run.no_store()
             raise ForbiddenError("this needs the role planner or admin")
+
+    def check_own(self, run: Execution) -> None:
+        """Raise ``ForbiddenError`` if the caller may not change what is only theirs.
+
+        Every member may who may read. The refusal is not stored.
+        """
+        try:
+            self.check_read(run.request.principal)
+        except ForbiddenError:
+            run.no_store()
+            raise
+
+    @staticmethod
+    def check_admin(caller: Principal) -> None:
+        """Raise ``ForbiddenError`` if the caller is not an admin."""
+        if _ADMIN not in caller.roles:
+            raise ForbiddenError("this needs the role admin")
 
     def sees_hashes(self, caller: Principal) -> bool:
         """Return whether the caller may see whole payload hashes."""

@@ -4,20 +4,19 @@ Energy, synchronization and deletion are in ``account_api``, steps and reviews i
 """
 
 import re
-from collections.abc import Callable
-from datetime import UTC, datetime
-from typing import Annotated, Any, Final
+from datetime import datetime
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Header, Path, Query, Response
-from fastapi.responses import StreamingResponse
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from holdfast import Holdfast, Principal
+from holdfast import Holdfast
 from holdfast.core.staleness import parse_instant
 from holdfast.errors import BodyInvalidError
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
+from holdfast_services.event_stream import EVENT_STREAM, EventStream, token_expiry, wants_stream
 from holdfast_services.routing import extend_router, service_router
 from holdfast_services.settings import Settings
 from holdfast_services.walk import account_api, model, quests, tree
@@ -41,7 +40,6 @@ __all__ = ["enqueue_settlement", "router"]
 # The largest event id of a database, and its number of digits.
 _MAX_SEQ: Final = 2**63 - 1
 _SEQ_DIGITS: Final = 19
-_STREAM: Final = "text/event-stream"
 _WHOLE: Final = re.compile(r"0|-?[1-9][0-9]*")
 
 
@@ -333,7 +331,7 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
         ),
         response_model=model.EventPage,
         responses={
-            200: {"content": {_STREAM: {"schema": {"type": "string"}}}},
+            200: {"content": {EVENT_STREAM: {"schema": {"type": "string"}}}},
             **envelope_errors(400, 401, 422, 429, 503),
         },
     )
@@ -344,7 +342,7 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
         accept: Annotated[str, Header(include_in_schema=False)] = "",
         last_event_id: Annotated[str | None, Header()] = None,
     ) -> Response | model.EventPage:
-        if not _wants_stream(accept):
+        if not wants_stream(accept):
             found = await list_events(holdfast.store, caller.tenant, after=after, limit=limit + 1)
             items = [
                 model.EventView(id=e.seq, type=e.type, data=e.data, created_at=e.created_at)
@@ -353,7 +351,7 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
             return model.EventPage(items=items, next=items[-1].id if len(found) > limit else None)
         after = _resume_after(last_event_id, after)
         close = notifier.open_stream(caller, settings.walk_events_streams)
-        return _EventStream(
+        return EventStream(
             close,
             stream_events(
                 holdfast.store,
@@ -361,36 +359,14 @@ def _walker(holdfast: Holdfast, settings: Settings, notifier: StreamNotifier) ->
                 after=after,
                 notifier=notifier,
                 clock=holdfast.clock,
-                until=_token_expiry(caller),
+                until=token_expiry(caller),
                 poll_seconds=settings.walk_events_poll_seconds,
                 keep_alive_seconds=settings.walk_events_keep_alive_seconds,
                 is_stopping=server_is_stopping,
             ),
-            media_type=_STREAM,
-            # Proxies must neither cache nor buffer the stream.
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
 
     return api
-
-
-class _EventStream(StreamingResponse):
-    """A stream that is counted until it ends for any reason."""
-
-    def __init__(self, close: Callable[[], None], content: Any, **options: Any) -> None:
-        super().__init__(content, **options)
-        self._close = close
-
-    async def __call__(self, *asgi: Any) -> None:
-        try:
-            await super().__call__(*asgi)
-        finally:
-            self._close()
-
-
-def _wants_stream(accept: str) -> bool:
-    kinds = (part.partition(";")[0].strip().lower() for part in accept.split(","))
-    return _STREAM in kinds
 
 
 def _resume_after(last_event_id: str | None, after: int) -> int:
@@ -401,9 +377,3 @@ def _resume_after(last_event_id: str | None, after: int) -> int:
     if not is_number or len(last_event_id) > _SEQ_DIGITS:
         raise BodyInvalidError("Last-Event-ID should be the id of an event")
     return min(int(last_event_id), _MAX_SEQ)
-
-
-def _token_expiry(caller: Principal) -> datetime | None:
-    """Return when the token expires, which also ends the stream."""
-    expires = caller.claims.get("exp")
-    return None if expires is None else datetime.fromtimestamp(float(expires), UTC)

@@ -1,18 +1,13 @@
 """A walker's events as a stream of server-sent events."""
 
 import json
-from collections.abc import AsyncIterator, Callable
-from datetime import datetime
-from typing import Final
+from collections.abc import AsyncIterator
+from typing import Any, Final
 
-from holdfast.errors import StoreUnavailableError
-from holdfast.ports import Clock, Store
-from holdfast_services.streams import (
-    RECONNECT_MILLISECONDS,
-    StreamNotifier,
-    server_is_stopping,
-    wait_for_wake_up,
-)
+from holdfast.ports import Store
+from holdfast_services import event_stream
+from holdfast_services.event_stream import Events
+from holdfast_services.streams import StreamNotifier, server_is_stopping
 from holdfast_services.walk.events import WalkerEvent, list_events
 
 __all__ = ["StreamNotifier", "server_is_stopping", "stream_events"]
@@ -20,46 +15,15 @@ __all__ = ["StreamNotifier", "server_is_stopping", "stream_events"]
 _PAGE: Final = 100
 
 
-async def stream_events(
-    store: Store,
-    tenant: str,
-    *,
-    after: int,
-    notifier: StreamNotifier,
-    clock: Clock,
-    until: datetime | None,
-    poll_seconds: float,
-    keep_alive_seconds: float,
-    is_stopping: Callable[[], bool],
-) -> AsyncIterator[bytes]:
-    """Yield the events after one, until the client disconnects.
+def stream_events(store: Store, tenant: str, *, after: int, **options: Any) -> AsyncIterator[bytes]:
+    """Yield the events after one; options as in ``holdfast_services.event_stream``."""
 
-    Ends when the token expires (``until``), the server stops or the store is unavailable.
-    A client that reconnects with ``Last-Event-ID`` misses nothing.
-    """
-    yield b"retry: %d\n\n" % RECONNECT_MILLISECONDS
-    sent_at = clock.monotonic()
+    async def read(last: int) -> Events:
+        events = await list_events(store, tenant, after=last, limit=_PAGE)
+        found = [(event.seq, _encode_event(event)) for event in events]
+        return Events(found, has_more=len(events) == _PAGE)
 
-    def is_over() -> bool:
-        return is_stopping() or (until is not None and clock.now() >= until)
-
-    with notifier.listen(tenant) as wake_up:
-        while not is_over():
-            wake_up.clear()  # before reading, so that an event added meanwhile sets it again
-            try:
-                events = await list_events(store, tenant, after=after, limit=_PAGE)
-            except StoreUnavailableError:
-                return
-            for event in events:
-                yield _encode_event(event)
-                after = event.seq
-            if events:
-                sent_at = clock.monotonic()
-            elif clock.monotonic() - sent_at >= keep_alive_seconds:
-                yield b": still here\n\n"
-                sent_at = clock.monotonic()
-            if len(events) < _PAGE:
-                await wait_for_wake_up(wake_up, min(poll_seconds, keep_alive_seconds), is_over)
+    return event_stream.stream_events(read, after=after, tenant=tenant, **options)
 
 
 def _encode_event(event: WalkerEvent) -> bytes:

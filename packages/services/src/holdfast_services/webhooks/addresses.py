@@ -18,7 +18,7 @@ from ipaddress import (
 )
 from typing import Final
 
-__all__ = ["AddressRefusedError", "Network", "parse_networks", "resolve"]
+__all__ = ["AddressRefusedError", "Network", "check_literal", "parse_networks", "resolve"]
 
 Network = IPv4Network | IPv6Network
 
@@ -55,6 +55,23 @@ async def resolve(host: str, port: int, allowed: Sequence[Network] = ()) -> str:
         if not is_allowed(text, allowed):
             raise AddressRefusedError(f"{host} has the internal address {text}")
     return addresses[0]
+
+
+def check_literal(host: str, allowed: Sequence[Network] = ()) -> None:
+    """Raise ``AddressRefusedError`` if a host is an internal address. Looks up no name.
+
+    In all spellings that a look-up would accept: ``127.1`` and ``2130706433`` are 127.0.0.1.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        found = []  # a name
+    name = host.rstrip(".").lower()
+    is_loopback = name == "localhost" or name.endswith(".localhost")
+    addresses = ["127.0.0.1"] if is_loopback else [str(entry[4][0]) for entry in found]
+    for text in addresses:
+        if not is_allowed(text, allowed):
+            raise AddressRefusedError(f"{host} is an internal address")
 
 
 def is_allowed(text: str, allowed: Sequence[Network] = ()) -> bool:

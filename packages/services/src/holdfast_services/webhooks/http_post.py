@@ -9,9 +9,22 @@ from urllib.parse import urlsplit
 
 import h11
 
-from holdfast_services.webhooks.addresses import Network, is_allowed, resolve
+from holdfast_services.webhooks.addresses import (
+    Network,
+    check_literal,
+    is_allowed,
+    resolve,
+)
 
-__all__ = ["HttpResult", "InvalidUrlError", "NoResponseError", "Target", "parse_url", "post"]
+__all__ = [
+    "HttpResult",
+    "InvalidUrlError",
+    "NoResponseError",
+    "Target",
+    "check_url",
+    "parse_url",
+    "post",
+]
 
 # What is kept of a response, for logs and for error codes in it.
 _MAX_BODY_BYTES: Final = 16 * 1024
@@ -70,6 +83,17 @@ def parse_url(url: str) -> Target:
         raise InvalidUrlError("should have no user, no password and no fragment")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, parts.hostname, port or _PORTS[parts.scheme], path)
+
+
+def check_url(url: str, allowed: Sequence[Network] = ()) -> None:
+    """Refuse a URL that ``post`` would refuse, without looking up its name.
+
+    Raises ``InvalidUrlError``, or ``AddressRefusedError`` for an address that is internal.
+    """
+    target = parse_url(url)
+    check_literal(target.host, allowed)
+    if target.scheme == "http" and not allowed:
+        raise InvalidUrlError("should begin with https://")
 
 
 async def post(

@@ -1,7 +1,7 @@
 """Send a signed message to a URL and say what became of it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,6 +12,7 @@ from holdfast_services.webhooks.http_post import (
     HttpResult,
     InvalidUrlError,
     NoResponseError,
+    check_url,
     post,
 )
 from holdfast_services.webhooks.signature import sign
@@ -35,6 +36,7 @@ class Gone:
     """The receiver does not exist any more (404, 410): send nothing more to it."""
 
     reason: str
+    status: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,9 @@ class Refused:
     """Another attempt would fail in the same way."""
 
     reason: str
+    status: int | None = field(default=None, compare=False)
+    # True if the address is internal; then the reason names it, for operators only.
+    is_internal: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Unavailable:
 
     reason: str
     after_seconds: float = 0.0
+    status: int | None = field(default=None, compare=False)
 
 
 Outcome = Delivered | Gone | Refused | Unavailable
@@ -61,6 +67,14 @@ class WebhookSender:
     def __init__(self, *, timeout_seconds: float = 10.0, allowed: Sequence[Network] = ()) -> None:
         self._timeout_seconds = timeout_seconds
         self._allowed = tuple(allowed)
+
+    def check_url(self, url: str) -> None:
+        """Refuse a URL that cannot be sent to, as far as that is known without a look-up.
+
+        Raises ``InvalidUrlError`` or ``AddressRefusedError``. ``send`` checks the addresses of a
+        name each time.
+        """
+        check_url(url, self._allowed)
 
     async def send(
         self,
@@ -88,8 +102,10 @@ class WebhookSender:
                 timeout_seconds=self._timeout_seconds,
                 allowed=self._allowed,
             )
-        except (InvalidUrlError, AddressRefusedError) as error:
+        except InvalidUrlError as error:
             return Refused(str(error))
+        except AddressRefusedError as error:
+            return Refused(str(error), is_internal=True)
         except NoResponseError as error:
             return Unavailable(str(error))
         return outcome_of(result, now)
@@ -101,10 +117,10 @@ def outcome_of(result: HttpResult, now: datetime) -> Outcome:
     if status in _OK:
         return Delivered(status)
     if status in _GONE:
-        return Gone(f"the response was {status}")
+        return Gone(f"the response was {status}", status)
     if status in _REDIRECTS:
-        return Refused(f"the response was {status}: redirects are not followed")
+        return Refused(f"the response was {status}: redirects are not followed", status)
     if is_transient(status):
         after = parse_retry_after(result.headers.get("retry-after"), now=now)
-        return Unavailable(f"the response was {status}", after or 0.0)
-    return Refused(f"the response was {status}")
+        return Unavailable(f"the response was {status}", after or 0.0, status)
+    return Refused(f"the response was {status}", status)

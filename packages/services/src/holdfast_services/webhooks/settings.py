@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from holdfast_services.webhooks.addresses import parse_networks
 from holdfast_services.webhooks.sender import WebhookSender
 
-__all__ = ["WebhookSettings"]
+__all__ = ["Networks", "WebhookSettings"]
 
 
 def _check_networks(text: str) -> str:
