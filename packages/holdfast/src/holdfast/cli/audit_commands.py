@@ -41,7 +41,7 @@ def verify(  # noqa: PLR0917 - typer turns the parameters into options
         Path | None,
         typer.Option(
             help="Write the last seal of each tenant to this file, if nothing is found. Keep it "
-            "where nobody who can write to the database can write."
+            "out of reach of those who can write to the database."
         ),
     ] = None,
     file: Annotated[

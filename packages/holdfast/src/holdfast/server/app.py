@@ -215,7 +215,6 @@ class Holdfast(Generic[TransactionT_co]):
             self.clock,
             every_seconds=audit_seal_seconds,
             keys=self.audit_keys,
-            faults=faults,
         )
         # The job handlers of the app.
         self.jobs = JobRegistry()
