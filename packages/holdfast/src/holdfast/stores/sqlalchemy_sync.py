@@ -14,7 +14,6 @@ from holdfast.extras import needs_extra
 with needs_extra("sqlalchemy"):
     from sqlalchemy import Connection, Engine, event
     from sqlalchemy import exc as sa_errors
-    from sqlalchemy.engine import Dialect
     from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from holdfast.core.decision import HELD, Held
@@ -139,6 +138,10 @@ class SqlAlchemySyncStore:
             guard_sessions(self._scoped.session_factory)
         # The name in logs and in ``/readyz``.
         self.name: str = self._engine.dialect.name
+        # True on SQLite, where writers take turns and the primary key decides.
+        self.is_sqlite = self.name == "sqlite"
+        # Of the engine.
+        self.dialect = self._engine.dialect
         database = database_of(
             self._engine,
             _DRIVERS,
@@ -174,16 +177,6 @@ class SqlAlchemySyncStore:
         """The file of the engine; None on PostgreSQL, or if its URL is an SQLite URI."""
         url = self._engine.url
         return url.database if self.is_sqlite and "uri" not in url.query else None
-
-    @property
-    def is_sqlite(self) -> bool:
-        """True on SQLite, where writers take turns and the primary key decides."""
-        return self.name == "sqlite"
-
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect of the engine."""
-        return self._engine.dialect
 
     @property
     def max_connections(self) -> int | None:
@@ -236,7 +229,9 @@ class SqlAlchemySyncStore:
         """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
         check_storable(*record_id)
         self._refuse_scoped_session_elsewhere()
-        unit = await self._new_unit(record_id, now)
+        self._refuse_closed()
+        has_slot = await self._threads.take_slot()
+        unit = SqlAlchemySyncUnit(self, self._threads, record_id, now, has_slot=has_slot)
         try:
             claim = await unit.run(lambda: self._claim(unit, record_id, now))
         except BaseException:
@@ -252,7 +247,9 @@ class SqlAlchemySyncStore:
         ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
         app, so it could not be kept alive.
         """
-        unit = await self._new_unit(None, None)
+        self._refuse_closed()
+        has_slot = await self._threads.take_slot()
+        unit = SqlAlchemySyncUnit(self, self._threads, None, None, has_slot=has_slot)
         try:
             await unit.run(lambda: self._begin(unit))
         except BaseException:
@@ -385,7 +382,7 @@ class SqlAlchemySyncStore:
         self, connection: Connection, record: Record, audit: AuditEvent | None
     ) -> None:
         """Write record and audit event and commit, in one round trip, on PostgreSQL."""
-        raw: Any = connection.connection.driver_connection
+        raw = connection.connection.dbapi_connection
         self._messages.finish_and_commit(raw, self._finish_function, record, audit)
 
     def _claim(
@@ -407,7 +404,7 @@ class SqlAlchemySyncStore:
     def _claim_on(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
         """Lock and look up, in two statements of a function; return the number of its rows."""
         lock = self.table_names.lock_number(*record_id)
-        raw: Any = connection.connection.driver_connection
+        raw = connection.connection.dbapi_connection
         _refuse_autocommit(raw)
         begin = begin_statement(raw)
         if begin is None:
@@ -485,13 +482,6 @@ class SqlAlchemySyncStore:
         pooled.detach()
         driver.autocommit = True
         return driver
-
-    async def _new_unit(
-        self, record_id: RecordId | None, claimed_at: datetime | None
-    ) -> SqlAlchemySyncUnit:
-        self._refuse_closed()
-        has_slot = await self._threads.take_slot()
-        return SqlAlchemySyncUnit(self, self._threads, record_id, claimed_at, has_slot=has_slot)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:

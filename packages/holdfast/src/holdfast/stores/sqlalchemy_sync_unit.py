@@ -10,7 +10,7 @@ connection, a hundred function calls per request.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -64,13 +64,11 @@ _TRANSLATING_OUTAGES: Final = translating_outages()
 class UnitStore(Protocol):
     """What a unit needs of its store. All of it blocks."""
 
-    @property
-    def is_sqlite(self) -> bool:
-        """True on SQLite, where writers take turns and the primary key decides."""
+    # True on SQLite, where writers take turns and the primary key decides.
+    is_sqlite: bool
 
-    @property
-    def dialect(self) -> Dialect:
-        """The dialect of the store's engine."""
+    # Of the engine.
+    dialect: Dialect
 
     def session_for(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
         """Return a session, and whether it is the app's, which goes on using it."""
@@ -213,14 +211,14 @@ class SqlAlchemySyncUnit(GuardedUnit):
     async def keep_alive(self) -> None:
         """Do nothing: a session runs one statement at a time and belongs to the app."""
 
-    async def run(self, work: Callable[[], T]) -> T:
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run a function in the thread of this unit. Raises ``StoreUnavailableError``."""
 
         def run() -> T:
             with _TRANSLATING_OUTAGES:
                 return work()
 
-        return await self._threads.run(run)
+        return self._threads.run(run)
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Flush the session, write record and audit event, and commit."""
@@ -321,8 +319,10 @@ class SqlAlchemySyncUnit(GuardedUnit):
             if self._is_the_apps:  # goes on using it after the request
                 session.info.pop(UNIT, None)
             else:
-                with suppress(Exception):
+                try:
                     session.close()
+                except Exception as error:  # noqa: BLE001 - the transaction has ended
+                    _log.debug("a session cannot be closed: %s", error)
                 session.info[UNIT] = None  # not the unit, which refers to the session
         self._leave()
 
