@@ -153,9 +153,15 @@ class FlaskGuard:
             self._state_of(app).installed = _Installed(holdfast, self._principal)
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
-        app.before_request(self._check_routes)
+        state = self._state_of(app)
+
+        def check_routes() -> None:
+            if state.checked != len(self._guarded):
+                self._check_routes()
+
+        app.before_request(check_routes)
         # Where ``holdfast worker --app`` finds it.
-        app.extensions["holdfast"] = self._state_of(app).installed or self
+        app.extensions["holdfast"] = state.installed or self
 
     @property
     def holdfast(self) -> Holdfast:
@@ -337,8 +343,6 @@ class FlaskGuard:
         """Raise ``ConfigurationError`` for a guard that guards nothing, or has no caller."""
         app = _app()
         state = self._state_of(app)
-        if state.checked == len(self._guarded):
-            return
         served = {id(one): one for view in app.view_functions.values() for one in _inside(view)}
         for guarded, view, has_principal in self._guarded:
             if id(guarded) in served and not has_principal:
