@@ -147,6 +147,49 @@ async def test_connection_of_a_session_cannot_end_the_transaction(
         await commit(store, record)
 
 
+@pytest.mark.parametrize("url", ["sqlite", "postgresql+psycopg"], indirect=True)
+async def test_pooled_connection_of_a_session_cannot_commit(store: Any) -> None:
+    record = a_record()
+    unit = await claimed(store, record.id)
+    await add_tea(unit.transaction)
+    with pytest.raises(UsageError, match="must not begin or end the transaction"):
+        unit.transaction.connection().connection.commit()
+    with pytest.raises(UsageError, match="must not begin or end the transaction"):
+        await unit.commit(record, None)
+    assert await teas(store) == 0
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgresql+psycopg"], indirect=True)
+async def test_connection_that_was_replaced_runs_no_statement(store: Any) -> None:
+    """The handler's statements would run, and could be committed, without the claim."""
+    record = a_record()
+    unit = await claimed(store, record.id)
+    connection = unit.transaction.connection()
+    connection.invalidate()
+    connection.rollback()
+    with pytest.raises(UsageError, match="must not begin or end the transaction"):
+        connection.exec_driver_sql("INSERT INTO tea VALUES ('green')")
+    with pytest.raises(UsageError, match="must not begin or end the transaction"):
+        await unit.commit(record, None)
+    assert await teas(store) == 0
+    await commit(store, record)
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgresql+psycopg"], indirect=True)
+async def test_two_stores_of_one_engine_note_a_statement_once(
+    store: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A statement noted twice would delay the rollback, which runs in another thread."""
+    unit = await store.begin()
+    other = SqlAlchemySyncStore(unit.transaction.get_bind().engine)
+    await other.open()
+    await add_tea(unit.transaction)
+    await unit.rollback()
+    assert caplog.messages == []
+    await other.close()
+    assert await teas(store) == 0
+
+
 async def test_the_apps_own_connections_may_commit(store: Any) -> None:
     """Also on the connection that a guarded session has returned to the pool."""
     record = a_record()

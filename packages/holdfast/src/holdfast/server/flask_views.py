@@ -13,7 +13,8 @@
 """
 
 from collections.abc import Callable, Iterator
-from functools import wraps
+from functools import partial, wraps
+from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
@@ -78,6 +79,8 @@ class _Installed:
             )
         self.principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self.bridge = Bridge(holdfast)
+        # By guarded view.
+        self.guards: dict[Callable[..., Any], Guard] = {}
 
     def check_caller(self, app: flask.Flask, view: str) -> None:
         """Raise ``ConfigurationError`` if nothing says who calls a view without a principal."""
@@ -92,6 +95,20 @@ class _Installed:
                 "Principal(tenant=…, actor=…), or set up Flask-Login",
                 "Holdfast(…, tenants=SINGLE_TENANT)",
             )
+
+
+class _AppState:
+    """What a ``FlaskGuard`` knows about one app."""
+
+    __slots__ = ("checked", "first_routes", "installed")
+
+    def __init__(self) -> None:
+        # Given to ``init_app``.
+        self.installed: _Installed | None = None
+        # The first route of each view and guard.
+        self.first_routes: dict[tuple[str, int], str] = {}
+        # How many guards were checked.
+        self.checked = -1
 
 
 class FlaskGuard:
@@ -120,16 +137,10 @@ class FlaskGuard:
             )
         self._principal = principal
         self._default = None if holdfast is None else _Installed(holdfast, principal)
-        self._by_app: WeakKeyDictionary[flask.Flask, _Installed] = WeakKeyDictionary()
+        self._states: WeakKeyDictionary[flask.Flask, _AppState] = WeakKeyDictionary()
         self._names = EndpointNames()
         # Guarded functions, what they guard, and whether they have their own principal.
         self._guarded: list[tuple[Callable[..., Any], Callable[..., Any], bool]] = []
-        # The first route of each view and guard.
-        self._first_routes: WeakKeyDictionary[flask.Flask, dict[tuple[str, int], str]] = (
-            WeakKeyDictionary()
-        )
-        # How many guards were checked.
-        self._checked: WeakKeyDictionary[flask.Flask, int] = WeakKeyDictionary()
         if app is not None:
             self.init_app(app)
 
@@ -139,23 +150,38 @@ class FlaskGuard:
         ``holdfast`` is used for this app, in place of the one given to ``FlaskGuard``.
         """
         if holdfast is not None:
-            self._by_app[app] = _Installed(holdfast, self._principal)
+            self._state_of(app).installed = _Installed(holdfast, self._principal)
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
-        app.before_request(self._check_routes)
+        state = self._state_of(app)
+
+        def check_routes() -> None:
+            if state.checked != len(self._guarded):
+                self._check_routes()
+
+        app.before_request(check_routes)
         # Where ``holdfast worker --app`` finds it.
-        app.extensions["holdfast"] = self._by_app.get(app, self)
+        app.extensions["holdfast"] = state.installed or self
 
     @property
     def holdfast(self) -> Holdfast:
         """The Holdfast of the current app. Raises ``ConfigurationError`` if it has none."""
         return self._installed().holdfast
 
-    def _installed(self) -> _Installed:
-        app = _app() if flask.has_app_context() else None
-        found = self._default if app is None else self._by_app.get(app, self._default)
-        if found is None and len(self._by_app) == 1:
-            found = next(iter(self._by_app.values()))
+    def _state_of(self, app: flask.Flask) -> _AppState:
+        found = self._states.get(app)
+        if found is None:
+            found = self._states.setdefault(app, _AppState())
+        return found
+
+    def _installed(self, state: _AppState | None = None) -> _Installed:
+        """Return what was installed in the current app, whose state may be given."""
+        if state is None and flask.has_app_context():
+            state = self._state_of(_app())
+        found = self._default if state is None else state.installed or self._default
+        if found is None:
+            own = [one.installed for one in self._states.values() if one.installed is not None]
+            found = own[0] if len(own) == 1 else None
         if found is None:
             raise ConfigurationError(
                 "this FlaskGuard has no Holdfast: write FlaskGuard(Holdfast(store), app), or in an "
@@ -189,27 +215,29 @@ class FlaskGuard:
             return guarded
 
         def guard_function(view: Any, name: str) -> Any:
-            guards: WeakKeyDictionary[_Installed, Guard] = WeakKeyDictionary()
+            # Flask's ``ensure_sync`` inspects a function at each call.
+            is_async = iscoroutinefunction(view)
 
             def guard_for(installed: _Installed) -> Guard:
-                found = guards.get(installed)
-                if found is None:
-                    chosen = installed.holdfast.policy_or_default(policy)
-                    check_rate_limit(installed.holdfast.limiter, chosen, name)
-                    found = guards[installed] = Guard(chosen, endpoint)
-                return found
-
-            if self._default is not None:
-                guard_for(self._default)  # refuses a rate limit without a limiter
-            if endpoint is not None:
-                self._names.add(endpoint, name)
+                chosen = installed.holdfast.policy_or_default(policy)
+                check_rate_limit(installed.holdfast.limiter, chosen, name)
+                return Guard(chosen, endpoint)
 
             @wraps(view)
             def guarded(*args: Any, **kwargs: Any) -> Any:
-                installed = self._installed()
-                chosen = guard_for(installed)
-                return self._serve(installed, chosen, principal, guarded, view, args, kwargs)
+                app = _app()
+                state = self._state_of(app)
+                installed = self._installed(state)
+                chosen = installed.guards.get(guarded)
+                if chosen is None:
+                    chosen = installed.guards[guarded] = guard_for(installed)
+                run = partial(app.ensure_sync(view) if is_async else view, *args, **kwargs)
+                return self._serve(app, state, installed, chosen, principal, guarded, view, run)
 
+            if self._default is not None:  # refuses a rate limit without a limiter
+                self._default.guards[guarded] = guard_for(self._default)
+            if endpoint is not None:
+                self._names.add(endpoint, name)
             mark_guarded(guarded, Guard(policy or Policy(), endpoint))
             self._guarded.append((guarded, view, principal is not None))
             return guarded
@@ -234,7 +262,8 @@ class FlaskGuard:
 
     def close(self) -> None:
         """Close the store, of all apps. Call it when the process ends."""
-        for installed in (self._default, *self._by_app.values()):
+        of_apps = (state.installed for state in self._states.values())
+        for installed in (self._default, *of_apps):
             if installed is not None:
                 installed.bridge.close()
 
@@ -242,17 +271,17 @@ class FlaskGuard:
 
     def _serve(  # noqa: PLR0917
         self,
+        app: flask.Flask,
+        state: _AppState,
         installed: _Installed,
         guard: Guard,
         principal: GetPrincipal | None,
         guarded: Callable[..., Any],
         view: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        run: Callable[[], Any],
     ) -> Any:
-        # The objects behind Flask's proxies, each of which costs a look-up per attribute.
-        app, current = _app(), _request()
-        run = app.ensure_sync(view)
+        # The object behind Flask's proxy, which costs a look-up per attribute.
+        current = _request()
         rule = current.url_rule
         if current.method in SAFE_METHODS:
             if rule is not None and SAFE_METHODS.issuperset(rule.methods or ()):
@@ -260,21 +289,22 @@ class FlaskGuard:
                     f"{rule.rule} is guarded, but a {current.method} must not write: guard POST, "
                     "PUT, PATCH or DELETE"
                 )
-            return run(*args, **kwargs)
+            return run()
         if installed.bridge.is_serving:  # called by a guarded view, whose guard counts
-            return run(*args, **kwargs)
-        self._check_routes()
+            return run()
+        if state.checked != len(self._guarded):
+            self._check_routes()
         own: list[flask.Response] = []
 
         def handle() -> Response:
-            response = _response_of(app, current, run, args, kwargs)
+            response = _response_of(app, current, run)
             own.append(response)
             return _collected(response, current.path, guard.policy.max_response_bytes)
 
         path = rule.rule if rule is not None else current.path
         params = {name: str(value) for name, value in (current.view_args or {}).items()}
         if guard.endpoint is not None and rule is not None:
-            params = with_route(params, self._later_route(app, rule, guarded))
+            params = with_route(params, self._later_route(app, state, rule, guarded))
         scope, body = _scope_and_body(current, guard.policy.max_body_bytes)
         served = installed.bridge.serve(
             SyncRequest(
@@ -287,12 +317,15 @@ class FlaskGuard:
         )
         return _flask_response(served, own[-1] if served.is_own else None)
 
-    def _later_route(self, app: flask.Flask, rule: Any, guarded: Callable[..., Any]) -> str | None:
+    @staticmethod
+    def _later_route(
+        app: flask.Flask, state: _AppState, rule: Any, guarded: Callable[..., Any]
+    ) -> str | None:
         """Return the route of the request, or None if it is the first that leads to its view.
 
         The first one is None so that a route added to a view changes nothing for those before it.
         """
-        firsts = self._first_routes.setdefault(app, {})
+        firsts = state.first_routes
         key = (rule.endpoint, id(guarded))
         if key not in firsts:
             views = app.view_functions
@@ -309,8 +342,7 @@ class FlaskGuard:
     def _check_routes(self) -> None:
         """Raise ``ConfigurationError`` for a guard that guards nothing, or has no caller."""
         app = _app()
-        if self._checked.get(app) == len(self._guarded):
-            return
+        state = self._state_of(app)
         served = {id(one): one for view in app.view_functions.values() for one in _inside(view)}
         for guarded, view, has_principal in self._guarded:
             if id(guarded) in served and not has_principal:
@@ -322,7 +354,7 @@ class FlaskGuard:
                     f"{name_of_view(view)} is guarded above its route decorator, so its route is "
                     "not guarded: put @guard(…) below @app.post(…)"
                 )
-        self._checked[app] = len(self._guarded)
+        state.checked = len(self._guarded)
 
     def _respond(self, error: Exception) -> Any:
         """Respond with a Holdfast error that a view raised."""
@@ -405,16 +437,14 @@ def login_principal() -> Principal:
 def _response_of(
     app: flask.Flask,
     current: flask.Request,
-    view: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    run: Callable[[], Any],
 ) -> flask.Response:
     """Run the view. An exception for which the app has a handler becomes its response."""
     # Without the server's way to send files, ``send_file`` gives one that can be read.
     wrapper = current.environ.pop(_FILE_WRAPPER, None)
     try:
         try:
-            result = view(*args, **kwargs)
+            result = run()
         except Exception as error:  # noqa: BLE001 - raised again unless the app handles it
             try:
                 result = app.handle_user_exception(error)
@@ -464,7 +494,7 @@ def _flask_response(served: Served, own: flask.Response | None) -> flask.Respons
         # The view's own object: it may have callbacks, and extensions look at its type.
         for name, value in served.headers:
             if name in ADDED_HEADERS:
-                own.headers[name.decode("latin-1")] = value.decode("latin-1")
+                own.headers.set(name.decode("latin-1"), value.decode("latin-1"))
         return own
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in served.headers]
     return current_app.response_class(served.body, served.status, headers)
@@ -486,13 +516,11 @@ def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any],
         return with_content_type(scope, b"application/x-www-form-urlencoded"), parsed_form(
             fields, files
         )
-    own_limit = current.max_content_length
-    if length is None and (own_limit is None or own_limit > limit):
-        current.max_content_length = limit
+    is_limited_here = length is None and _lower_limit(current, limit)
     try:
         body = current.get_data(cache=True)
     except RequestEntityTooLarge:
-        if current.max_content_length == own_limit:
+        if not is_limited_here:
             raise  # the app's own limit, and its own response
         too_long = (b"content-length", str(limit + 1).encode())
         return {**scope, "headers": [*scope["headers"], too_long]}, b""
@@ -502,3 +530,12 @@ def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any],
             "request.get_data() in hooks, which keeps it, not request.stream"
         )
     return scope, body
+
+
+def _lower_limit(current: flask.Request, limit: int) -> bool:
+    """Limit a body without a length; return False if the app's own limit is as low."""
+    own_limit = current.max_content_length
+    if own_limit is not None and own_limit <= limit:
+        return False
+    current.max_content_length = limit
+    return True

@@ -30,7 +30,7 @@ from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
 from holdfast.server.execution import Execution, executing
-from holdfast.server.guarded_request import GuardedRequest, Principal
+from holdfast.server.guarded_request import SHARED_PRINCIPAL, GuardedRequest, Principal
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.request_head import RequestHead
 from holdfast.server.request_thread import (
@@ -203,7 +203,7 @@ class Bridge:
         finally:
             _sync_request.reset(token)
         start = messages[0]
-        content = b"".join(message.get("body", b"") for message in messages[1:])
+        content: bytes = messages[1]["body"] if len(messages) == 2 else _joined(messages)  # noqa: PLR2004
         own: Response | None = request.scope.get("holdfast.own_response")
         is_own = (
             own is not None
@@ -259,12 +259,16 @@ class Bridge:
         await send({"type": "http.response.start", **start})
         await send({"type": "http.response.body", "body": response.body})
 
-    async def _identify(self, head: RequestHead) -> Principal:
+    def _identify(self, head: RequestHead) -> Principal | Awaitable[Principal]:
         """Identify the caller in the request's thread, where the app's sign-in has its data."""
         chosen = _sync_request.get().principal
+        if chosen is None and self.holdfast.is_single_tenant:
+            return SHARED_PRINCIPAL
 
         def identify() -> Principal:
             found: Any = self.holdfast.identify(head) if chosen is None else chosen()
+            if isinstance(found, Principal):
+                return found
             if inspect.isawaitable(found):
                 found = asyncio.run_coroutine_threadsafe(_result(found), self.loop()).result()
             if not isinstance(found, Principal):
@@ -273,7 +277,7 @@ class Bridge:
                 )
             return found
 
-        return await run_in_request_thread(identify)
+        return run_in_request_thread(identify)
 
     # -- threads ------------------------------------------------------------------------------
 
@@ -318,6 +322,11 @@ def _split_joined_header(scope: dict[str, Any], key_header: str) -> None:
         for name, value in scope["headers"]
         for part in (split_joined_keys(value) if name == wanted else (value,))
     ]
+
+
+def _joined(messages: list[Any]) -> bytes:
+    """Return the body in the messages of a response, after its start."""
+    return b"".join([message.get("body", b"") for message in messages[1:]])
 
 
 async def _result(work: Awaitable[T]) -> T:

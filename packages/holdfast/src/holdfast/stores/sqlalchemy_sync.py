@@ -4,11 +4,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import datetime
 from importlib import import_module
 from typing import Any, Final, TypeVar
-from weakref import WeakSet
 
 from holdfast.extras import needs_extra
 
@@ -22,11 +21,8 @@ from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
-    CommitUnknownError,
     ConfigurationError,
-    NoTransactionError,
     StoreUnavailableError,
-    SupersededError,
     UsageError,
 )
 from holdfast.ports import (
@@ -53,12 +49,9 @@ from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import begin_statement
 from holdfast.stores.pyformat import to_pyformat
-from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
+from holdfast.stores.rows import listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
-    driver_error,
-    is_outage,
-    raise_without_statement,
     refuse_connection,
     translating_outages,
     translating_refusals,
@@ -66,23 +59,20 @@ from holdfast.stores.sqlalchemy_errors import (
 from holdfast.stores.sqlalchemy_file import ReplacedFile
 from holdfast.stores.sqlalchemy_sessions import (
     CLAIMED_ROWS,
-    ENDED,
     HELD_ROWS,
-    INLINE_BODY_BYTES,
-    SUPERSEDED,
-    UNIT,
-    GuardedUnit,
     autocommit_refusal,
     begin_immediate,
     database_of,
     has_unflushed_changes,
-    listen_for_control,
-    listen_for_ends,
-    listen_for_statements,
     max_connections,
     record_list_values,
     save,
     warn_unless_synchronous,
+)
+from holdfast.stores.sqlalchemy_sync_unit import (
+    SqlAlchemySyncUnit,
+    guard_sessions,
+    listen_to_driver_calls,
 )
 from holdfast.stores.sqlite.epoch import reading_of
 from holdfast.stores.sqlite.rows import to_text, to_values
@@ -99,17 +89,6 @@ _DRIVERS: Final = {("sqlite", "pysqlite"): "sqlite", ("postgresql", "psycopg"): 
 _MOST_CONNECTIONS: Final = 32
 _TURN_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 10.0
-# How long the rollback waits for a statement of a thread that its handler has abandoned.
-_ABANDONED_SECONDS: Final = 30.0
-_PAUSE_SECONDS: Final = 0.005
-# SQLAlchemy's code of errors for a session that another thread uses.
-_SESSION_IN_USE: Final = "isce"
-# Events of the engine, each directly before a call of the driver.
-_DRIVER_CALLS: Final = ("do_execute", "do_executemany", "do_execute_no_params")
-# Execution option of a connection: the unit that notes its statements.
-_STATEMENTS: Final = "holdfast_statements"
-
-_TRANSLATING_OUTAGES: Final = translating_outages()
 
 
 class SqlAlchemySyncStore:
@@ -154,11 +133,15 @@ class SqlAlchemySyncStore:
         self._sessions = (
             sessions if isinstance(sessions, sessionmaker) else sessionmaker(self._engine)
         )
-        _guard_sessions(self._sessions)
+        guard_sessions(self._sessions)
         if self._scoped is not None:
-            _guard_sessions(self._scoped.session_factory)
+            guard_sessions(self._scoped.session_factory)
         # The name in logs and in ``/readyz``.
         self.name: str = self._engine.dialect.name
+        # True on SQLite, where writers take turns and the primary key decides.
+        self.is_sqlite = self.name == "sqlite"
+        # Of the engine.
+        self.dialect = self._engine.dialect
         database = database_of(
             self._engine,
             _DRIVERS,
@@ -196,11 +179,6 @@ class SqlAlchemySyncStore:
         return url.database if self.is_sqlite and "uri" not in url.query else None
 
     @property
-    def is_sqlite(self) -> bool:
-        """True on SQLite, where writers take turns and the primary key decides."""
-        return self.name == "sqlite"
-
-    @property
     def max_connections(self) -> int | None:
         """How many connections the engine's pool allows; None if there is no limit."""
         return max_connections(self._engine.pool)
@@ -215,11 +193,8 @@ class SqlAlchemySyncStore:
             return
         self._threads.open()
         self._is_open = True
-        for name in _DRIVER_CALLS:
-            event.listen(self._engine, name, self._before_driver_call)
-        event.listen(self._engine, "handle_error", self._after_error)
         create_database_file(self.sqlite_path, of_app=True)
-        listen_for_control(self._engine)
+        listen_to_driver_calls(self._engine)
         try:
             with translating_refusals():
                 await self._transact(self._apply_migrations)
@@ -237,9 +212,6 @@ class SqlAlchemySyncStore:
         if self._is_open:
             self._is_open = False
             await self._threads.close(_CLOSE_SECONDS)
-            for name in _DRIVER_CALLS:
-                event.remove(self._engine, name, self._before_driver_call)
-            event.remove(self._engine, "handle_error", self._after_error)
             self._replaced_file.stop()
             if event.contains(self._engine, "connect", self._on_connect):
                 event.remove(self._engine, "connect", self._on_connect)
@@ -257,7 +229,9 @@ class SqlAlchemySyncStore:
         """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
         check_storable(*record_id)
         self._refuse_scoped_session_elsewhere()
-        unit = await self._new_unit(record_id, now)
+        self._refuse_closed()
+        has_slot = await self._threads.take_slot()
+        unit = SqlAlchemySyncUnit(self, self._threads, record_id, now, has_slot=has_slot)
         try:
             claim = await unit.run(lambda: self._claim(unit, record_id, now))
         except BaseException:
@@ -267,13 +241,15 @@ class SqlAlchemySyncStore:
             await unit.rollback()
         return claim
 
-    async def begin(self, *, idle_seconds: float | None = None) -> "SqlAlchemySyncUnit":  # noqa: ARG002
+    async def begin(self, *, idle_seconds: float | None = None) -> SqlAlchemySyncUnit:  # noqa: ARG002
         """Open a transaction without a key.
 
         ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
         app, so it could not be kept alive.
         """
-        unit = await self._new_unit(None, None)
+        self._refuse_closed()
+        has_slot = await self._threads.take_slot()
+        unit = SqlAlchemySyncUnit(self, self._threads, None, None, has_slot=has_slot)
         try:
             await unit.run(lambda: self._begin(unit))
         except BaseException:
@@ -406,11 +382,11 @@ class SqlAlchemySyncStore:
         self, connection: Connection, record: Record, audit: AuditEvent | None
     ) -> None:
         """Write record and audit event and commit, in one round trip, on PostgreSQL."""
-        raw: Any = connection.connection.driver_connection
+        raw = connection.connection.dbapi_connection
         self._messages.finish_and_commit(raw, self._finish_function, record, audit)
 
     def _claim(
-        self, unit: "SqlAlchemySyncUnit", record_id: RecordId, now: datetime
+        self, unit: SqlAlchemySyncUnit, record_id: RecordId, now: datetime
     ) -> Claimed | Found | Held:
         session = unit.start()
         if self.is_sqlite:
@@ -428,7 +404,7 @@ class SqlAlchemySyncStore:
     def _claim_on(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
         """Lock and look up, in two statements of a function; return the number of its rows."""
         lock = self.table_names.lock_number(*record_id)
-        raw: Any = connection.connection.driver_connection
+        raw = connection.connection.dbapi_connection
         _refuse_autocommit(raw)
         begin = begin_statement(raw)
         if begin is None:
@@ -439,7 +415,7 @@ class SqlAlchemySyncStore:
         rows: int = self._messages.begin_and_claim(raw, begin, function, lock, record_id, now)
         return rows
 
-    def _begin(self, unit: "SqlAlchemySyncUnit") -> None:
+    def _begin(self, unit: SqlAlchemySyncUnit) -> None:
         session = unit.start()
         if not self.is_sqlite:
             connection = self._connect(session)
@@ -506,13 +482,6 @@ class SqlAlchemySyncStore:
         pooled.detach()
         driver.autocommit = True
         return driver
-
-    async def _new_unit(
-        self, record_id: RecordId | None, claimed_at: datetime | None
-    ) -> "SqlAlchemySyncUnit":
-        self._refuse_closed()
-        has_slot = await self._threads.take_slot()
-        return SqlAlchemySyncUnit(self, self._threads, record_id, claimed_at, has_slot=has_slot)
 
     def _refuse_closed(self) -> None:
         if not self._is_open:
@@ -595,365 +564,10 @@ class SqlAlchemySyncStore:
             if not driver.closed:
                 driver.autocommit = before
 
-    def _before_driver_call(self, *args: Any) -> None:
-        """Let the unit of a guarded connection note a statement.
-
-        Not in ``before_cursor_execute``: if a listener after this one refuses the statement,
-        SQLAlchemy 2.0 calls neither ``after_cursor_execute`` nor ``handle_error``.
-        """
-        context = args[-1]
-        unit = None if context is None else _unit_of(context.root_connection)
-        if unit is not None:
-            unit.begin_statement()
-
-    def _after_error(self, context: Any) -> None:
-        unit = None if context.connection is None else _unit_of(context.connection)
-        if unit is not None:
-            unit.end_statement()
-
     def _look_at_sqlite(self, connection: Connection) -> None:
         warn_unless_synchronous(self.run(connection, "PRAGMA synchronous").scalar_one())
         driver: Any = connection.connection.driver_connection
         self._app_begins = bool(driver.in_transaction)
-
-
-class SyncSessionStatements:
-    """Holdfast's statements in the transaction of an app's session."""
-
-    def __init__(self, store: SqlAlchemySyncStore, unit: "SqlAlchemySyncUnit") -> None:
-        self._store = store
-        self._unit = unit
-
-    async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
-
-        def run() -> int:
-            connection = self._unit.transaction.connection()
-            return int(self._store.run_named(connection, sql, params).rowcount)
-
-        return max(await self._unit.run(run), 0)
-
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
-
-        def run() -> list[Row]:
-            return self._store.fetch(self._unit.transaction.connection(), sql, params)
-
-        return await self._unit.run(run)
-
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
-        rows = await self.fetch_all(sql, params)
-        return rows[0] if rows else None
-
-
-class SqlAlchemySyncUnit(GuardedUnit):
-    """The session of one guarded request or job. Only Holdfast commits or ends it."""
-
-    # For messages.
-    flush_hint = "session.flush()"
-    # For messages.
-    close_hint = "without `with`, close() and remove()"
-    # The handler uses ``transaction`` without ``await``.
-    is_sync = True
-
-    def __init__(
-        self,
-        store: SqlAlchemySyncStore,
-        threads: StoreThreads,
-        record_id: RecordId | None,
-        claimed_at: datetime | None,
-        *,
-        has_slot: bool,
-    ) -> None:
-        """Use a slot of ``threads`` that the caller has taken, or the request's thread."""
-        super().__init__()
-        self._store = store
-        self._threads = threads
-        self._record_id = record_id
-        self._claimed_at = claimed_at
-        self._session: Session | None = None
-        self._is_the_apps = False
-        self._has_turn = False
-        self._has_slot = has_slot
-        self._ended = False
-        # Rows that SQLite's connection has changed since it was opened, without those of this unit.
-        self._changes_before = 0
-        self._lock = threading.Lock()
-        # Held while a statement runs in a thread that the handler may have abandoned.
-        self._statement = threading.RLock()
-        self._statement_thread = 0
-        # Of the claim, on PostgreSQL; None once a handler has ended that transaction.
-        self.connection: Connection | None = None
-        # True if another request has committed the key.
-        self.superseded = False
-
-    @property
-    def transaction(self) -> Session:
-        """The session to write in."""
-        if self._session is None:
-            raise NoTransactionError(ENDED)
-        return self._session
-
-    @property
-    def statements(self) -> SyncSessionStatements:
-        """The session's transaction, for Holdfast's statements."""
-        return SyncSessionStatements(self._store, self)
-
-    async def has_written(self) -> bool:
-        """Return whether the handler has written, or would with the next flush."""
-        return await self.run(self._has_written)
-
-    def _has_written(self) -> bool:
-        session = self.transaction
-        if has_unflushed_changes(session):
-            return True
-        if not session.in_transaction() or self._ended_by_connection:
-            return self._closed_by_handler or self._ended_by_connection
-        if not self._store.is_sqlite:
-            connection = session.connection()
-            return bool(self._store.run(connection, HAS_WRITTEN).scalar())
-        driver: Any = session.connection().connection.driver_connection
-        return self._has_turn and driver.total_changes != self._changes_before
-
-    async def keep_alive(self) -> None:
-        """Do nothing: a session runs one statement at a time and belongs to the app."""
-
-    async def run(self, work: Callable[[], T]) -> T:
-        """Run a function in the thread of this unit. Raises ``StoreUnavailableError``."""
-
-        def run() -> T:
-            with _TRANSLATING_OUTAGES:
-                return work()
-
-        return await self._threads.run(run)
-
-    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Flush the session, write record and audit event, and commit."""
-        if self._ended:
-            raise NoTransactionError(ENDED)
-        try:
-            await self.run(lambda: self._commit(record, audit))
-        finally:
-            self._free_slot()
-
-    async def rollback(self) -> None:
-        """Roll back; close the connection if that fails."""
-        if not self._ended:
-            try:
-                await self.run(self._undo)
-            finally:
-                self._free_slot()
-
-    # -- blocking, in the thread ----------------------------------------------------------------
-
-    def start(self) -> Session:
-        """Get the session. From now on, only this unit ends its transaction."""
-        session, self._is_the_apps = self._store.session_for(
-            is_in_request_thread=not self._has_slot
-        )
-        self._session = session
-        session.info[UNIT] = self
-        return session
-
-    def _commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        session = self.transaction
-        try:
-            self._refuse_closed()
-            session.flush()
-            connection = self.connection or session.connection()
-            if record is not None and self._fits_one_message(session, record):
-                self._store.save_and_commit(connection, record, audit)
-            else:
-                self._store.save(connection, record, audit)
-        except BaseException:
-            self._undo()
-            raise
-        self._may_end = True
-        try:
-            session.commit()
-        except BaseException as error:
-            self._undo()
-            if is_outage(error):
-                lost = f"the connection was lost in COMMIT: {driver_error(error)}"
-                raise_without_statement(CommitUnknownError(lost), error)
-            raise
-        self._end()
-
-    def _fits_one_message(self, session: Session, record: Record) -> bool:
-        """Check whether COMMIT may be sent with the record, before ``session.commit()``.
-
-        Not if the app listens to ``before_commit``, because it may write there. psycopg does
-        nothing in ``commit()`` when the transaction has ended.
-        """
-        return (
-            not self._store.is_sqlite
-            and len(record.body) <= INLINE_BODY_BYTES
-            and len(session.dispatch.before_commit) == 1
-            and session.get_nested_transaction() is None
-        )
-
-    def _undo(self) -> None:
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = self._may_end = True
-        # From now on statements of other threads are refused, but one may still run.
-        deadline = time.monotonic() + _ABANDONED_SECONDS
-        while self._statement.acquire(timeout=max(deadline - time.monotonic(), 0)):
-            is_over = True
-            try:
-                is_over = (
-                    self._session is None
-                    or _roll_back(self._session)
-                    or time.monotonic() > deadline
-                )
-            finally:
-                if is_over:
-                    self._end()
-                self._statement.release()
-            if is_over:
-                return
-            time.sleep(_PAUSE_SECONDS)  # without the lock, for which the other thread may wait
-        _log.error("a statement of a cancelled handler does not end: its connection is lost")
-        self._leave()
-
-    def _end(self) -> None:
-        with self._lock:
-            self._ended = True
-        session = self._session
-        if session is not None:
-            if self._is_the_apps:  # goes on using it after the request
-                session.info.pop(UNIT, None)
-            else:
-                with suppress(Exception):
-                    session.close()
-                session.info[UNIT] = None  # not the unit, which refers to the session
-        self._leave()
-
-    def _leave(self) -> None:
-        with self._lock:
-            had_turn, self._has_turn = self._has_turn, False
-        if had_turn:
-            self._store.pass_turn_on()
-
-    def _free_slot(self) -> None:
-        if self._ended and self._has_slot:
-            self._has_slot = False
-            self._threads.free_slot()
-
-    # -- called by the listeners below --------------------------------------------------------
-
-    @property
-    def has_ended(self) -> bool:
-        """True once it was committed or rolled back."""
-        return self._ended
-
-    def prepare(self) -> None:
-        """Wait for the turn to write, on SQLite. Called before a connection is taken."""
-        if self._ended:
-            raise NoTransactionError(ENDED)
-        if self._store.is_sqlite:
-            self._take_turn()
-
-    def begin_on(self, connection: Connection) -> None:
-        """Guard the connection. On SQLite, begin first.
-
-        Raises ``SupersededError`` if the key has a record by now.
-        """
-        if self._has_slot:  # else the handler has no other thread
-            connection.execution_options(**{_STATEMENTS: self})
-            event.listen(connection, "after_cursor_execute", self.end_statement)
-        if self._store.is_sqlite:
-            self._begin_immediate(connection)
-        self.guard_connection(connection)
-
-    def _begin_immediate(self, connection: Connection) -> None:
-        self._take_turn()
-        with translating_outages():
-            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
-        driver: Any = connection.connection.driver_connection
-        self._changes_before = driver.total_changes
-        if taken:
-            self.superseded = True
-            raise SupersededError(SUPERSEDED)
-
-    def note_end(self) -> None:
-        """Note the end of a transaction: by a rollback, or by closing the session."""
-        self.connection = None
-        super().note_end()
-
-    def _take_turn(self) -> None:
-        if self._has_turn:
-            return
-        self._store.take_turn()
-        with self._lock:
-            self._has_turn = not self._ended
-        if not self._has_turn:  # rolled back by another thread while this one waited
-            self._store.pass_turn_on()
-            raise NoTransactionError(ENDED)
-
-    def begin_statement(self) -> None:
-        """Note that a statement begins in this thread. Raises if the unit has ended."""
-        self._statement.acquire()
-        if self._ended:
-            self._statement.release()
-            raise NoTransactionError(ENDED)
-        self._statement_thread = threading.get_ident()
-
-    def end_statement(self, *_: Any) -> None:
-        """Note that a statement has ended, or failed, in this thread."""
-        if self._statement_thread == threading.get_ident():
-            self._statement_thread = 0
-            self._statement.release()
-
-
-# -- event listeners, of the session maker: they do nothing in a session that no unit guards ------
-
-
-# Makers that have the listeners: another store may have the same one.
-_guarded_makers: "WeakSet[sessionmaker[Any]]" = WeakSet()
-
-
-def _guard_sessions(maker: sessionmaker[Any]) -> None:
-    if maker in _guarded_makers:
-        return
-    _guarded_makers.add(maker)
-    listen_for_ends(maker)
-    listen_for_statements(maker)
-    event.listen(maker, "after_begin", _after_begin)
-
-
-def _after_begin(session: Session, transaction: Any, connection: Connection) -> None:
-    if UNIT not in session.info or transaction.parent is not None:  # a savepoint
-        return
-    unit: SqlAlchemySyncUnit | None = session.info[UNIT]
-    if unit is None or unit.has_ended:
-        # It ended after this thread's check in ``prepare``: nothing else returns the connection.
-        connection.close()
-        raise NoTransactionError(ENDED)
-    unit.begin_on(connection)
-
-
-def _unit_of(connection: Connection) -> SqlAlchemySyncUnit | None:
-    unit: SqlAlchemySyncUnit | None = connection.get_execution_options().get(_STATEMENTS)
-    return unit
-
-
-def _roll_back(session: Session) -> bool:
-    """Roll back; close the connection if that fails.
-
-    Return False if another thread is inside the session: it is about to be refused.
-    """
-    try:
-        session.rollback()
-    except Exception as error:  # noqa: BLE001 - the connection is closed then
-        # Also raised as InvalidRequestError, while the other thread gets a connection.
-        if getattr(error, "code", None) == _SESSION_IN_USE:
-            return False
-        with suppress(Exception):
-            session.invalidate()
-    return True
 
 
 def _engine_of(sessions: Engine | sessionmaker[Any] | scoped_session[Any]) -> Engine:

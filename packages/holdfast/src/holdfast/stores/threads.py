@@ -6,7 +6,7 @@ that request are made in it. Where there is no such thread, they are made in a p
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
@@ -22,7 +22,7 @@ T = TypeVar("T")
 class RequestThread(Protocol):
     """The thread of the request being served."""
 
-    async def run(self, work: Callable[[], T]) -> T:
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run a function in the request's thread and return its result."""
 
 
@@ -106,7 +106,9 @@ class StoreThreads:
         self._taken -= 1
         self._slots.release()
 
-    async def run(self, work: Callable[[], T], *, cancel: Callable[[], None] | None = None) -> T:
+    def run(
+        self, work: Callable[[], T], *, cancel: Callable[[], None] | None = None
+    ) -> Awaitable[T]:
         """Run a function in the thread of the request, or in the pool if there is none.
 
         In the pool it runs to its end, even if the caller is cancelled; ``cancel`` is then called,
@@ -114,7 +116,10 @@ class StoreThreads:
         """
         thread: RequestThread | None = request_thread.get(None)
         if thread is not None:
-            return await thread.run(work)
+            return thread.run(work)
+        return self._run_in_pool(work, cancel)
+
+    async def _run_in_pool(self, work: Callable[[], T], cancel: Callable[[], None] | None) -> T:
         loop = asyncio.get_running_loop()
         running: asyncio.Future[T] = loop.run_in_executor(self._pool, copy_context().run, work)
         return await _to_its_end(running, cancel)
