@@ -28,7 +28,7 @@ def quick_path() -> Iterator[Path]:
 def lab(quick_path: Path) -> Iterator[Lab]:
     made = Lab(quick_path / "outbox.db")
     yield made
-    made.queue.close()
+    made.close()
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def stopping_lab(quick_path: Path) -> Iterator[Lab]:
     ]
     made = Lab(quick_path / "outbox.db", profiles=profiles)
     yield made
-    made.queue.close()
+    made.close()
 
 
 @pytest.fixture(scope="session")

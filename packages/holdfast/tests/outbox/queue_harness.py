@@ -54,11 +54,13 @@ class Lab:
         self.clock = PocketClock()
         self.events: list[Event] = []
         self.options = options
+        self._opened: list[OutboxQueue] = []
         self.queue = self.open()
         self.queue.add_user("ada")
 
     def open(self, path: Path | None = None, **options: Any) -> OutboxQueue:
-        return OutboxQueue.open(
+        """Open a queue, which ``close`` closes."""
+        queue = OutboxQueue.open(
             path or self.path,
             **{
                 "clock": self.clock,
@@ -68,6 +70,12 @@ class Lab:
                 **options,
             },
         )
+        self._opened.append(queue)
+        return queue
+
+    def close(self) -> None:
+        for queue in self._opened:
+            queue.close()
 
     def reopen(self, **options: Any) -> OutboxQueue:
         self.queue.close()

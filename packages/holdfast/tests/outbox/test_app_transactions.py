@@ -22,7 +22,7 @@ def app(request: pytest.FixtureRequest, quick_path: Path) -> Iterator[Lab]:
         connection.execute("CREATE TABLE notes (text)")
     made.events.clear()
     yield made
-    made.queue.close()
+    made.close()
 
 
 def connected(app: Lab) -> Any:

@@ -27,7 +27,7 @@ OTHER = bytes(reversed(KEY))
 def secret(quick_path: Path) -> Iterator[Lab]:
     made = Lab(quick_path / "outbox.db", passphrase=KEY)
     yield made
-    made.queue.close()
+    made.close()
 
 
 def contents(path: Path) -> dict[str, bytes]:
