@@ -71,8 +71,9 @@ SERVICES: Final = (
         "org",
         (
             "planning_search",
-            "planning_delivery_attempts",
+            # No attempt is added without its delivery.
             "planning_deliveries",
+            "planning_delivery_attempts",
             "planning_webhooks",
             "planning_webhook_counts",
             "planning_notifications",

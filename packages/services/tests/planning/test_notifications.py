@@ -16,9 +16,10 @@ import pytest
 from holdfast.ids import new_id
 from holdfast_services.planning import inbox as inbox_module
 from holdfast_services.planning.inbox import Cursor, Inbox, add_notification, read_inbox
+from packages.services.tests.conftest import Serve
 from packages.services.tests.support.event_reader import listening
 
-from .fixtures import NOWHERE, Member, OpenPlanning, PlanningServer, ok, refused, tag, token
+from .fixtures import NOWHERE, Member, OpenPlanning, PlanningServer, ok, opener, refused, tag, token
 
 PATH = "/v1/notifications"
 ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "12"))
@@ -151,7 +152,10 @@ async def test_notifications_of_others_are_not_found(planning: PlanningServer) -
             "auth.required")  # fmt: skip
 
 
-async def test_roles_that_are_required_are_required_here_too(open_planning: OpenPlanning) -> None:
+async def test_roles_that_are_required_are_required_here_too(
+    serve: Serve, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_planning = opener(serve, sqlite_url, monkeypatch)
     async with open_planning(planning_roles_required=True) as planning:
         own = await notify(planning.holdfast.store, Inbox("acme", "vic"), 1)
         nobody, viewer = planning.member("vic", "acme"), planning.member("vic", "acme", "viewer")
@@ -285,7 +289,10 @@ async def test_the_stream_has_past_notifications_and_then_new_ones(
         assert (await reader.event())[0] == cursor
 
 
-async def test_streams_of_a_person_are_limited(open_planning: OpenPlanning) -> None:
+async def test_streams_of_a_person_are_limited(
+    serve: Serve, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_planning = opener(serve, sqlite_url, monkeypatch)
     async with open_planning(planning_notifications_streams=1) as planning:
         stream = {"Accept": "text/event-stream"}
         async with streaming(planning), streaming(planning, "ada"):

@@ -164,7 +164,8 @@ class WebhookDeliveries:
             "delivery_id": about["id"],
             "id": new_id(now),
         }
-        await self._store.write(webhook_sql("add_attempt"), attempt | {"now": now})
+        if not await self._store.write(webhook_sql("add_attempt"), attempt | {"now": now}):
+            raise NonRetryableError("the delivery was deleted")
         outcome = await self._sender.send(
             delivery["url"],
             _secrets(delivery, now),
@@ -201,7 +202,8 @@ class WebhookDeliveries:
         reason = f"no delivery has succeeded for {_hours(span)}; the last time {ended['detail']}"
         values = webhook | {"now": now, "before": now - span, "reason": reason}
         if await self._store.write(webhook_sql("disable_failing"), values):
-            _log.warning("webhook disabled", extra=webhook | {"reason": reason})
+            fields = {"tenant": webhook["tenant"], "webhook_id": webhook["id"], "reason": reason}
+            _log.warning("webhook disabled", extra=fields)
 
 
 def _secrets(webhook: Row, now: datetime) -> list[str]:

@@ -87,8 +87,12 @@ SELECT delivery.state, delivery.body, delivery.webhook_id, url, secret, previous
  WHERE delivery.tenant = :tenant AND delivery.id = :id;
 
 -- name: add_attempt
+-- Only for a delivery that exists: its organization may be erased meanwhile.
 INSERT INTO planning_delivery_attempts (tenant, delivery_id, id, started_at)
-VALUES (:tenant, :delivery_id, :id, :now);
+SELECT tenant, id, :id, :now
+  FROM planning_deliveries
+ WHERE tenant = :tenant AND id = :delivery_id
+RETURNING id;
 
 -- name: end_attempt
 UPDATE planning_delivery_attempts
