@@ -22,22 +22,20 @@ async def add_event(
     store: Store, at: datetime, tenant: str = "ada", *, commits: bool = True, **fields: Any
 ) -> str:
     """Write an audit event as a request does, or roll it back, and return its id."""
-    event = AuditEvent(
-        **{
-            "id": new_id(at),
-            "tenant": tenant,
-            "actor": "ada's phone “☎”\u2028\x7f",
-            "endpoint": "orders.create",
-            "payload_hash": HASH,
-            "status": 201,
-            "request_id": "r-1",
-            "correlation_id": "c-1",
-            "created_at": at,
-            "resource": "order:1",
-            "version": 2**53 + 1,
-        }
-        | fields
-    )
+    values: dict[str, Any] = {
+        "id": new_id(at),
+        "tenant": tenant,
+        "actor": "ada's phone “☎”\u2028\x7f",
+        "endpoint": "orders.create",
+        "payload_hash": HASH,
+        "status": 201,
+        "request_id": "r-1",
+        "correlation_id": "c-1",
+        "created_at": at,
+        "resource": "order:1",
+        "version": 2**53 + 1,
+    }
+    event = AuditEvent(**values | fields)
     unit = await store.begin()
     if commits:
         await unit.commit(None, event)
