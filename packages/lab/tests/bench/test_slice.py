@@ -70,6 +70,7 @@ def test_jobs_are_compared_with_peers(
     for name in ("ENQUEUE", "WORK", "WRITE"):  # each contender is a process that starts slowly
         ours, *_, fastest = getattr(jobs, name)
         monkeypatch.setattr(jobs, name, (ours, fastest))
+    monkeypatch.setattr(jobs, "WRITE_ROUNDS", 1)
     found = jobs.postgres(postgres, rounds=1, seconds=0.2, jobs=40)
     assert set(found) == {"jobs_enqueue_1", "jobs_enqueue_8", "jobs_worked", "jobs_that_write"}
     for rows in found.values():

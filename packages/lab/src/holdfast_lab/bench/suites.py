@@ -122,7 +122,7 @@ def measure_jobs(environment: Environment) -> list[Measurement]:
         "jobs_enqueue_1": ("enqueue in a transaction, 1 connection ÷ best peer", at_least(1.0)),
         "jobs_enqueue_8": ("enqueue in a transaction, 8 connections ÷ best peer", at_least(1.0)),
         "jobs_worked": ("no-op jobs ÷ best peer", at_least(1.0)),
-        "jobs_that_write": ("jobs that write a row ÷ best peer", None),
+        "jobs_that_write": ("jobs that write a row ÷ best peer", at_least(1.0)),
         "jobs_sqlite": ("jobs on SQLite ÷ raw claim and completion", at_least(0.5)),
     }
     measurements = []
