@@ -117,3 +117,25 @@ def test_a_walkers_day_is_sent_in_order_and_awards_points_once(
         tree = client.get("/tree/state").json()
     assert tree["pointsBanked"] == 1
     assert [node["nodeId"] for node in tree["allocations"]] == ["node.even-stride"]
+
+
+def test_a_device_is_registered_through_the_queue(
+    server: Server, queue: OutboxQueue, user: str
+) -> None:
+    queue.enqueue(
+        NewEntry(
+            user_id=user,
+            operation="create",
+            entity_type="device",
+            endpoint="/walker/devices",
+            payload={"platform": "android", "token": f"token-of-{user}"},
+            profile="walk",
+        )
+    )
+    with HttpTransport(server.url) as transport:
+        report = drain(queue, user, transport, token_of, max_seconds=20, retry=SOON)
+    assert (report.ended, report.succeeded) == (Ended.EMPTY, 1), list(all_entries(queue, user))
+    with reader(server.url, user) as client:
+        assert [device["platform"] for device in client.get("/walker/devices").json()["items"]] == [
+            "android"
+        ]

@@ -81,6 +81,55 @@ async def test_a_walker_is_deleted_and_starts_anew(steps: Stepping) -> None:
     assert await steps.game.ada.finish("quest.001") > 0
 
 
+async def test_what_is_known_of_a_walkers_jobs_is_deleted_with_it(steps: Stepping) -> None:
+    names = ("job_completions", "dead_letters", "job_failures", "job_steps", "job_causes")
+    await live(steps, "ada")
+    await live(steps, "eve")
+    await steps.work()
+
+    async def count(walker: str) -> list[int]:
+        return [
+            (
+                await steps.game.rows(
+                    f"SELECT count(*) AS n FROM holdfast_{name} WHERE tenant = :tenant",
+                    tenant=walker,
+                )
+            )[0]["n"]
+            for name in names
+        ]
+
+    store = steps.game.store
+    (job,) = await store.read(
+        "SELECT job_id FROM holdfast_job_completions"
+        " WHERE tenant = 'ada' AND queue = 'walk' ORDER BY job_id LIMIT 1"
+    )
+    now = "now()" if store.name == "postgresql" else "0"
+    failure = "(tenant, job_id, attempt, reason, error, failed_at)"
+    step = "(tenant, job_id, name, result, attempt, finished_at)"
+    for who in ("ada", "eve"):
+        # As after an attempt that failed: rows that only the job's id connects with walk.
+        values = {"who": who, "id": job["job_id"]}
+        await store.write(
+            f"INSERT INTO holdfast_job_failures {failure}"
+            f" VALUES (:who, :id, 1, 'error', 'boom', {now})",
+            values,
+        )
+        await store.write(
+            f"INSERT INTO holdfast_job_steps {step} VALUES (:who, :id, 'push', '1', 1, {now})",
+            values,
+        )
+    eve = await count("eve")
+    before = await count("ada")
+    assert (before[0], *before[2:4]) >= (1, 1, 1)
+    assert (await delete(steps.game)).status_code == 202
+    await steps.work(until=lambda: is_deleted(steps))
+    routes = await steps.game.rows(
+        "SELECT 1 FROM holdfast_job_completions WHERE tenant = 'ada' AND queue <> 'walk'"
+    )
+    assert await count("ada") == [len(routes), 0, 0, 0, 0]
+    assert await count("eve") == eve
+
+
 async def test_deleting_twice_and_a_concurrent_action_end_in_nothing(steps: Stepping) -> None:
     await live(steps, "ada")
     first, second, action = await asyncio.gather(

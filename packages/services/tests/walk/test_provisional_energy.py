@@ -136,6 +136,26 @@ async def test_energy_of_an_open_day_is_spent_on_sinks_and_returned_with_it(
         assert await steps.game.count("energy_holds") == 0
 
 
+async def test_energy_spent_on_a_sink_is_confirmed_when_its_day_has_paid(
+    free_steps: Stepping,
+) -> None:
+    steps, ada = free_steps, free_steps.game.ada
+    await steps.walk(count=600)
+    bodies = [{"sink": sink, "amount": 200} | ada.times() for sink in ("combat", "craft")]
+    spent = [ok(await ada.post("/energy/spend", body, key=new_key())) for body in bodies]
+    await settle(steps)
+    events = [e["data"] for e in await ada.events() if e["type"] == "energy.confirmed"]
+    assert events == [
+        {"reason": f"spend.{one['sink']}", "reference": one["spendId"], "amount": 200}
+        for one in spent
+    ]
+    # What the balance pays is final at once.
+    body = {"sink": "craft", "amount": 50} | ada.times()
+    assert ok(await ada.post("/energy/spend", body, key=new_key()))["provisional"] is False
+    await settle(steps)
+    assert [e["type"] for e in await ada.events()].count("energy.confirmed") == 2
+
+
 async def test_what_a_rejected_day_has_paid_is_refunded_with_it(
     energy_steps: Stepping,
 ) -> None:

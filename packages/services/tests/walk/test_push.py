@@ -76,6 +76,19 @@ async def test_a_device_belongs_to_the_walker_who_registered_it_last(game: Game)
     assert [len(await devices(walker)) for walker in walkers] == [1, 0, 0]
 
 
+async def test_a_registration_may_repeat_its_key_and_its_times(game: Game) -> None:
+    key, times = new_key(), {"clientGeneratedAt": NOON.isoformat()}
+    body = {"platform": "android", "token": "token-1", "idempotencyKey": key} | times
+    found = created(await game.ada.post("/walker/devices", body, key=key))
+    again = await game.ada.post(
+        "/walker/devices", body | {"clientSubmittedAt": NOON.isoformat()}, key=key
+    )
+    assert (again.headers["idempotency-replayed"], created(again)) == ("true", found)
+    other = await game.ada.post("/walker/devices", body, key=new_key())
+    refused(other, 400, "IDEMPOTENCY_KEY_INVALID")
+    assert await devices(game.ada) == [found]
+
+
 async def test_devices_are_limited_and_checked(game: Game) -> None:
     results = await asyncio.gather(*(register(game.ada, f"token-{n}") for n in range(22)))
     assert sorted(r.status_code for r in results) == [201] * 20 + [422] * 2

@@ -60,6 +60,41 @@ UPDATE walkers SET deleting_at = :now WHERE tenant = :tenant AND deleting_at IS 
 -- name: is_deleting
 SELECT 1 AS found FROM walkers WHERE tenant = :tenant AND deleting_at IS NOT NULL;
 
+-- name: delete_job_failures
+-- Failures, steps and causes have no queue: they are found by the jobs, before those are deleted.
+-- Markers of completed jobs are kept for a week, so one walker has few.
+DELETE FROM holdfast_job_failures
+ WHERE tenant = :tenant AND job_id IN (
+       SELECT job_id FROM holdfast_job_completions WHERE tenant = :tenant AND queue = :queue
+        UNION ALL
+       SELECT job_id FROM holdfast_dead_letters WHERE tenant = :tenant AND queue = :queue
+        UNION ALL
+       SELECT id FROM holdfast_jobs WHERE tenant = :tenant AND queue = :queue);
+
+-- name: delete_job_steps
+DELETE FROM holdfast_job_steps
+ WHERE tenant = :tenant AND job_id IN (
+       SELECT job_id FROM holdfast_job_completions WHERE tenant = :tenant AND queue = :queue
+        UNION ALL
+       SELECT job_id FROM holdfast_dead_letters WHERE tenant = :tenant AND queue = :queue
+        UNION ALL
+       SELECT id FROM holdfast_jobs WHERE tenant = :tenant AND queue = :queue);
+
+-- name: delete_job_causes
+DELETE FROM holdfast_job_causes
+ WHERE tenant = :tenant AND job_id IN (
+       SELECT job_id FROM holdfast_job_completions WHERE tenant = :tenant AND queue = :queue
+        UNION ALL
+       SELECT job_id FROM holdfast_dead_letters WHERE tenant = :tenant AND queue = :queue
+        UNION ALL
+       SELECT id FROM holdfast_jobs WHERE tenant = :tenant AND queue = :queue);
+
+-- name: delete_job_markers
+DELETE FROM holdfast_job_completions WHERE tenant = :tenant AND queue = :queue;
+
+-- name: delete_dead_letters
+DELETE FROM holdfast_dead_letters WHERE tenant = :tenant AND queue = :queue;
+
 -- name: delete_waiting_jobs
 -- Jobs of the walker in the queue of walk: without its row a running job cannot commit.
 DELETE FROM holdfast_jobs WHERE tenant = :tenant AND queue = :queue;

@@ -20,6 +20,15 @@ DELETE_WALKER: Final = "walker.delete"
 _WALKERS: Final = "walkers"
 # Small, so that concurrent writers do not wait long.
 _BATCH: Final = 500
+# What is known of the walker's jobs. The jobs are last: by them the rest is found.
+_JOBS: Final = (
+    "delete_job_failures",
+    "delete_job_steps",
+    "delete_job_causes",
+    "delete_job_markers",
+    "delete_dead_letters",
+    "delete_waiting_jobs",
+)
 
 
 async def request_deletion(tx: Transaction, tenant: str, now: datetime) -> None:
@@ -38,7 +47,8 @@ async def erase_walker(store: Store, tenant: str, *, queue: str) -> int:
     about = {"tenant": tenant}
     if not await store.read(sql["is_deleting"], about):
         return 0
-    await store.write(sql["delete_waiting_jobs"], about | {"queue": queue})
+    for name in _JOBS:
+        await store.write(sql[name], about | {"queue": queue})
     deleted = 0
     for name in _tables():
         table, columns = TenantTable(name), await columns_of(store, name)

@@ -18,6 +18,7 @@ __all__ = [
     "EventPage",
     "EventView",
     "NodeView",
+    "OptionalTimes",
     "QuestAdvance",
     "QuestBoard",
     "QuestCompleted",
@@ -103,12 +104,17 @@ class TreeAllocation(Action):
     ]
 
 
-class QuestStart(_Keyed):
-    """A quest to start. Times are accepted, because outboxes add them, and ignored."""
+class OptionalTimes(_Keyed):
+    """A request that is never too old. Outboxes add the times to every body."""
 
-    quest_id: QuestId
     client_generated_at: Instant | None = None
     client_submitted_at: Instant | None = None
+
+
+class QuestStart(OptionalTimes):
+    """A quest to start."""
+
+    quest_id: QuestId
 
 
 class QuestAdvance(Action):

@@ -64,8 +64,7 @@ async def refund_due(
     for hold in await _holds(tx, tenant):
         if hold.refund_due_at is not None and hold.refund_due_at <= now:
             await release_hold(tx, tenant, hold.reason, hold.reference, now)
-            data = {"reason": hold.reason, "reference": hold.reference, "amount": hold.amount}
-            await add_event(tx, tenant, "energy.refunded", data, now)
+            await _add_energy_event(tx, tenant, "energy.refunded", hold, now)
 
 
 async def take_back(
@@ -187,6 +186,9 @@ async def _pay(
     lost = [h for h in holds if (a := allocation_of(h)) is not None and a.rejected_day is not None]
     wanted = [hold for hold in holds if hold not in lost]
     unpaid = await pay_holds(tx, tenant, wanted, walker.energy_balance, now=now)
+    for hold in wanted:
+        if hold not in unpaid and hold.reason != ALLOCATION:
+            await _add_energy_event(tx, tenant, "energy.confirmed", hold, now)
     walker = await find_walker(tx, tenant)
     held = {hold.reference for hold in holds if hold.reason == ALLOCATION}
     returning = sum(
@@ -306,6 +308,14 @@ async def _confirm_allocations(
             left = others
     if confirmed:
         await confirm_allocations(tx, tenant, confirmed, now)
+
+
+async def _add_energy_event(
+    tx: Transaction, tenant: str, type_: str, hold: Hold, now: datetime
+) -> None:
+    """Say what became of energy spent on a sink; nodes have events about the allocation."""
+    data = {"reason": hold.reason, "reference": hold.reference, "amount": hold.amount}
+    await add_event(tx, tenant, type_, data, now)
 
 
 # -- reading --------------------------------------------------------------------------------------

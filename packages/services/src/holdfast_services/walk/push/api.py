@@ -5,8 +5,7 @@ from datetime import datetime
 from typing import Annotated, Final, Literal
 
 from fastapi import APIRouter, Path, Response
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
-from pydantic.alias_generators import to_camel
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from holdfast import Holdfast
@@ -15,8 +14,9 @@ from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.routing import service_router
 from holdfast_services.settings import Settings
+from holdfast_services.walk.body_key import check_key_in_body
 from holdfast_services.walk.documentation import documented, envelope_errors
-from holdfast_services.walk.model import View
+from holdfast_services.walk.model import OptionalTimes, View
 from holdfast_services.walk.push import devices
 
 __all__ = ["router"]
@@ -44,10 +44,8 @@ Token = Annotated[
 DeviceId = Annotated[str, Path(examples=["6b1d2a3c-0000-4000-8000-000000000000"])]
 
 
-class Registration(BaseModel):
+class Registration(OptionalTimes):
     """A device that gets pushes: its registration token."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, alias_generator=to_camel)
 
     platform: Annotated[Literal["android", "ios", "web"], BeforeValidator(_text)]
     token: Token
@@ -94,6 +92,7 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     async def register(
         wanted: Registration, tx: Tx, caller: Caller, run: Run, response: Response
     ) -> DeviceView:
+        check_key_in_body(run, wanted.idempotency_key)
         device = await devices.register(
             tx,
             caller.tenant,
