@@ -140,8 +140,6 @@ class SqlAlchemySyncStore:
         self.name: str = self._engine.dialect.name
         # True on SQLite, where writers take turns and the primary key decides.
         self.is_sqlite = self.name == "sqlite"
-        # Of the engine.
-        self.dialect = self._engine.dialect
         database = database_of(
             self._engine,
             _DRIVERS,
@@ -341,6 +339,10 @@ class SqlAlchemySyncStore:
         values = (*record_id, self.instant(now))
         row = self.run(connection, self._sql["find_record"], values).first()
         return None if row is None else record_of(record_id, row)
+
+    def owns(self, connection: Connection) -> bool:
+        """Return whether a connection is one of the engine, or of a copy with other options."""
+        return connection.dialect is self._engine.dialect
 
     def session_for(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
         """Return a session, and whether it is the app's, which goes on using it."""

@@ -1,7 +1,7 @@
 """The unit of work of ``SqlAlchemySyncStore``: a guarded session, and what listens to it.
 
-Statements are seen by listeners of the engine's dialect, commits of the connection by ``commit`` of
-the pooled connection, an object of SQLAlchemy that lives for one checkout. A rollback of the
+Listeners directly before calls of the driver see statements. ``commit`` of the pooled connection,
+which SQLAlchemy makes for one checkout, sees commits of the connection. A rollback of the
 connection leaves it without the transaction that the session began. Not by events of the engine:
 with a listener for one of them, SQLAlchemy makes an object for each of eight events on every
 connection, a hundred function calls per request.
@@ -18,7 +18,6 @@ from typing import Any, Final, Protocol, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
-from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import Session, sessionmaker
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
@@ -55,7 +54,7 @@ _ABANDONED_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.005
 # SQLAlchemy's code of errors for a session that another thread uses.
 _SESSION_IN_USE: Final = "isce"
-# Events of the dialect, each directly before a call of the driver.
+# Events, each directly before a call of the driver.
 _DRIVER_CALLS: Final = ("do_execute", "do_executemany", "do_execute_no_params")
 
 _TRANSLATING_OUTAGES: Final = translating_outages()
@@ -67,8 +66,8 @@ class UnitStore(Protocol):
     # True on SQLite, where writers take turns and the primary key decides.
     is_sqlite: bool
 
-    # Of the engine.
-    dialect: Dialect
+    def owns(self, connection: Connection) -> bool:
+        """Return whether a connection is one of the store's engine."""
 
     def session_for(self, *, is_in_request_thread: bool) -> tuple[Session, bool]:
         """Return a session, and whether it is the app's, which goes on using it."""
@@ -356,7 +355,7 @@ class SqlAlchemySyncUnit(GuardedUnit):
 
         Raises ``SupersededError`` if the key has a record by now.
         """
-        if connection.dialect is not self._store.dialect:  # a session may have several engines
+        if not self._store.owns(connection):  # a session may have several engines
             return
         self.guard_connection(connection)
         if self._has_slot:  # else the handler has no other thread
