@@ -127,8 +127,8 @@ async def test_ledger_and_snapshot_read_only_their_page_of_a_long_history(game: 
 
 
 async def test_accepted_days_are_not_read_on_sqlite(sqlite_game: Game) -> None:
-    days = {"tenant": "ada", "since": "2026-03-01", "reason": "r", "reference": "1"}
-    days |= {"after": 0, "limit": 10}
+    days: dict[str, Any] = {"tenant": "ada", "since": "2026-03-01", "after": 0, "limit": 10}
+    days |= {"reason": "r", "reference": "1"}
     of_walk, of_steps = (load_queries(f"holdfast_services.walk{name}") for name in ("", ".steps"))
     queries = {
         "snapshot": load_queries("holdfast_services.walk", "account.sql")["snapshot"],
