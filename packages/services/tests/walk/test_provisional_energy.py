@@ -141,7 +141,9 @@ async def test_energy_spent_on_a_sink_is_confirmed_when_its_day_has_paid(
 ) -> None:
     steps, ada = free_steps, free_steps.game.ada
     await steps.walk(count=600)
-    bodies = [{"sink": sink, "amount": 200} | ada.times() for sink in ("combat", "craft")]
+    bodies: list[dict[str, Any]] = [
+        {"sink": sink, "amount": 200, **ada.times()} for sink in ("combat", "craft")
+    ]
     spent = [ok(await ada.post("/energy/spend", body, key=new_key())) for body in bodies]
     await settle(steps)
     events = [e["data"] for e in await ada.events() if e["type"] == "energy.confirmed"]
@@ -150,7 +152,7 @@ async def test_energy_spent_on_a_sink_is_confirmed_when_its_day_has_paid(
         for one in spent
     ]
     # What the balance pays is final at once.
-    body = {"sink": "craft", "amount": 50} | ada.times()
+    body = {"sink": "craft", "amount": 50, **ada.times()}
     assert ok(await ada.post("/energy/spend", body, key=new_key()))["provisional"] is False
     await settle(steps)
     assert [e["type"] for e in await ada.events()].count("energy.confirmed") == 2
