@@ -56,7 +56,10 @@ async def test_services_with_their_own_tenants_and_error_formats(
     async with serve(database_url) as client:
         token = mint_token(
             *(SECRET,),
-            sub="ada", org="acme", roles=[], lifetime=timedelta(hours=1),
+            sub="ada",
+            org="acme",
+            roles=[],
+            lifetime=timedelta(hours=1),
             now=datetime.now(UTC),
         )
         client.headers["Authorization"] = f"Bearer {token}"

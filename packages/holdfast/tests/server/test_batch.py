@@ -259,7 +259,8 @@ async def test_redirect_that_is_not_stored_runs_alone(database: str) -> None:
 async def test_unknown_commit_of_a_chunk_is_looked_up(database: str, was_committed: bool) -> None:
     async with open_batch_lab(database) as lab:
         store: Any = lab.holdfast.store
-        begin, units = store.begin_chunk, []
+        begin = store.begin_chunk
+        units: list[Any] = []
 
         async def begin_chunk() -> Any:
             chunk = await begin()
