@@ -9,7 +9,8 @@ the version in it, has the same fingerprint.
 import re
 from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, Final
+from functools import lru_cache
+from typing import Annotated, Any, Final
 from urllib.parse import quote
 
 import msgspec
@@ -40,12 +41,6 @@ ITEM_HEADERS: Final = frozenset(
     {"content-type", "if-match", "traceparent", "x-client-generated-at", "x-correlation-id"}
 )
 
-_FIELDS: Final = frozenset(
-    {
-        *("method", "path", "key", "headers", "body"),
-        *("lane", "local_id", "client_id", "sequence"),
-    }
-)
 _METHOD: Final = re.compile(r"[A-Za-z]{1,16}")
 _MAX_TEXT_CHARS: Final = 256
 _MAX_HEADER_CHARS: Final = 8192
@@ -117,45 +112,80 @@ def parse_batch(raw: bytes, *, max_items: int) -> list[bytes]:
 
 def parse_item(raw: bytes) -> BatchItem:
     """Read one item. Raises ``BodyInvalidError`` or ``KeyInvalidError``, which are its response."""
-    members = _members(raw, "the item")
-    unknown = set(members) - _FIELDS
-    if unknown:
-        raise BodyInvalidError(f"an item has no member of this name; it may have {_names(_FIELDS)}")
-    fields = {
-        name: _decode(value, name)
-        for name, value in members.items()
-        if name not in {"body", "headers"}
-    }
-    method, path = fields.get("method"), fields.get("path")
-    if not isinstance(method, str) or _METHOD.fullmatch(method) is None:
+    try:
+        sent = _decode_item(raw)
+    except msgspec.ValidationError as error:
+        raise BodyInvalidError(f"the item is not valid: {_reason(error)}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise BodyInvalidError("the item is not a JSON object that can be read") from None
+    body = bytes(sent.body)
+    _check_names(raw, sent, body)
+    if _METHOD.fullmatch(sent.method) is None:
         raise BodyInvalidError("method must be the name of an HTTP method, such as POST")
-    if not isinstance(path, str):
-        raise BodyInvalidError('path must be a text that begins with "/"')
-    headers = _headers(members.get("headers"))
-    sequence = fields.get("sequence")
-    if sequence is not None and (
-        not isinstance(sequence, int)
-        or isinstance(sequence, bool)
-        or not 1 <= sequence <= _MAX_SEQUENCE
-    ):
-        raise BodyInvalidError("sequence must be a whole number from 1")
-    local_id = fields.get("local_id")
-    if local_id is not None and not (isinstance(local_id, str) and is_local_id(local_id)):
+    headers = _headers(sent.headers) if sent.headers else {}
+    if sent.local_id is not None and not is_local_id(sent.local_id):
         raise BodyInvalidError("local_id must be a lowercase UUID")
-    body = _body(members.get("body"), headers)
+    if sent.client_id is not None and not _is_printable(sent.client_id):
+        raise BodyInvalidError("client_id must be printable ASCII")
+    if sent.key is not None and not _is_printable(sent.key):
+        raise KeyInvalidError("The idempotency key must be 1 to 128 visible ASCII characters.")
+    body = _body(body, headers)
     if body and "content-type" not in headers:
         headers["content-type"] = _JSON
     return BatchItem(
-        method=method.upper(),
-        path=path,
-        key=_key(fields.get("key")),
+        method=sent.method.upper(),
+        path=sent.path,
+        key=sent.key,
         headers=headers,
         body=body,
-        lane=_text(fields.get("lane"), "lane"),
-        local_id=local_id,
-        client_id=_text(fields.get("client_id"), "client_id"),
-        sequence=sequence,
+        lane=sent.lane,
+        local_id=sent.local_id,
+        client_id=sent.client_id,
+        sequence=sent.sequence,
     )
+
+
+_Text = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_TEXT_CHARS)]
+
+
+class _Sent(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    method: str
+    path: str
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    lane: _Text | None = None
+    local_id: str | None = None
+    client_id: _Text | None = None
+    sequence: Annotated[int, msgspec.Meta(ge=1, le=_MAX_SEQUENCE)] | None = None
+
+
+_decode_item = msgspec.json.Decoder(_Sent).decode
+
+
+def _check_names(raw: bytes, sent: _Sent, body: bytes) -> None:
+    """Raise for a name that is there twice: the decoder keeps the last one, others the first.
+
+    Each name and each text has two quotes. If there are others than expected, a slower check
+    decides: they may be of a member that is null, or escaped.
+    """
+    texts = [sent.key, sent.lane, sent.local_id, sent.client_id]
+    texts = [text for text in texts if text is not None]
+    names = 2 + len(texts) + (sent.sequence is not None) + bool(body)
+    count = names + 2 + len(texts)
+    if sent.headers is not None:
+        count += 1 + 2 * len(sent.headers)
+    if raw.count(b'"') == 2 * count + body.count(b'"'):
+        return
+    members = _members(raw, "the item")
+    if sent.headers is not None:
+        _members(bytes(members["headers"]), "headers")
+
+
+def _reason(error: msgspec.ValidationError) -> str:
+    """Return what is wrong, without what was sent."""
+    text = str(error)
+    return "it has a member that items do not have" if "unknown field" in text else text
 
 
 def check_headers(item: BatchItem, extra: Collection[str]) -> None:
@@ -205,9 +235,12 @@ class Results:
         Raises ``BatchSkippedError`` if it refers to an item that did not succeed, and
         ``BodyInvalidError`` if a placeholder cannot be replaced.
         """
-        may_refer = item.is_json and any(hint in item.body for hint in _HINTS)
-        value = _decode_body(item.body) if may_refer else None
-        wanted = set(_references(item, value))
+        value = None
+        if any(hint in item.body for hint in _HINTS) and item.is_json:
+            value = _decode_body(item.body)
+        wanted: set[Reference] = set()
+        if value is not None or "{" in item.path or any("{" in v for v in item.headers.values()):
+            wanted = set(_references(item, value))
         if wanted:
             self._check(wanted)
             headers = {name: self._in_header(text) for name, text in item.headers.items()}
@@ -217,10 +250,9 @@ class Results:
                 body = msgspec.json.encode(self._in_body(value))
         else:
             path, headers, body = item.path, item.headers, item.body
-        try:
-            check_endpoint(path)
-        except EntryInvalidError as error:
-            raise BodyInvalidError(f"path: {error.message}") from None
+        problem = _problem_of(path)
+        if problem is not None:
+            raise BodyInvalidError(problem)
         return ResolvedItem(path, headers, body)
 
     def _check(self, wanted: set[Reference]) -> None:
@@ -272,6 +304,15 @@ class Results:
         return value
 
 
+@lru_cache(maxsize=1024)  # most items of a batch have one of a few paths
+def _problem_of(path: str) -> str | None:
+    try:
+        check_endpoint(path)
+    except EntryInvalidError as error:
+        return f"path: {error.message}"
+    return None
+
+
 def _references(item: BatchItem, body: Any) -> Iterator[Reference]:
     for text in (item.path, *item.headers.values(), *_strings(body)):
         opened = len(_OPENING.findall(text))
@@ -308,13 +349,6 @@ def _members(raw: bytes, what: str) -> dict[str, msgspec.Raw]:
     return members
 
 
-def _decode(raw: msgspec.Raw, name: str) -> Any:
-    try:
-        return msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise BodyInvalidError(f"{name} cannot be read") from None
-
-
 def _decode_body(body: bytes) -> Any:
     try:
         value = decode_json(body)
@@ -344,23 +378,20 @@ def _object(body: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _headers(raw: msgspec.Raw | None) -> dict[str, str]:
-    if raw is None or bytes(raw) == b"null":
-        return {}
-    given = _members(bytes(raw), "headers")
-    headers = {name.lower(): _decode(value, "a header") for name, value in given.items()}
+def _headers(given: dict[str, str]) -> dict[str, str]:
+    headers = {name.lower(): value for name, value in given.items()}
     if len(headers) != len(given):
         raise BodyInvalidError("headers has the same name twice")
-    if not all(isinstance(value, str) and _is_printable(value) for value in headers.values()):
-        raise BodyInvalidError("the value of a header must be a text of printable ASCII")
+    if not all(map(_is_printable, headers.values())):
+        raise BodyInvalidError("the value of a header must be printable ASCII")
     return headers
 
 
-def _body(raw: msgspec.Raw | None, headers: Mapping[str, str]) -> bytes:
-    if raw is None or bytes(raw) == b"null":
+def _body(raw: bytes, headers: Mapping[str, str]) -> bytes:
+    if not raw or raw == b"null":
         return b""
     if _is_json(headers.get("content-type")):
-        return bytes(raw)
+        return raw
     try:
         return b64decode(msgspec.json.decode(raw, type=_Encoded).base64, validate=True)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError):
@@ -371,24 +402,6 @@ def _body(raw: msgspec.Raw | None, headers: Mapping[str, str]) -> bytes:
 
 class _Encoded(msgspec.Struct, forbid_unknown_fields=True):
     base64: str
-
-
-def _key(value: Any) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not _is_printable(value):
-        raise KeyInvalidError("The idempotency key must be 1 to 128 visible ASCII characters.")
-    return value
-
-
-def _text(value: Any, name: str) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value or len(value) > _MAX_TEXT_CHARS:
-        raise BodyInvalidError(f"{name} must be a text of 1 to {_MAX_TEXT_CHARS} characters")
-    if name == "client_id" and not _is_printable(value):
-        raise BodyInvalidError("client_id must be printable ASCII")
-    return value
 
 
 def _is_printable(text: str) -> bool:

@@ -24,7 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.observability.traces import Spans
 from holdfast.ports import Metrics, SessionStore
-from holdfast.server.batch_item import ITEM_KEY, RequestProcessor
+from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import (
@@ -167,14 +167,17 @@ class GuardMiddleware:
         # In upper case by the standard, but not every server converts it, and many apps do.
         method: str = scope["method"].upper()
         path = path_in_app(scope)
-        head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
+        item: ItemContext | None = scope.get(ITEM_KEY)
+        head = None if item is None else _head_of(item, scope["headers"], path)
+        if head is None:
+            head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
         scope["holdfast.head"] = head
         # The format of errors outside guarded operations; set already in an app with several.
         scope.setdefault("holdfast.error_format", self._error_format)
         scope[MIDDLEWARE_KEY] = self
         match = None if method in SAFE_METHODS else self._table().find(method, path)
-        head.item = scope.get(ITEM_KEY)
-        if match is not None and self._batch is not None and head.item is None:
+        head.item = item
+        if match is not None and self._batch is not None and item is None:
             batch = f"{scope.get('root_path', '')}{self._batch.path}; items={self._batch.max_items}"
             head.added_headers = ((b"holdfast-batch", batch.encode("latin-1")),)
         if match is None:
@@ -549,6 +552,14 @@ class _Responder:
                 await send_claimed(message)
 
         return send
+
+
+def _head_of(item: ItemContext, headers: object, path: str) -> RequestHead | None:
+    """Return the head that was read before, unless middleware has changed the request since."""
+    head, item.head = item.head, None
+    if isinstance(head, RequestHead) and head.headers is headers and head.path == path:
+        return head
+    return None
 
 
 def _outage_of(

@@ -51,11 +51,13 @@ class ItemContext:
     The same one for each attempt of an item: a request that runs again is counted once.
     """
 
-    __slots__ = ("limit_error", "limit_headers", "principal", "processor")
+    __slots__ = ("head", "limit_error", "limit_headers", "principal", "processor")
 
     def __init__(self) -> None:
         # Processes the request; None: as any other request.
         self.processor: SharedProcessor | None = None
+        # The ``RequestHead``, if it was read already; for the first attempt only.
+        self.head: object = None
         # The caller, if it is known already.
         self.principal: Principal | None = None
         # The headers of the rate limit, once the request was counted.

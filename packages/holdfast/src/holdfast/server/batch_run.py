@@ -72,6 +72,8 @@ _ALONE_SECONDS: Final = 600.0
 _CANCEL_SECONDS: Final = 5.0
 _FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_SERVER_ERROR = 200, 300, 500
 
+_UNKNOWN: Final = Match("", Policy(), {})
+
 _log = logging.getLogger("holdfast.request")
 
 
@@ -107,7 +109,7 @@ class AloneEndpoints:
 class _Entry:
     """One item, what is known about it before it runs, and its result."""
 
-    __slots__ = ("context", "error", "is_alone", "item", "match", "record_id")
+    __slots__ = ("context", "error", "headers", "is_alone", "item", "match", "record_id")
 
     def __init__(self, raw: bytes) -> None:
         self.context = ItemContext()
@@ -119,6 +121,8 @@ class _Entry:
         self.record_id: RecordId | None = None
         # It has failed in a chunk.
         self.is_alone = False
+        # Those of its request, if they are known before it runs.
+        self.headers: list[tuple[bytes, bytes]] | None = None
         try:
             self.item = parse_item(raw)
         except RequestError as error:
@@ -230,6 +234,8 @@ class BatchRun:
         self._until = self._loop.time() + options.max_seconds
         self._results: list[_Done] = []
         self._size = 0
+        # By method and path: most items of a batch have the same.
+        self._routes: dict[tuple[str, str], Match | None] = {}
         self._references = Results()
         self._failed_lanes: set[tuple[str, str]] = set()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -304,11 +310,13 @@ class BatchRun:
             return True
         with suppress(HoldfastError):  # the request itself is refused for it
             if entry.context.principal is None:
-                head = RequestHead(
+                path, _, query = item.path.partition("?")
+                entry.headers = self._item_headers(item, item.headers, item.body, match.policy)
+                head = entry.context.head = RequestHead(
                     item.method,
-                    self._app_path(unquote(item.path.partition("?")[0])),
-                    item.path.partition("?")[2].encode("ascii", "replace"),
-                    self._item_headers(item, item.headers, match.policy),
+                    self._app_path(unquote(path)),
+                    query.encode("ascii", "replace"),
+                    entry.headers,
                 )
                 found = self._identify(head)
                 principal = await found if inspect.isawaitable(found) else found
@@ -323,7 +331,11 @@ class BatchRun:
     def _route(self, method: str, path: str) -> Match | None:
         if method in SAFE_METHODS:
             return None
-        return self._find(method, self._app_path(unquote(path.partition("?")[0])))
+        found = self._routes.get((method, path), _UNKNOWN)
+        if found is _UNKNOWN:
+            found = self._find(method, self._app_path(unquote(path.partition("?")[0])))
+            self._routes[method, path] = found
+        return found
 
     def _app_path(self, path: str) -> str:
         return path_in_app({"path": path, "root_path": self._scope.get("root_path", "")})
@@ -485,6 +497,10 @@ class BatchRun:
         except RequestError as error:
             return self._render(error, entry)
         path, _, query = resolved.path.partition("?")
+        # The list that was made for the look at the caller, the first time.
+        headers, entry.headers = entry.headers, None
+        if headers is None or resolved.headers is not item.headers or resolved.body != item.body:
+            headers = self._item_headers(item, resolved.headers, resolved.body, match.policy)
         state = self._scope.get("state")
         scope = {
             **self._scope,
@@ -492,7 +508,7 @@ class BatchRun:
             "path": unquote(path),
             "raw_path": path.encode("ascii"),
             "query_string": query.encode("ascii"),
-            "headers": self._item_headers(item, resolved.headers, match.policy),
+            "headers": headers,
             "extensions": {},
             ITEM_KEY: entry.context,
         }
@@ -502,7 +518,7 @@ class BatchRun:
         return scope, resolved.body
 
     def _item_headers(
-        self, item: BatchItem, headers: dict[str, str], policy: Policy
+        self, item: BatchItem, headers: dict[str, str], body: bytes, policy: Policy
     ) -> list[tuple[bytes, bytes]]:
         """Return the caller's own headers, with those of the item."""
         key_header = policy.key_header.lower().encode("latin-1")
@@ -516,15 +532,16 @@ class BatchRun:
         if item.client_id is not None:
             found.append((b"x-client-id", item.client_id.encode("latin-1")))
         if item.sequence is not None:
-            found.append((b"x-sequence", str(item.sequence).encode()))
+            found.append((b"x-sequence", b"%d" % item.sequence))
+        if body:
+            found.append((b"content-length", b"%d" % len(body)))
         return found
 
     def _start(self, prepared: tuple[Scope, bytes], entry: _Entry) -> _Call:
         scope, body = prepared
         call = _Call(body, self._loop)
-        if body:
-            scope["headers"].append((b"content-length", str(len(body)).encode()))
-        task = call.task = self._loop.create_task(self._serve(scope, call))
+        serving: Any = self._app(scope, call.receive, call.send)
+        task = call.task = self._loop.create_task(serving)
         self.tasks.add(task)
 
         def end(_task: asyncio.Task[None]) -> None:
@@ -533,9 +550,6 @@ class BatchRun:
 
         task.add_done_callback(end)
         return call
-
-    async def _serve(self, scope: Scope, call: _Call) -> None:
-        await self._app(scope, call.receive, call.send)
 
     def _render(self, error: RequestError | StoreUnavailableError | str, entry: _Entry) -> Response:
         match = entry.match
