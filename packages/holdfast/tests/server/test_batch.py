@@ -7,11 +7,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
+from fastapi import FastAPI, HTTPException, Request, Response
 
-from holdfast import ErrorFormat, Policy
+from holdfast import SINGLE_TENANT, ErrorFormat, Holdfast, Policy, Principal
 from holdfast.core.policy import ErrorsStored
-from holdfast.errors import CommitUnknownError, ConfigurationError
+from holdfast.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
+from holdfast.fastapi import Tx
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.testing.servers import RealPostgres
@@ -451,6 +454,115 @@ async def test_items_that_use_a_failed_item_are_skipped(database: str) -> None:
         )
         assert [result["status"] for result in results] == [422, 201, 424, 201, 400, 400]
         assert await lab.names() == ["k001", "k003"]
+
+
+# -- apps ------------------------------------------------------------------------------------------
+
+
+async def test_keys_claimed_after_the_apps_dependencies(database: str) -> None:
+    async def caller(request: Request, tx: Tx) -> Principal:
+        await tx.fetch_all("SELECT name FROM effects")
+        name = request.headers.get("x-tenant", "ada")
+        if name == "not-signed-in":
+            raise HTTPException(401, "sign in")
+        if (await request.json()).get("name") == "refused":
+            raise HTTPException(403, "not this one")
+        return Principal(name, name)
+
+    async with open_batch_lab(database, identify=None, principal=caller) as lab:
+        commits = count_commits(lab)
+        batch = [item("k000"), item("k001", body={"name": "refused"}), item("k002"), item("k000")]
+        results = await lab.results(batch)
+        assert [result["status"] for result in results] == [201, 403, 201, 201]
+        assert [result["replayed"] for result in results] == [False, False, False, True]
+        assert await lab.names() == ["k000", "k002"]
+        assert commits == [2]
+        assert await lab.statuses(batch, X_Tenant="not-signed-in") == [401] * 4
+        alone = await lab.single(item("k002"))
+        assert alone.headers["idempotency-replayed"] == "true"
+
+
+async def test_batch_of_an_app_without_a_framework(tmp_path: Path) -> None:
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/lab.db", tenants=SINGLE_TENANT)
+    holdfast.guard_path("POST", "/notes/{shelf}", endpoint="notes")
+
+    async def notes(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        if body == b'"raise"':
+            raise RuntimeError("broken app")
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        path = scope["path"].encode()
+        await send({"type": "http.response.body", "body": b'{"at": "%s"}' % path})
+
+    app = holdfast.wrap(notes, batch="/batch")
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=app), base_url="http://notes"
+    ) as client:
+        batch = [
+            item("k000", path="/notes/a%20b"),
+            item("k001", path="/notes/c", body="raise"),
+            item("k002", path="/notes/d?x=1"),
+        ]
+        results = (await client.post("/batch", json={"items": batch})).json()["results"]
+        assert [result["status"] for result in results] == [201, 500, 201]
+        assert results[0]["body"] == {"at": "/notes/a b"}
+        assert results[1]["body"]["code"] == "server.internal"
+    await holdfast.close()
+
+
+async def test_batch_of_a_mounted_app_and_middleware_around_the_guard(tmp_path: Path) -> None:
+    async with open_batch_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+        seen = []
+
+        @lab.app.middleware("http")
+        async def refuse_secrets(request: Request, call_next: Any) -> Any:
+            seen.append(request.url.path)
+            if "secret" in request.url.path:
+                return Response(status_code=403)
+            return await call_next(request)
+
+        outer = FastAPI()
+        outer.mount("/v1", lab.app)
+        transport = httpx.ASGITransport(app=outer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://lab") as client:
+            batch = [
+                item("k000", path="/v1/things"),
+                item("k001", method="PATCH", path="/v1/things/secret"),
+                item("k002", path="/elsewhere"),
+            ]
+            response = await client.post("/v1/batch", json={"items": batch})
+            found = [result["status"] for result in response.json()["results"]]
+            assert found == [201, 403, 400]
+            alone = await client.post(
+                "/v1/things", json=batch[0]["body"], headers={"Idempotency-Key": "k000"}
+            )
+            assert alone.headers["idempotency-replayed"] == "true"
+            assert alone.headers["holdfast-batch"] == "/v1/batch; items=200"
+        assert "/v1/things/secret" in seen
+
+
+async def test_full_lock_table_is_an_outage_and_nothing_is_lost(postgresql: str) -> None:
+    async with open_batch_lab(postgresql) as lab:
+        store: Any = lab.holdfast.store
+        # As PostgreSQL says it when its lock table is full.
+        await store.write(
+            "CREATE FUNCTION no_lock(bigint) RETURNS boolean LANGUAGE plpgsql AS $f$ BEGIN"
+            " RAISE EXCEPTION 'out of shared memory' USING ERRCODE = '53200'; END $f$"
+        )
+        queries, claim = store.sql, store.claim
+        refused = queries["try_locks"].replace("pg_try_advisory_xact_lock", "no_lock")
+
+        async def claim_refused(*_: Any) -> Any:
+            raise StoreUnavailableError("out of shared memory", is_outage=False)
+
+        store.sql, store.claim = {**queries, "try_locks": refused}, claim_refused
+        response = (await lab.post(things(5))).json()
+        assert [result["status"] for result in response["results"]] == [503]
+        assert response["retry_after"] >= 1
+        assert lab.runs == []
+        store.sql, store.claim = queries, claim
+        assert await lab.statuses(things(5)) == [201] * 5
 
 
 # -- limits and hostile input ----------------------------------------------------------------------

@@ -73,6 +73,7 @@ _CANCEL_SECONDS: Final = 5.0
 _FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_SERVER_ERROR = 200, 300, 500
 
 _UNKNOWN: Final = Match("", Policy(), {})
+_NO_RESPONSE: Final = Response(0, (), b"")
 
 _log = logging.getLogger("holdfast.request")
 
@@ -132,14 +133,24 @@ class _Entry:
 class _Call:
     """One ASGI call of the app for an item."""
 
-    __slots__ = ("_body", "_parts", "_start", "is_postponed", "is_stalled", "ready", "sent", "task")
+    __slots__ = (
+        *("_body", "_entry", "_on_response", "_parts", "_start", "is_postponed", "is_stalled"),
+        *("sent", "task"),
+    )
 
-    def __init__(self, body: bytes, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        entry: _Entry,
+        body: bytes,
+        loop: asyncio.AbstractEventLoop,
+        on_response: "Callable[[_Done], None]",
+    ) -> None:
+        """``on_response`` is called once, when the response is known; it may wait for a commit."""
+        self._entry = entry
         self._body: bytes | None = body
+        self._on_response: Callable[[_Done], None] | None = on_response
         self._start: Message | None = None
         self._parts: list[bytes] = []
-        # The response is known; it may wait for a commit.
-        self.ready: asyncio.Future[Response | None] = loop.create_future()
         # The response was sent.
         self.sent: asyncio.Future[Response] = loop.create_future()
         self.task: asyncio.Task[None] | None = None
@@ -161,21 +172,26 @@ class _Call:
         elif message["type"] == "http.response.body" and self._start is not None:
             self._parts.append(bytes(message.get("body", b"")))
             if not message.get("more_body", False) and not self.sent.done():
-                headers = tuple((n.lower(), v) for n, v in self._start.get("headers", ()))
+                headers = tuple([(n.lower(), v) for n, v in self._start.get("headers", ())])
                 response = Response(self._start["status"], headers, b"".join(self._parts))
                 self.sent.set_result(response)
-                self.respond(response)
+                match = self._entry.match
+                # Dependencies of a request that was not claimed may still hold a savepoint: then
+                # the end of the task counts.
+                if match is None or not match.is_claimed_late:
+                    self.respond(response)
 
     def respond(self, response: Response) -> None:
         """Note the response; the first one counts."""
-        if not self.ready.done():
-            self.ready.set_result(response)
+        on_response, self._on_response = self._on_response, None
+        if on_response is not None:
+            on_response(_Done(self._entry, response, self))
 
     def stall(self) -> None:
-        """Stop waiting: the request has taken too long."""
-        if not self.ready.done():
+        """Note that the request has taken too long; its response does not count any more."""
+        if self._on_response is not None:
             self.is_stalled = True
-            self.ready.set_result(None)
+            self.respond(_NO_RESPONSE)
 
     def end(self, internal: Callable[[], Response]) -> None:
         """Note the end of the task; without a response it was an internal error."""
@@ -189,7 +205,7 @@ class _Call:
 
 
 class _Done:
-    """An item with a result, or with a call whose response is known but not yet sent."""
+    """An item with a response, which its call may not have sent yet."""
 
     __slots__ = ("call", "entry", "response")
 
@@ -197,6 +213,67 @@ class _Done:
         self.entry = entry
         self.response = response
         self.call = call
+
+
+class _InTurn:
+    """Runs the calls of a chunk one after the other.
+
+    Each response starts the next call at once: to wake a task that does it would take a turn of the
+    event loop, which costs as much as the rest of this module.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Callable[[_Done], None]], _Call | None],
+        keep: Callable[[_Done], bool],
+        stall_seconds: float,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        """``start`` starts the next call, ``keep`` returns whether to go on after a response."""
+        self._start = start
+        self._keep = keep
+        self._stall_seconds = stall_seconds
+        self._loop = loop
+        self._ended: asyncio.Future[_Done | None] = loop.create_future()
+        self._call: _Call | None = None
+        self._since = loop.time()
+
+    async def run(self) -> _Done | None:
+        """Return None after the last call, or the one after which it did not go on."""
+        timer = self._loop.call_later(self._stall_seconds, self._watch)
+        try:
+            self._next()
+            return await self._ended
+        finally:
+            timer.cancel()
+            self._call = None
+
+    def _next(self) -> None:
+        self._since = self._loop.time()
+        try:
+            self._call = self._start(self._respond)
+            if self._call is None:
+                self._ended.set_result(None)
+        except Exception as error:  # noqa: BLE001 - raised by run(), not in the app of the last item
+            self._ended.set_exception(error)
+
+    def _respond(self, done: _Done) -> None:
+        if self._ended.done():
+            return
+        if done.response is _NO_RESPONSE or not self._keep(done):
+            self._ended.set_result(done)
+        else:
+            self._next()
+
+    def _watch(self) -> None:
+        """Stop a call that takes too long; look again later if it does not."""
+        left = self._since + self._stall_seconds - self._loop.time()
+        if self._call is None or self._ended.done():
+            return
+        if left <= 0:
+            self._call.stall()
+        else:
+            self._loop.call_later(left, self._watch)
 
 
 class BatchRun:
@@ -399,38 +476,54 @@ class BatchRun:
             self.retry_after = _HELD_SECONDS
         return before or entries[:1]
 
-    async def _run_in(
+    async def _run_in(  # noqa: C901 - two functions that share what is done
         self, chunk: RequestChunk, entries: list[_Entry]
     ) -> tuple[list[_Done], _Done | None]:
         """Run items in a chunk; return those that have responded, and one that has to run again."""
         done: list[_Done] = []
+        waiting = iter(entries)
         size = self._size
-        for entry in entries:
-            if self.retry_after is not None or (done and (self._is_full(size) or chunk.must_end)):
-                break
-            prepared = self._prepare(entry)
-            if isinstance(prepared, Response):
+
+        def start(respond: Callable[[_Done], None]) -> _Call | None:
+            """Start the next item that is an operation of the app; return None if none is left."""
+            nonlocal size
+            if done and done[-1].call is not None:
+                size += len(done[-1].response.body) + _RESULT_BYTES
+            for entry in waiting:
+                if self.retry_after is not None or (
+                    done and (self._is_full(size) or chunk.must_end)
+                ):
+                    return None
+                prepared = self._prepare(entry)
+                if not isinstance(prepared, Response):
+                    entry.context.processor = chunk
+                    call = self._start(prepared, entry, respond)
+                    chunk.begin_request(call.respond)
+                    return call
                 self._note(entry, prepared)
                 done.append(_Done(entry, prepared, None))
-                continue
-            entry.context.processor = chunk
-            call = self._start(prepared, entry)
-            chunk.begin_request(call.respond)
-            timer = self._loop.call_later(self._options.stall_seconds, call.stall)
-            response = await call.ready
-            timer.cancel()
-            if call.is_stalled:
-                await self._abandon(chunk, call)
-                if entry.match is not None:
-                    self._alone.add(entry.match.endpoint)
-            if chunk.is_postponed or response is None:
-                call.is_postponed = True
-                entry.is_alone = chunk.is_alone or not done
-                return done, _Done(entry, Response(0, (), b""), call)
-            self._note(entry, response)
-            size += len(response.body) + _RESULT_BYTES
-            done.append(_Done(entry, response, call))
-        return done, None
+            return None
+
+        def keep(each: _Done) -> bool:
+            """Note a response; return False if its item has to run again."""
+            if chunk.is_postponed:
+                return False
+            self._note(each.entry, each.response)
+            done.append(each)
+            return True
+
+        stopped = await _InTurn(start, keep, self._options.stall_seconds, self._loop).run()
+        if stopped is None:
+            return done, None
+        call = stopped.call
+        assert call is not None  # noqa: S101 - only calls stop it
+        if call.is_stalled:
+            await self._abandon(chunk, call)
+            if stopped.entry.match is not None:
+                self._alone.add(stopped.entry.match.endpoint)
+        call.is_postponed = True
+        stopped.entry.is_alone = chunk.is_alone or not done
+        return done, stopped
 
     async def _abandon(self, chunk: RequestChunk, call: _Call) -> None:
         """Roll back a request that takes too long."""
@@ -472,8 +565,7 @@ class BatchRun:
             response = prepared
         else:
             entry.context.processor = None
-            call = self._start(prepared, entry)
-            response = await call.sent
+            response = await self._start(prepared, entry, _ignore).sent
         self._note(entry, response)
         self._finish(_Done(entry, response, None))
 
@@ -537,9 +629,14 @@ class BatchRun:
             found.append((b"content-length", b"%d" % len(body)))
         return found
 
-    def _start(self, prepared: tuple[Scope, bytes], entry: _Entry) -> _Call:
+    def _start(
+        self,
+        prepared: tuple[Scope, bytes],
+        entry: _Entry,
+        on_response: Callable[[_Done], None],
+    ) -> _Call:
         scope, body = prepared
-        call = _Call(body, self._loop)
+        call = _Call(entry, body, self._loop, on_response)
         serving: Any = self._app(scope, call.receive, call.send)
         task = call.task = self._loop.create_task(serving)
         self.tasks.add(task)
@@ -589,6 +686,10 @@ class BatchRun:
         ):
             wait = headers.get(b"retry-after", b"1")
             self.retry_after = float(wait) if wait.isdigit() else 1.0
+
+
+def _ignore(_done: _Done) -> None:
+    return
 
 
 def _lanes(item: BatchItem) -> list[tuple[str, str]]:

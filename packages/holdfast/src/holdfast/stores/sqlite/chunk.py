@@ -14,7 +14,9 @@ from holdfast.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit
 
 __all__ = ["SqliteChunk", "SqliteItemUnit"]
 
-_SAVEPOINT: Final = "holdfast_item"
+_SET: Final = "SAVEPOINT holdfast_item"
+_RELEASE: Final = "RELEASE holdfast_item"
+_ROLL_BACK: Final = "ROLLBACK TO holdfast_item"
 
 
 class SqliteChunk:
@@ -33,6 +35,8 @@ class SqliteChunk:
         self._unit = unit
         self._sql = sql
         self._probe = probe
+        # A savepoint was set for the next item, or is left from a rollback to it.
+        self._has_savepoint = False
         self.is_broken = False
 
     async def claim(
@@ -66,8 +70,10 @@ class SqliteChunk:
         return claims
 
     async def begin_item(self) -> "SqliteItemUnit":
-        """Set a savepoint."""
-        await self._unit.run(_execute(f"SAVEPOINT {_SAVEPOINT}"), is_quick=True)
+        """Set a savepoint, unless there is one already."""
+        if not self._has_savepoint:
+            await self._unit.run(_execute(_SET), is_quick=True)
+        self._has_savepoint = False
         return SqliteItemUnit(self)
 
     async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
@@ -82,11 +88,15 @@ class SqliteChunk:
         """Run a function in the transaction."""
         return await self._unit.run(work, is_quick=is_quick)
 
-    async def end_item(self, *statements: str) -> None:
-        """Run statements that end a savepoint. If one fails, the chunk is broken."""
+    async def end_item(self, *, is_kept: bool) -> None:
+        """Release the savepoint, or roll back to it; there is one for the next item then.
+
+        If that fails, the chunk is broken.
+        """
+        statements = (_RELEASE, _SET) if is_kept else (_ROLL_BACK,)
         try:
-            for sql in statements:
-                await self._unit.run(_execute(sql), is_quick=True)
+            await self._unit.run(_execute(*statements), is_quick=True)
+            self._has_savepoint = True
         except (sqlite3.Error, StoreUnavailableError, NoTransactionError):
             self.is_broken = True
 
@@ -130,13 +140,13 @@ class SqliteItemUnit:
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
         """Release the savepoint. The chunk writes the record and commits."""
         self._end()
-        await self._chunk.end_item(f"RELEASE {_SAVEPOINT}")
+        await self._chunk.end_item(is_kept=True)
 
     async def rollback(self) -> None:
         """Roll back to the savepoint."""
         if not self._ended:
             self._end()
-            await self._chunk.end_item(f"ROLLBACK TO {_SAVEPOINT}", f"RELEASE {_SAVEPOINT}")
+            await self._chunk.end_item(is_kept=False)
 
     def _end(self) -> None:
         self._ended = True
@@ -144,8 +154,9 @@ class SqliteItemUnit:
         self._transaction = None
 
 
-def _execute(sql: str) -> Callable[[sqlite3.Connection], Any]:
+def _execute(*statements: str) -> Callable[[sqlite3.Connection], Any]:
     def work(db: sqlite3.Connection) -> None:
-        db.execute(sql)
+        for sql in statements:
+            db.execute(sql)
 
     return work
