@@ -10,6 +10,8 @@
     │   ├── BodyTimeoutError               408
     │   ├── BodyTooLargeError              413
     │   │   └── JobPayloadTooLargeError
+    │   ├── BatchTooLargeError             413
+    │   ├── BatchSkippedError              424  an earlier item of the batch did not succeed
     │   ├── NotAuthenticatedError          401
     │   ├── ForbiddenError                 403
     │   ├── NotFoundError                  404
@@ -66,6 +68,8 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AbortedTransactionError",
+    "BatchSkippedError",
+    "BatchTooLargeError",
     "BodyInvalidError",
     "BodyTimeoutError",
     "BodyTooLargeError",
@@ -182,6 +186,18 @@ class BodyTooLargeError(RequestError):
 
 class JobPayloadTooLargeError(BodyTooLargeError):
     """The payload of a job is larger than allowed."""
+
+
+class BatchTooLargeError(RequestError):
+    """The batch has too many items, or is too large."""
+
+    kind = "batch_too_large"
+
+
+class BatchSkippedError(RequestError):
+    """The item was not run: an earlier one of its lane, or that it refers to, did not succeed."""
+
+    kind = "batch_skipped"
 
 
 class NotAuthenticatedError(RequestError):

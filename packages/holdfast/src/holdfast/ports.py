@@ -16,6 +16,8 @@ from holdfast.errors import StoreUnavailableError
 
 __all__ = [
     "BreakerMetrics",
+    "Chunk",
+    "ChunkStore",
     "Claim",
     "Claimed",
     "Clock",
@@ -31,6 +33,7 @@ __all__ = [
     "Gate",
     "JobMetrics",
     "JobOutcome",
+    "KeyClaimed",
     "Metrics",
     "Notifier",
     "Outcome",
@@ -176,6 +179,62 @@ class Found(msgspec.Struct, frozen=True):
 
 # The outcome of ``Store.claim``.
 Claim = Claimed | Found | Held
+
+
+class KeyClaimed(msgspec.Struct, frozen=True):
+    """The key is claimed until the chunk ends."""
+
+    # The key has a record, but an expired one.
+    after_expiry: bool = False
+
+
+class Chunk(Protocol):
+    """A transaction for several requests of one batch, each in a savepoint."""
+
+    @property
+    def is_broken(self) -> bool:
+        """True if it cannot commit any more, e.g. because the connection was lost."""
+
+    @property
+    def must_end(self) -> bool:
+        """True if a request has changed what the next one would see, such as a setting."""
+
+    async def claim(
+        self, record_ids: Sequence[RecordId], now: datetime
+    ) -> Sequence[KeyClaimed | Found]:
+        """Claim different keys in this order, up to the first that another holder has.
+
+        Never waits for another holder. Keys after the first that is held are not claimed.
+        """
+
+    async def begin_item(self) -> "UnitOfWork":
+        """Begin the part of one request. Its end is not the end of the transaction.
+
+        ``commit(None, None)`` of the unit raises ``AbortedTransactionError`` after a statement that
+        has failed. Neither it nor ``rollback`` raises if the connection is lost: see ``is_broken``.
+        """
+
+    async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
+        """Write records and audit events, and commit all. Raises what a unit's commit raises."""
+
+    async def rollback(self) -> None:
+        """Roll everything back. Never raises."""
+
+
+@runtime_checkable
+class ChunkStore(Protocol):
+    """A store whose transactions can hold several requests of one batch."""
+
+    @property
+    def chunk_items(self) -> int:
+        """How many requests share a transaction, so that others do not wait long for it."""
+
+    @property
+    def max_chunks(self) -> int:
+        """How many chunks may run at once, so that other requests get a connection."""
+
+    async def begin_chunk(self) -> Chunk:
+        """Return a new transaction."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -142,7 +142,7 @@ def create_app(
             ports=ports,
         ),
     )
-    holdfast.install(app)
+    holdfast.install(app, batch=settings.batch())
     if not only:
         _refuse_unknown_endpoints(holdfast, settings)
     if ports.is_set:

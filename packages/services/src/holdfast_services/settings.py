@@ -14,6 +14,7 @@ from holdfast import ErrorFormat, Policy, Staleness
 from holdfast.core.error_formats import ProblemFormat
 from holdfast.core.policy import VOLATILE_FIELDS
 from holdfast.errors import ConfigurationError
+from holdfast.server.batch_options import MAX_CHUNK_ITEMS, BatchOptions
 from holdfast.server.limits import Limits
 from holdfast.server.rate_limits import check_limit
 from holdfast.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
@@ -143,6 +144,24 @@ class Settings(
         description="an address such as https://example.com/errors#{code}",
     )
     shutdown_seconds: Seconds = Field(30.0, description=_SECONDS)
+
+    # Many requests in one.
+    batch_enabled: bool = Field(default=True, description="true or false")
+    batch_path: str = Field(
+        "/batch", pattern=r"^(/[A-Za-z0-9._~-]+)+$", description="a path such as /batch"
+    )
+    batch_items: int = Field(
+        200, ge=1, le=10_000, description="a whole number of items, at least 1"
+    )
+    batch_bytes: int = Field(
+        1024 * 1024, ge=1, le=2**30, description="a whole number of bytes, at least 1"
+    )
+    batch_seconds: float = Field(
+        20.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
+    )
+    batch_chunk_items: int | None = Field(
+        None, ge=1, le=MAX_CHUNK_ITEMS, description="a whole number of items from 1 to 64"
+    )
 
     # What one process holds for its callers.
     max_connections: int = Field(
@@ -326,6 +345,18 @@ class Settings(
             body_memory_bytes=self.body_memory_bytes or None,
             waiting_per_tenant=self.waiting_per_tenant or None,
             records_per_tenant=self.records_per_tenant or None,
+        )
+
+    def batch(self) -> BatchOptions | None:
+        """Return the options of the batch endpoint; None if it is switched off."""
+        if not self.batch_enabled:
+            return None
+        return BatchOptions(
+            path=self.batch_path,
+            max_items=self.batch_items,
+            max_bytes=self.batch_bytes,
+            max_seconds=self.batch_seconds,
+            chunk_items=self.batch_chunk_items,
         )
 
     def policies(self) -> Policies:

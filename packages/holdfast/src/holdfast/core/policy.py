@@ -80,6 +80,13 @@ _NEVER_REPLAYED: Final = frozenset(
         "x-request-id",
     }
 )
+# An item must not replace the caller's credentials or the framing of the batch.
+_NEVER_IN_ITEMS: Final = frozenset(
+    {
+        *("authorization", "connection", "content-length", "cookie", "host", "idempotency-key"),
+        *("proxy-authorization", "transfer-encoding", "x-request-id"),
+    }
+)
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 # Returns what identifies a request, apart from its method, endpoint and path parameters.
@@ -125,6 +132,8 @@ class PolicyChanges(TypedDict, total=False):
     rate_limit: str | None
     ietf_statuses: bool
     audit: bool
+    batch_headers: tuple[str, ...]
+    batch_alone: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +194,12 @@ class Policy:
     ietf_statuses: bool = False
     # Write an audit event with each first execution.
     audit: bool = True
+    # Headers that an item of a batch may have, besides Content-Type, If-Match, traceparent,
+    # X-Client-Generated-At and X-Correlation-ID.
+    batch_headers: tuple[str, ...] = ()
+    # In a batch, each request has its own transaction: for handlers that write through another
+    # connection, or take seconds.
+    batch_alone: bool = False
 
     def __post_init__(self) -> None:
         if self.success_ttl <= timedelta(0) or self.error_ttl <= timedelta(0):
@@ -243,6 +258,24 @@ class Policy:
                 )
         names = tuple(name.lower() for name in self.replay_headers)
         object.__setattr__(self, "replay_headers", names)
+        self._check_batch_headers()
+
+    def _check_batch_headers(self) -> None:
+        if isinstance(self.batch_headers, str) or not all(
+            isinstance(name, str) and _HEADER_NAME.fullmatch(name) for name in self.batch_headers
+        ):
+            raise ConfigurationError(
+                f'policy {self.name}: batch_headers is a list of names, such as ("x-app",), not '
+                f"{self.batch_headers!r}"
+            )
+        names = tuple(name.lower() for name in self.batch_headers)
+        for name in names:
+            if name in _NEVER_IN_ITEMS:
+                raise ConfigurationError(
+                    f"policy {self.name}: {name} cannot be a header of an item: the whole batch "
+                    "has it"
+                )
+        object.__setattr__(self, "batch_headers", names)
 
     def replace(self, **changes: Unpack[PolicyChanges]) -> "Policy":
         """Return a copy of this policy with some settings changed."""

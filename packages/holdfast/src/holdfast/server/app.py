@@ -43,6 +43,8 @@ from holdfast.ports import (
 )
 from holdfast.server.asgi import GuardMiddleware, RateLimiter, RouteTable
 from holdfast.server.audit_sealer import AuditSealer
+from holdfast.server.batch_middleware import BatchMiddleware
+from holdfast.server.batch_options import BatchOptions
 from holdfast.server.disabled_endpoints import Disabled, disabled_check
 from holdfast.server.execution import Execution, current_execution
 from holdfast.server.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
@@ -235,6 +237,7 @@ class Holdfast(Generic[TransactionT_co]):
         self._routes_of_app: Callable[[], Sequence[GuardedRoute | OpenRoute]] = tuple
         self._table: GuardTable | None = None
         self._own_table: RouteTable | None = None
+        self._batch: BatchOptions | None = None
         self._opening = asyncio.Lock()
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -394,20 +397,57 @@ class Holdfast(Generic[TransactionT_co]):
             return policy.replace(error_format=self.error_format)
         return policy
 
-    def install(self, app: Any) -> None:
-        """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards."""
+    def install(self, app: Any, *, batch: str | BatchOptions | None = None) -> None:
+        """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards.
+
+        ``batch`` is the path of an endpoint that takes many guarded requests in one, such as
+        ``/batch``, or its options. Each of them passes through the whole app.
+        """
         refuse_wsgi_app(app)
         from holdfast.server.starlette import install  # noqa: PLC0415 - an optional dependency
 
-        self._routes_of_app = install(app, wrap=self.wrap, table=self.table)
+        options = _batch_options(batch)
 
-    def wrap(self, app: Any) -> Any:
-        """Guard the operations of any ASGI app that were registered with ``guard_path``."""
+        def wrap(inner: Any) -> Any:
+            return _WithLifespan(self, self.middleware(inner, batch=options, items_to=app))
+
+        self._batch = options
+        self._routes_of_app = install(app, wrap=wrap, table=self.table)
+
+    def wrap(self, app: Any, *, batch: str | BatchOptions | None = None) -> Any:
+        """Guard the operations of any ASGI app that were registered with ``guard_path``.
+
+        ``batch`` is that of ``install``. Requests in a batch pass through ``app``, not through
+        middleware around what this returns.
+        """
         refuse_wsgi_app(app)
-        return _WithLifespan(self, self.middleware(app))
+        options = _batch_options(batch)
+        self._batch = options
+        return _WithLifespan(self, self.middleware(app, batch=options))
 
-    def middleware(self, app: Any) -> GuardMiddleware:
-        """Return the middleware around an app, without handling of the lifespan."""
+    def middleware(
+        self, app: Any, *, batch: BatchOptions | None = None, items_to: Any = None
+    ) -> GuardMiddleware | BatchMiddleware:
+        """Return the middleware around an app, without handling of the lifespan.
+
+        With ``batch``, the requests of items go to ``items_to``, or to the guard.
+        """
+        guard = self._guard_middleware(app, batch)
+        if batch is None:
+            return guard
+        return BatchMiddleware(
+            guard,
+            options=batch,
+            items_to=items_to,
+            idempotency=self.ready,
+            table=self.route_table,
+            identify=self.identify if self.has_identify else None,
+            clock=self.clock,
+            bodies=self.bodies,
+            error_format=self.error_format,
+        )
+
+    def _guard_middleware(self, app: Any, batch: BatchOptions | None) -> GuardMiddleware:
         return GuardMiddleware(
             app,
             idempotency=self.ready,
@@ -418,6 +458,7 @@ class Holdfast(Generic[TransactionT_co]):
             limiter=self.limiter,
             spans=self.spans,
             error_format=self.error_format,
+            batch=batch,
         )
 
     def use_table(self, table: RouteTable) -> None:
@@ -443,6 +484,7 @@ class Holdfast(Generic[TransactionT_co]):
                     )
             self._check_callers(routes)
             self._check_limits(routes)
+            self._check_batch(routes)
             self._table = GuardTable(routes)
         return self._table
 
@@ -469,6 +511,15 @@ class Holdfast(Generic[TransactionT_co]):
                     "one, e.g. limiter=LimitsRateLimiter() of holdfast.server.rate_limits"
                 )
             self.limiter.check(limit)
+
+    def _check_batch(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
+        batch = self._batch
+        for route in routes:
+            if batch is not None and (route.method, route.path) == ("POST", batch.path):
+                raise ConfigurationError(
+                    f"the app has a route POST {route.path}, which is the path of the batch "
+                    'endpoint: give another one, such as batch="/v1/batch"'
+                )
 
     # -- running --------------------------------------------------------------------------
 
@@ -569,6 +620,10 @@ def _no_choice(what: str) -> ConfigurationError:
         "function of the request's head, that returns Principal(tenant=…, actor=…)",
         "Holdfast(…, tenants=SINGLE_TENANT)",
     )
+
+
+def _batch_options(batch: str | BatchOptions | None) -> BatchOptions | None:
+    return BatchOptions(batch) if isinstance(batch, str) else batch
 
 
 def _share_tenant(_head: RequestHead) -> Principal:

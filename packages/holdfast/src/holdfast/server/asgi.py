@@ -24,6 +24,8 @@ from holdfast.errors import (
 )
 from holdfast.observability.traces import Spans
 from holdfast.ports import Metrics, SessionStore
+from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
+from holdfast.server.batch_options import BatchOptions
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import (
     GuardedRequest,
@@ -40,8 +42,8 @@ from holdfast.server.request_body import (
     RequestBodies,
     RequestBody,
 )
-from holdfast.server.request_head import Identify, RequestHead
-from holdfast.server.request_transaction import open_transaction
+from holdfast.server.request_head import Identify, RequestHead, path_in_app
+from holdfast.server.request_transaction import Statements, open_transaction
 from holdfast.server.response_buffer import (
     Message,
     Receive,
@@ -63,6 +65,7 @@ __all__ = [
     "RateLimiter",
     "RouteTable",
     "log_outage",
+    "send_and_close",
 ]
 
 Scope = MutableMapping[str, Any]
@@ -137,9 +140,14 @@ class GuardMiddleware:
         limiter: RateLimiter | None = None,
         spans: Spans | None = None,
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
+        batch: BatchOptions | None = None,
     ) -> None:
-        """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives."""
+        """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives.
+
+        ``batch`` are the settings of the app's batch endpoint, which responses then name.
+        """
         self._app = app
+        self._batch = batch
         self._idempotency = idempotency
         self._table = table
         self._identify = identify
@@ -158,16 +166,20 @@ class GuardMiddleware:
             return
         # In upper case by the standard, but not every server converts it, and many apps do.
         method: str = scope["method"].upper()
-        path: str = scope["path"]
-        root: str = scope.get("root_path", "")
-        if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
-            path = path[len(root) :]
-        head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
+        path = path_in_app(scope)
+        item: ItemContext | None = scope.get(ITEM_KEY)
+        head = None if item is None else _head_of(item, scope["headers"], path)
+        if head is None:
+            head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
         scope["holdfast.head"] = head
         # The format of errors outside guarded operations; set already in an app with several.
         scope.setdefault("holdfast.error_format", self._error_format)
         scope[MIDDLEWARE_KEY] = self
         match = None if method in SAFE_METHODS else self._table().find(method, path)
+        head.item = item
+        if match is not None and self._batch is not None and item is None:
+            batch = f"{scope.get('root_path', '')}{self._batch.path}; items={self._batch.max_items}"
+            head.added_headers = ((b"holdfast-batch", batch.encode("latin-1")),)
         if match is None:
             await self._serve_unguarded(head, scope, receive, send)
         elif self._spans is None:
@@ -189,6 +201,10 @@ class GuardMiddleware:
         The same one for every dependency of the request.
         """
         if head.transaction is None:
+            item = head.item
+            if item is not None and item.processor is not None:
+                head.transaction = Statements(item.processor)
+                return head.transaction.handle
             idempotency = await self._idempotency()
             head.transaction = open_transaction(idempotency.store, idempotency.session_store)
         return head.transaction.handle
@@ -244,11 +260,12 @@ class GuardMiddleware:
             body.check_declared_size()
             if match.is_claimed_late:
                 content = await body.read(None)
-                idempotency = await self._idempotency()
+                idempotency = await self._processor(head)
                 await self._guard_late(match, content, idempotency, head, scope, receive, send)
                 return
             # From the head: a caller who is refused here has used no memory for a body.
-            found = self._identify(head)
+            known = None if head.item is None else head.item.principal
+            found = known or self._identify(head)
             # Checked by type first: inspect.isawaitable() takes longer than the rest.
             if isinstance(found, Principal):
                 principal = found
@@ -262,13 +279,13 @@ class GuardMiddleware:
                 request = head.request = self._parse_now(match, head, content, principal, None)
             else:
                 request = await self._parse(match, head, content, principal)
-            idempotency = await self._idempotency()
+            idempotency = await self._processor(head)
             outcome = await idempotency.process(request)
         except Disconnected:
             return
         except (RequestError, StoreUnavailableError) as error:
             if not await body.is_there():
-                send = _send_and_close(send, body, scope)
+                send = send_and_close(send, body, scope)
             await _refuse(error, match, head, send, self._metrics)
             return
         if isinstance(outcome, Replay):
@@ -279,11 +296,17 @@ class GuardMiddleware:
             receive = _receive_again(content, receive)
             await self._run_app(idempotency, outcome, match, head, scope, receive, send)
 
+    async def _processor(self, head: RequestHead) -> RequestProcessor:
+        """Return what claims the key: that of the whole app, or of a chunk of a batch."""
+        if head.item is not None and head.item.processor is not None:
+            return head.item.processor
+        return await self._idempotency()
+
     async def _guard_late(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
         match: Match,
         body: bytes,
-        idempotency: Idempotency,
+        idempotency: RequestProcessor,
         head: RequestHead,
         scope: Scope,
         receive: Receive,
@@ -337,12 +360,23 @@ class GuardMiddleware:
         self, match: Match, head: RequestHead, principal: Principal
     ) -> None:
         """Count the request. Raises ``RateLimitedError``."""
-        limit = match.policy.rate_limit
-        if limit is not None and self._limiter is not None:
-            wait = await self._count(limit, principal.tenant, match.endpoint, head)
-            if wait is not None:
-                self._metrics.outcome(match.endpoint, "limited")
-                raise RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
+        limit, item = match.policy.rate_limit, head.item
+        if limit is None or self._limiter is None:
+            return
+        if item is not None and item.limit_headers is not None:  # counted before; it runs again
+            head.limit_headers = item.limit_headers
+            if item.limit_error is not None:
+                raise item.limit_error
+            return
+        wait = await self._count(limit, principal.tenant, match.endpoint, head)
+        error = None
+        if wait is not None:
+            self._metrics.outcome(match.endpoint, "limited")
+            error = RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
+        if item is not None:
+            item.limit_headers, item.limit_error = head.limit_headers, error
+        if error is not None:
+            raise error
 
     async def _parse(
         self,
@@ -406,7 +440,7 @@ class GuardMiddleware:
 
     async def _run_app(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
-        idempotency: Idempotency,
+        idempotency: RequestProcessor,
         claimed: Execution | PendingRequest,
         match: Match,
         head: RequestHead,
@@ -457,7 +491,7 @@ class _Responder:
 
     def __init__(  # noqa: PLR0917
         self,
-        idempotency: Idempotency,
+        idempotency: RequestProcessor,
         claimed: Execution | PendingRequest,
         match: Match,
         head: RequestHead,
@@ -519,6 +553,14 @@ class _Responder:
                 await send_claimed(message)
 
         return send
+
+
+def _head_of(item: ItemContext, headers: object, path: str) -> RequestHead | None:
+    """Return the head that was read before, unless middleware has changed the request since."""
+    head, item.head = item.head, None
+    if isinstance(head, RequestHead) and head.headers is headers and head.path == path:
+        return head
+    return None
 
 
 def _outage_of(
@@ -626,7 +668,7 @@ def log_outage(error: StoreUnavailableError, head: RequestHead | None) -> None:
         )
 
 
-def _send_and_close(send: Send, body: RequestBody, scope: Scope) -> Send:
+def send_and_close(send: Send, body: RequestBody, scope: Scope) -> Send:
     """Return a ``send`` that responds at once and closes the connection some time later.
 
     The client is still sending its body. If the connection were closed now, the client would get
@@ -701,6 +743,7 @@ def _with_ids(send: Send, head: RequestHead) -> Send:
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
             headers += [(n, v.encode("latin-1")) for n, v in own if n not in present]
+            headers += head.added_headers
             message = {**message, "headers": headers}
         await send(message)
 

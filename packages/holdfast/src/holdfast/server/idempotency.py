@@ -13,7 +13,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime, timedelta
-from typing import Any, Final, assert_never
+from typing import Any, Final, Protocol, assert_never
 
 from holdfast.core.breaker import Breaker, BreakerState
 from holdfast.core.decision import (
@@ -48,6 +48,7 @@ from holdfast.ports import (
     FaultPoints,
     Found,
     Metrics,
+    Outcome,
     PositionCache,
     RecordCache,
     SessionStore,
@@ -69,7 +70,7 @@ from holdfast.server.redirects import leads_to_sign_in
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 
-__all__ = ["FAULT_POINTS", "Idempotency", "Replay"]
+__all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "Replay", "ttl_of"]
 
 # Where tests kill the process, delay it or raise.
 FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "after_commit")
@@ -87,6 +88,16 @@ _STORED_YEARS: Final = range(2, 9999)
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 _log = logging.getLogger("holdfast.request")
+
+
+class OutcomeMetrics(Protocol):
+    """The part of ``Metrics`` that counts how requests ended."""
+
+    def outcome(self, endpoint: str, outcome: Outcome) -> None:
+        """Count the outcome of a guarded request."""
+
+    def expired(self, endpoint: str) -> None:
+        """Count an expired record that was found."""
 
 
 class Replay:
@@ -127,12 +138,12 @@ class Idempotency:
             positions=cache if isinstance(cache, PositionCache) else None,
         )
         most = limits.records_per_tenant
-        self._quota = None if most is None else RecordQuota(store, clock, most)
+        self.quota = None if most is None else RecordQuota(store, clock, most)
         self.in_flight = SingleFlight(limits.waiting_per_tenant)
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
-        self._store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
+        self.store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
         self._is_disabled = is_disabled
@@ -146,8 +157,8 @@ class Idempotency:
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
         await self.epoch.close()
-        if self._quota is not None:
-            await self._quota.close()
+        if self.quota is not None:
+            await self.quota.close()
         if self._cache_writes:
             await asyncio.wait(self._cache_writes, timeout=2)
 
@@ -162,14 +173,14 @@ class Idempotency:
         """
         record_id = request.record_id
         if record_id is None:
-            self._refuse_disabled(request)
+            self.refuse_disabled(request)
             stale = stale_error(request, self.clock.now())
             if stale is not None:  # without a key there is nothing to record
                 self.metrics.outcome(request.endpoint, "stale")
                 raise stale
             session = {"session": sharing["session"]} if "session" in sharing else {}
             begun = self.store.begin(**session)
-            return Execution(request, await self._call_store("begin", begun))
+            return Execution(request, await self.call_store("begin", begun))
         deadline: float | None = None
         while True:
             now = self.clock.now()
@@ -179,7 +190,7 @@ class Idempotency:
                 record = self.memory.get(record_id, now, self.epoch.current)
             if record is None and not self.in_flight.lead(record_id):
                 if deadline is None:
-                    deadline = self._deadline(request)
+                    deadline = self.deadline_of(request)
                 record = await self._wait_for_leader(request, record_id, deadline)
                 if record is None:
                     continue
@@ -228,13 +239,13 @@ class Idempotency:
             if self.faults:
                 await self.faults.reach("after_claim")
             try:
-                self._refuse_disabled(request)
+                self.refuse_disabled(request)
             except FeatureDisabledError:
                 await execution.unit.rollback()
                 self._end(execution, None)
                 raise
-            if self._quota is not None:  # after the look-up: replays are not refused
-                await self._quota.check(record_id.tenant)
+            if self.quota is not None:  # after the look-up: replays are not refused
+                await self.quota.check(record_id.tenant)
             if request.policy.staleness is not None:
                 stale = stale_error(request, self.clock.now())
                 if stale is not None:
@@ -245,7 +256,7 @@ class Idempotency:
             raise
         return execution
 
-    def _refuse_disabled(self, request: GuardedRequest) -> None:
+    def refuse_disabled(self, request: GuardedRequest) -> None:
         """Raise if the endpoint is switched off. A replay is not refused: it has happened."""
         if self._is_disabled is not None and self._is_disabled(request.endpoint):
             self.metrics.outcome(request.endpoint, "refused")
@@ -271,13 +282,13 @@ class Idempotency:
                     self.memory.put(cached, epoch)
                     return Found(cached)
             claiming = self.store.claim(record_id, now, **sharing)
-            claim: Claim = await self._call_store("claim", claiming)
+            claim: Claim = await self.call_store("claim", claiming)
             if isinstance(claim, Found):
-                self._remember(claim.record, epoch)
+                self.remember(claim.record, epoch)
             if not isinstance(claim, Held):
                 return claim
             if deadline is None:
-                deadline = self._deadline(request)
+                deadline = self.deadline_of(request)
             await self._sleep(request, record_id, min(pause, deadline - self.clock.monotonic()))
             pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
@@ -285,12 +296,12 @@ class Idempotency:
     async def _sleep(self, request: GuardedRequest, record_id: RecordId, seconds: float) -> None:
         """Wait as a duplicate, unless the time is up or too many of its tenant wait."""
         if seconds <= 0:
-            raise self._in_progress(request)
+            raise self.in_progress(request)
         try:
             with self.in_flight.waiting(record_id.tenant):
                 await sleep(seconds)
         except TimeoutError:
-            raise self._in_progress(request) from None
+            raise self.in_progress(request) from None
 
     async def _wait_for_leader(
         self, request: GuardedRequest, record_id: RecordId, deadline: float
@@ -299,34 +310,44 @@ class Idempotency:
         try:
             return await self.in_flight.wait(record_id, max(0.0, deadline - started))
         except TimeoutError:
-            raise self._in_progress(request) from None
+            raise self.in_progress(request) from None
         finally:
             self.metrics.waited(request.endpoint, self.clock.monotonic() - started)
 
-    def _deadline(self, request: GuardedRequest) -> float:
+    def deadline_of(self, request: GuardedRequest) -> float:
         """Return the monotonic time until which a duplicate may wait."""
         return self.clock.monotonic() + request.policy.wait.total_seconds()
 
-    def _in_progress(self, request: GuardedRequest) -> InProgressError:
+    def in_progress(self, request: GuardedRequest) -> InProgressError:
+        """Count a duplicate that has waited too long, and return its error."""
         self.metrics.outcome(request.endpoint, "in_progress")
         return InProgressError(
             "the first request with this key is still running", retry_after_seconds=1
         )
 
-    def resolve(self, request: GuardedRequest, decision: Decision) -> Replay | None:
-        """Return the replay a decision calls for, raise its error, or return None to run."""
+    def resolve(
+        self,
+        request: GuardedRequest,
+        decision: Decision,
+        metrics: OutcomeMetrics | None = None,
+    ) -> Replay | None:
+        """Return the replay a decision calls for, raise its error, or return None to run.
+
+        ``metrics`` counts the outcome, in place of those of the app.
+        """
+        counted = metrics or self.metrics
         match decision:
             case Replayed(record):
-                self.metrics.outcome(request.endpoint, "replayed")
+                counted.outcome(request.endpoint, "replayed")
                 return Replay(record)
             case Mismatched(expected, received):
-                self.metrics.outcome(request.endpoint, "mismatched")
+                counted.outcome(request.endpoint, "mismatched")
                 raise PayloadMismatchError(
                     "this key was used for a different request",
                     details=mismatch_details(request, expected, received),
                 )
             case Expired():
-                self.metrics.expired(request.endpoint)
+                counted.expired(request.endpoint)
                 return None
             case Fresh() | InProgress():
                 return None
@@ -345,7 +366,7 @@ class Idempotency:
             response = render_error(
                 error, policy.error_format, request.request_id, ietf_statuses=policy.ietf_statuses
             )
-            record = self._record(request, response, policy.error_ttl)
+            record = self.new_record(request, response, policy.error_ttl)
             await self._commit(execution, record, None)
             kept = record
         except (SupersededError, CommitUnknownError) as unknown:
@@ -386,18 +407,18 @@ class Idempotency:
         is_error = response.status >= 400  # noqa: PLR2004 - HTTP errors start here
         if is_error and (not execution.writes_kept_on_error or response.status >= 500):  # noqa: PLR2004
             return await self._conclude_error(execution, response)
-        ttl = _ttl(execution, response)
+        ttl = ttl_of(execution, response)
         may_be_free = ttl is None or response.status >= 300  # noqa: PLR2004 - the first redirect
         if not is_error and may_be_free and await _frees_the_key(execution, response, ttl):
             return await self._conclude_unstored(execution, response), None
-        record = self._record(request, response, ttl)
-        audit = None if is_error else self._audit_event(execution, response, record)
+        record = self.new_record(request, response, ttl)
+        audit = None if is_error else self.new_audit_event(execution, response, record)
         try:
             await self._commit(execution, record, audit)
         except SupersededError:
             return await self._replay_winner(execution), None
         except CommitUnknownError:
-            committed = await self._resolve_unknown_commit(request, record)
+            committed = await self.resolve_unknown_commit(request, record)
             if committed is not record:
                 return Replay(committed), committed
         for callback in execution.on_commit:
@@ -440,15 +461,15 @@ class Idempotency:
         await execution.unit.rollback()
         server_failed = response.status >= 500  # noqa: PLR2004
         self.metrics.outcome(request.endpoint, "rolled_back" if server_failed else "refused")
-        record = self._record(request, response, _ttl(execution, response))
+        record = self.new_record(request, response, ttl_of(execution, response))
         if record is None:
             return response, None
-        claim = await self._call_store("claim", self.store.claim(record.id, record.created_at))
+        claim = await self.call_store("claim", self.store.claim(record.id, record.created_at))
         if isinstance(claim, Found):
             decision = decide(claim.record, request.fingerprint, record.created_at)
             return self.resolve(request, decision) or response, claim.record
         if isinstance(claim, Held):  # another process runs it now; its response will count
-            raise self._in_progress(request)
+            raise self.in_progress(request)
         execution.unit = claim.unit
         try:
             await self._commit(execution, record, None)
@@ -468,16 +489,16 @@ class Idempotency:
         try:
             await execution.unit.commit(record, audit)
         except CommitUnknownError:
-            self._store_metrics.commit_failed("request", "unknown")
+            self.store_metrics.commit_failed("request", "unknown")
             raise
         except StoreUnavailableError:
-            self._store_metrics.commit_failed("request", "rolled_back")
+            self.store_metrics.commit_failed("request", "rolled_back")
             raise
         self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
-        if self._quota is not None and record is not None:
-            await self._quota.added(record.id.tenant)
+        if self.quota is not None and record is not None:
+            await self.quota.added(record.id.tenant)
 
     async def _replay_winner(self, execution: Execution) -> Replay:
         """Roll back and replay the record that another request committed for this key."""
@@ -485,7 +506,7 @@ class Idempotency:
         await execution.unit.rollback()
         assert request.record_id is not None  # noqa: S101 - without a key there is no record
         now = self.clock.now()
-        record = await self._call_store("find", self.store.find(request.record_id, now))
+        record = await self.call_store("find", self.store.find(request.record_id, now))
         replay = self.resolve(request, decide(record, request.fingerprint, now))
         if replay is None:
             raise StoreUnavailableError(
@@ -495,7 +516,7 @@ class Idempotency:
             )
         return replay
 
-    async def _resolve_unknown_commit(
+    async def resolve_unknown_commit(
         self, request: GuardedRequest, pending: Record | None
     ) -> Record:
         """Find out, after the connection died during COMMIT, which record was committed.
@@ -509,7 +530,7 @@ class Idempotency:
                 is_for_callers=True,
                 reason="outcome_unknown",
             )
-        deadline = self._deadline(request)
+        deadline = self.deadline_of(request)
         try:
             claim = await self.claim(request, pending.id, self.clock.now(), deadline)
         except InProgressError as error:
@@ -543,15 +564,16 @@ class Idempotency:
         """Mark the end and pass the committed record, if any, to the duplicates that wait."""
         execution.ended = True
         if kept is not None:
-            self._remember(kept, execution.epoch)
+            self.remember(kept, execution.epoch)
         if execution.request.record_id is not None:
             self.in_flight.leave(execution.request.record_id, kept)
 
     # -- records ---------------------------------------------------------------------------
 
-    def _record(
+    def new_record(
         self, request: GuardedRequest, response: Response, ttl: timedelta | None
     ) -> Record | None:
+        """Return the record of a response; None without a key or a TTL."""
         if request.record_id is None or ttl is None:
             return None
         created_at = self.clock.now()
@@ -571,9 +593,10 @@ class Idempotency:
             client_generated_at=made_at if made_at and made_at.year in _STORED_YEARS else None,
         )
 
-    def _audit_event(
+    def new_audit_event(
         self, execution: Execution, response: Response, record: Record | None
     ) -> AuditEvent | None:
+        """Return the audit event of a success; None if the policy writes none."""
         request = execution.request
         if not request.policy.audit:
             return None
@@ -593,7 +616,7 @@ class Idempotency:
             version=execution.version,
         )
 
-    def _remember(self, record: Record, epoch: Epoch | None) -> None:
+    def remember(self, record: Record, epoch: Epoch | None) -> None:
         """Keep a record of this epoch in memory, and write it to the cache in the background.
 
         Does nothing if the epoch has ended: the database may have lost the record since.
@@ -609,7 +632,7 @@ class Idempotency:
 
     # -- the store, behind its breaker -----------------------------------------------------
 
-    async def _call_store(self, operation: str, work: Awaitable[Any]) -> Any:
+    async def call_store(self, operation: str, work: Awaitable[Any]) -> Any:
         """Call the store, unless its breaker is open."""
         started = self.clock.monotonic()
         wait = self.breaker.retry_after(started)
@@ -668,7 +691,7 @@ def _expires_at(
     return max(expires_at, made_at + rule.cap + rule.grace + _ONE_SECOND)
 
 
-def _ttl(execution: Execution, response: Response) -> timedelta | None:
+def ttl_of(execution: Execution, response: Response) -> timedelta | None:
     """Return how long to store a response; None if it is not stored."""
     ttl = execution.request.policy.ttl_for(response.status)
     if ttl is None or not execution.is_stored:

@@ -1,7 +1,7 @@
 """The head of a request: method, path and the headers that Holdfast reads."""
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Final
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.core.correlation import is_traceparent
 from holdfast.core.fingerprint import short_hash
@@ -10,9 +10,10 @@ from holdfast.ids import new_request_id
 from holdfast.server.guarded_request import GuardedRequest, Principal
 
 if TYPE_CHECKING:
+    from holdfast.server.batch_item import ItemContext
     from holdfast.server.request_transaction import RequestTransaction
 
-__all__ = ["Identify", "RequestHead"]
+__all__ = ["Identify", "RequestHead", "path_in_app"]
 
 _MAX_ID_LENGTH: Final = 128
 _READ: Final = frozenset(
@@ -29,6 +30,7 @@ class RequestHead:
     """Method, path and headers of one request, read in one pass."""
 
     __slots__ = (
+        "added_headers",
         "authorization",
         "client_generated_at",
         "content_length",
@@ -37,6 +39,7 @@ class RequestHead:
         "headers",
         "is_replay",
         "is_started",
+        "item",
         "key_headers",
         "limit_headers",
         "method",
@@ -66,6 +69,10 @@ class RequestHead:
         self.principal: Principal | None = None
         # ``RateLimit`` and ``RateLimit-Policy`` of the response, on a limited endpoint.
         self.limit_headers: tuple[tuple[bytes, bytes], ...] = ()
+        # Headers that every response to it has.
+        self.added_headers: tuple[tuple[bytes, bytes], ...] = ()
+        # The item of a batch that it is.
+        self.item: ItemContext | None = None
         # True once a stored response was found for it.
         self.is_replay = False
         # True once a response of an operation that is not guarded was begun.
@@ -152,6 +159,15 @@ class RequestHead:
 
 # Returns the caller, or raises NotAuthenticatedError.
 Identify = Callable[[RequestHead], Principal | Awaitable[Principal]]
+
+
+def path_in_app(scope: Mapping[str, Any]) -> str:
+    """Return the path of an ASGI request without the prefix at which the app is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+        return path[len(root) :]
+    return path
 
 
 def _usable_id(value: bytes) -> str | None:

@@ -9,7 +9,7 @@ from holdfast.errors import NoTransactionError, StoreUnavailableError
 from holdfast.ports import Params, Row, SessionStore, Store, Transaction, UnitOfWork
 from holdfast.server.execution import Execution
 
-__all__ = ["RequestTransaction", "open_transaction"]
+__all__ = ["RequestTransaction", "Statements", "open_transaction"]
 
 _log = logging.getLogger("holdfast.request")
 
@@ -42,10 +42,17 @@ def open_transaction(store: Store, sessions: SessionStore | None) -> RequestTran
     return Statements(store) if sessions is None else SessionOfRequest(sessions)
 
 
+class _Begins(Protocol):
+    """Begins transactions: a store, or the chunk of a batch."""
+
+    async def begin(self) -> UnitOfWork:
+        """Open a transaction without a key."""
+
+
 class Statements:
     """A transaction with plain SQL. It begins with its first statement."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: _Begins) -> None:
         self._store = store
         self._unit: UnitOfWork | None = None
         self._guarded: Transaction | None = None

@@ -26,7 +26,10 @@ Send = Callable[[Message], Awaitable[None]]
 _OWN_HEADERS: Final = frozenset({b"content-length", b"x-request-id", b"x-correlation-id"})
 # What the guard adds to the response of a handler.
 ADDED_HEADERS: Final = frozenset(
-    {b"x-request-id", b"x-correlation-id", b"ratelimit", b"ratelimit-policy"}
+    {
+        *(b"holdfast-batch", b"x-request-id", b"x-correlation-id"),
+        *(b"ratelimit", b"ratelimit-policy"),
+    }
 )
 # RFC 9110 §8.6: these carry no Content-Length.
 _WITHOUT_BODY: Final = frozenset({204, 304})
@@ -173,6 +176,7 @@ async def send_response(
     headers = [pair for pair in response.headers if pair[0] not in _OWN_HEADERS]
     headers += extra_headers
     headers += head.limit_headers
+    headers += head.added_headers
     if response.body or response.status not in _WITHOUT_BODY:
         headers.append((b"content-length", str(len(response.body)).encode()))
     headers += (

@@ -20,4 +20,6 @@ POLICY: Final = Policy(
     error_format=ErrorFormat.ENVELOPE,
     # Apps repeat the key and the number of the step in the body; header and path decide.
     volatile_fields=VOLATILE_FIELDS | {"idempotencyKey", "stepIndex"},
+    # Attestations are made for one action.
+    batch_headers=("x-firebase-appcheck",),
 )

@@ -38,3 +38,60 @@ SELECT tenant, endpoint, idempotency_key,
 
 -- name: read_secret
 SELECT secret FROM holdfast_secret;
+
+-- name: try_locks
+-- Claims several keys without waiting for other holders.
+SELECT lock, pg_try_advisory_xact_lock(lock) FROM unnest($1::bigint[]) AS wanted(lock);
+
+-- name: find_records
+-- The records of several keys, expired or not, with the places of their keys. One index look-up for
+-- each key: a plain join is sometimes planned as a scan of the table.
+SELECT wanted.place, found.*
+  FROM unnest($1::text[], $2::text[], $3::text[])
+       WITH ORDINALITY AS wanted(tenant, endpoint, idempotency_key, place)
+ CROSS JOIN LATERAL
+       (SELECT canonical_body_hash, request_fingerprint, response_status, response_body,
+               response_headers, request_id, correlation_id, audit_id, created_at, expires_at
+          FROM holdfast_idempotency_records AS record
+         WHERE record.tenant = wanted.tenant
+           AND record.endpoint = wanted.endpoint
+           AND record.idempotency_key = wanted.idempotency_key
+         LIMIT 1) AS found;
+
+-- name: save_records
+-- Writes the records and audit events of several requests, and returns how many records were
+-- written. If a key has a live record, it is fewer, and the transaction must not commit.
+WITH saved AS (
+    INSERT INTO holdfast_idempotency_records AS old
+           (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
+            response_status, response_body, response_headers,
+            request_id, correlation_id, audit_id, created_at, expires_at)
+    SELECT tenant, endpoint, idempotency_key, body_hash, fingerprint, status, body, headers::jsonb,
+           request_id, correlation_id, audit_id, created_at, expires_at
+      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[],
+                  $7::bytea[], $8::text[], $9::text[], $10::text[], $11::text[],
+                  $12::timestamptz[], $13::timestamptz[])
+           AS new(tenant, endpoint, idempotency_key, body_hash, fingerprint, status, body, headers,
+                  request_id, correlation_id, audit_id, created_at, expires_at)
+        ON CONFLICT (tenant, endpoint, idempotency_key) DO UPDATE
+       SET canonical_body_hash = excluded.canonical_body_hash,
+           request_fingerprint = excluded.request_fingerprint,
+           response_status     = excluded.response_status,
+           response_body       = excluded.response_body,
+           response_headers    = excluded.response_headers,
+           request_id          = excluded.request_id,
+           correlation_id      = excluded.correlation_id,
+           audit_id            = excluded.audit_id,
+           created_at          = excluded.created_at,
+           expires_at          = excluded.expires_at
+     WHERE old.expires_at <= excluded.created_at
+    RETURNING 1
+), audited AS (
+    INSERT INTO holdfast_audit_events
+           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
+            request_id, correlation_id, created_at)
+    SELECT *
+      FROM unnest($14::text[], $15::text[], $16::text[], $17::text[], $18::text[], $19::integer[],
+                  $20::text[], $21::bigint[], $22::text[], $23::text[], $24::timestamptz[])
+)
+SELECT count(*) FROM saved;

@@ -30,6 +30,7 @@ from holdfast.stores.migrations import (
     load_migrations,
     run_steps_async,
 )
+from holdfast.stores.postgres.chunk import PostgresChunk
 from holdfast.stores.postgres.driver import Driver, DriverMaker, Pool
 from holdfast.stores.postgres.dsn import check_dsn
 from holdfast.stores.postgres.epoch import EpochReader
@@ -397,9 +398,24 @@ class BasePostgresStore(Generic[TransactionT_co]):
 class PostgresStore(BasePostgresStore[PostgresTransaction]):
     """The store for many processes, on asyncpg. A handler gets a ``PostgresTransaction``."""
 
+    # Fewer than the 64 savepoints that PostgreSQL keeps in memory for a transaction.
+    chunk_items = 50
+
     def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
         """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
         super().__init__(url, driver=_asyncpg_driver(), **options)
+
+    @property
+    def max_chunks(self) -> int:
+        """Half of the connections: the others are for single requests.
+
+        It also bounds the advisory locks that a process holds, of which a server has thousands.
+        """
+        return max(1, self.max_connections // 2)
+
+    async def begin_chunk(self) -> PostgresChunk:
+        """Return a transaction for several requests."""
+        return PostgresChunk(await self.begin(), self.driver, self.sql, self.table_names)
 
 
 def _asyncpg_driver() -> DriverMaker:

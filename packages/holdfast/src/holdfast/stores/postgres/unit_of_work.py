@@ -149,6 +149,11 @@ class PostgresUnit(Generic[TransactionT_co]):
         """What the handler gets. It depends on the driver."""
         return self._transaction
 
+    @property
+    def connection(self) -> Any:
+        """The connection, for statements of the store."""
+        return self._connection
+
     async def has_written(self) -> bool:
         """Return whether the handler has written."""
         row = await self.statements.fetch_one(HAS_WRITTEN)

@@ -25,6 +25,7 @@ from holdfast.stores.migrations import (
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import listed_record
 from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sqlite.chunk import SqliteChunk
 from holdfast.stores.sqlite.connection_thread import ConnectionThread
 from holdfast.stores.sqlite.epoch import FileIdentity, file_identity, reading_of
 from holdfast.stores.sqlite.group_commit import Writer
@@ -55,6 +56,10 @@ class SqliteStore:
 
     # The name in logs and in ``/readyz``.
     name = "sqlite"
+    # Other requests wait for the write turn meanwhile.
+    chunk_items = 16
+    # One of them writes at a time.
+    max_chunks = 4
 
     def __init__(
         self,
@@ -151,6 +156,14 @@ class SqliteStore:
             raise StoreUnavailableError("the store is not open")
         await self._follow_file()
         return SqliteUnit(self._writer, self._sql, None, "")
+
+    async def begin_chunk(self) -> SqliteChunk:
+        """Return a transaction for several requests. It begins with the first key to claim."""
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+        await self._follow_file()
+        unit = SqliteUnit(self._writer, self._sql, None, "")
+        return SqliteChunk(unit, self._sql, self._probe)
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query on the reading connection."""

@@ -4,7 +4,7 @@ import re
 import sqlite3
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError
@@ -30,12 +30,19 @@ _INSERTS_VALUES: Final = re.compile(
 _SELECTS: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
 
 
+class _Runs(Protocol):
+    """Runs functions in a transaction: ``SqliteUnit``, or the part of one request in a batch."""
+
+    async def run(self, work: Any, *, is_quick: bool = False) -> Any:
+        """Run a function with the connection."""
+
+
 class SqliteTransaction:
     """The ``Transaction`` of a handler on SQLite."""
 
     __slots__ = ("_unit",)
 
-    def __init__(self, unit: "SqliteUnit") -> None:
+    def __init__(self, unit: "_Runs") -> None:
         self._unit = unit
 
     async def execute(self, sql: str, params: Params = None) -> int:
@@ -135,16 +142,20 @@ class SqliteUnit:
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event and commit; may share the commit with other requests."""
+        await self.commit_all(
+            () if record is None else (record,), () if audit is None else (audit,)
+        )
 
-        def write_record(db: sqlite3.Connection) -> None:
+    async def commit_all(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
+        """Write records and audit events and commit; may share the commit with other requests."""
+
+        def write_records(db: sqlite3.Connection) -> None:
             sql = self._sql
-            if (
-                record is not None
-                and db.execute(sql["save_record"], record_values(record)).rowcount == 0
-            ):
-                self.superseded = True
-                raise SupersededError("another request with this key was committed first")
-            if audit is not None:
+            for record in records:
+                if db.execute(sql["save_record"], record_values(record)).rowcount == 0:
+                    self.superseded = True
+                    raise SupersededError("another request with this key was committed first")
+            for audit in audits:
                 db.execute(sql["save_audit_event"], audit_values(audit, to_text(audit.created_at)))
 
         if self._ended:
@@ -162,7 +173,7 @@ class SqliteUnit:
         # here would come after the turn was passed on, and undo another request.
         self._end()
         try:
-            await self._writer.commit(write_record)
+            await self._writer.commit(write_records)
         except sqlite3.Error as error:
             raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
 

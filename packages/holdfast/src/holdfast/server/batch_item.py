@@ -1,0 +1,66 @@
+"""One item of a batch on its way through the app."""
+
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from holdfast.core.idempotency_record import Response
+from holdfast.ports import SessionStore, Store, UnitOfWork
+from holdfast.server.execution import Execution
+from holdfast.server.guarded_request import GuardedRequest, Principal
+from holdfast.server.idempotency import Replay
+
+if TYPE_CHECKING:
+    from holdfast.errors import RequestError
+
+__all__ = ["ITEM_KEY", "ItemContext", "RequestProcessor", "SharedProcessor"]
+
+# The key of an item in the ASGI scope of its request.
+ITEM_KEY: Final = "holdfast.batch_item"
+
+
+class RequestProcessor(Protocol):
+    """Claims keys, commits and replays: ``Idempotency``, or the chunk of a batch."""
+
+    @property
+    def store(self) -> Store:
+        """Where records are."""
+
+    @property
+    def session_store(self) -> SessionStore | None:
+        """The same store, if its transactions are sessions of the app."""
+
+    async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
+        """Return a replay, or an execution with the key claimed."""
+
+    async def finish(self, execution: Execution, response: Response) -> Response | Replay:
+        """Commit the handler's response, and return what to send."""
+
+    async def abort(self, execution: Execution) -> None:
+        """Roll back and free the key. Does nothing if the execution has ended."""
+
+
+class SharedProcessor(RequestProcessor, Protocol):
+    """A processor whose requests share one transaction."""
+
+    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork:
+        """Begin a part of the transaction without a key, for dependencies of the app."""
+
+
+class ItemContext:
+    """What the guard needs to know about a request that is an item of a batch.
+
+    The same one for each attempt of an item: a request that runs again is counted once.
+    """
+
+    __slots__ = ("head", "limit_error", "limit_headers", "principal", "processor")
+
+    def __init__(self) -> None:
+        # Processes the request; None: as any other request.
+        self.processor: SharedProcessor | None = None
+        # The ``RequestHead``, if it was read already; for the first attempt only.
+        self.head: object = None
+        # The caller, if it is known already.
+        self.principal: Principal | None = None
+        # The headers of the rate limit, once the request was counted.
+        self.limit_headers: tuple[tuple[bytes, bytes], ...] | None = None
+        # Why it was refused when it was counted.
+        self.limit_error: RequestError | None = None

@@ -1,0 +1,131 @@
+"""The transactions of batches: savepoints, claims without waiting, one commit. On every store."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import open_store
+from holdfast.core.decision import Held
+from holdfast.core.idempotency_record import RecordId
+from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError
+from holdfast.ports import ChunkStore, Found, KeyClaimed
+from holdfast.testing.samples import NOW, a_record, an_audit_event
+
+
+@dataclass
+class Stores:
+    """Two processes with one database."""
+
+    one: Any
+    other: Any
+
+    async def names(self) -> list[str]:
+        rows = await self.one.read("SELECT name FROM things ORDER BY name")
+        return [row["name"] for row in rows]
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/chunks.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Stores]:
+    one: Any = open_store(url)
+    other: Any = open_store(url)
+    await one.open()
+    await other.open()
+    try:
+        await one.write("CREATE TABLE things (name text)")
+        yield Stores(one, other)
+    finally:
+        await one.close()
+        await other.close()
+
+
+def key(name: str) -> RecordId:
+    return RecordId("ada", "things.create", name)
+
+
+async def insert(unit: Any, name: str) -> None:
+    await unit.statements.execute("INSERT INTO things (name) VALUES (:name)", {"name": name})
+
+
+async def test_items_share_a_transaction_with_a_savepoint_each(url: str) -> None:
+    async with opened(url) as stores:
+        assert isinstance(stores.one, ChunkStore)
+        chunk = await stores.one.begin_chunk()
+        ids = [key("a"), key("b"), key("c")]
+        assert await chunk.claim(ids, NOW) == [KeyClaimed()] * 3
+        units = []
+        for name, is_kept in (("a", True), ("b", False), ("c", True)):
+            unit = await chunk.begin_item()
+            units.append(unit)
+            await insert(unit, name)
+            await (unit.commit(None, None) if is_kept else unit.rollback())
+        with pytest.raises(NoTransactionError):
+            await insert(units[0], "late")
+        assert await stores.names() == []
+        records = [a_record(key=name, tenant="ada", endpoint="things.create") for name in "abc"]
+        await chunk.commit(records, [an_audit_event(records[0])])
+        assert await stores.names() == ["a", "c"]
+        assert await stores.one.find(key("b"), NOW) == records[1]
+        again = await stores.other.begin_chunk()
+        assert await again.claim(ids, NOW) == [Found(record) for record in records]
+        expired = await again.claim([key("a")], NOW + timedelta(days=365))
+        assert expired == [KeyClaimed(after_expiry=True)]
+        await again.rollback()
+
+
+async def test_rollback_leaves_nothing(url: str) -> None:
+    async with opened(url) as stores:
+        chunk = await stores.one.begin_chunk()
+        await chunk.claim([key("a")], NOW)
+        unit = await chunk.begin_item()
+        await insert(unit, "a")
+        await unit.commit(None, None)
+        await chunk.rollback()
+        assert await stores.names() == []
+        other = await stores.other.begin_chunk()
+        assert await other.claim([key("a")], NOW) == [KeyClaimed()]
+        await other.rollback()
+
+
+async def test_chunk_does_not_commit_over_a_live_record(url: str) -> None:
+    async with opened(url) as stores:
+        record = a_record(key="a", tenant="ada", endpoint="things.create")
+        first = await stores.one.begin_chunk()
+        await first.commit([record], [])
+        second = await stores.other.begin_chunk()
+        unit = await second.begin_item()
+        await insert(unit, "b")
+        await unit.commit(None, None)
+        with pytest.raises((SupersededError, StoreUnavailableError)):
+            await second.commit([record], [])
+        assert await stores.names() == []
+
+
+async def test_held_key_ends_the_claims_and_frees_those_behind_it(postgres_url: str) -> None:
+    async with opened(postgres_url) as stores:
+        holder = await stores.other.begin_chunk()
+        assert await holder.claim([key("b")], NOW) == [KeyClaimed()]
+        chunk = await stores.one.begin_chunk()
+        assert await chunk.claim([key("a"), key("b"), key("c")], NOW) == [KeyClaimed()]
+        free = await stores.other.claim(key("c"), NOW)
+        await free.unit.rollback()
+        assert isinstance(await stores.other.claim(key("a"), NOW), Held)
+        assert await chunk.claim([key("b")], NOW) == []
+        # A rollback to an item's savepoint keeps the key.
+        unit = await chunk.begin_item()
+        await unit.rollback()
+        assert isinstance(await stores.other.claim(key("a"), NOW), Held)
+        await holder.rollback()
+        assert await chunk.claim([key("b")], NOW) == [KeyClaimed()]
+        await chunk.rollback()
