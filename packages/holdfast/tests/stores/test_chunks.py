@@ -60,7 +60,7 @@ async def insert(unit: Any, name: str) -> None:
 
 async def test_items_share_a_transaction_with_a_savepoint_each(url: str) -> None:
     async with opened(url) as stores:
-        assert isinstance(stores.one, ChunkStore)
+        assert all(isinstance(store, ChunkStore) for store in (stores.one, stores.other))
         chunk = await stores.one.begin_chunk()
         ids = [key("a"), key("b"), key("c")]
         assert await chunk.claim(ids, NOW) == [KeyClaimed()] * 3
@@ -73,7 +73,10 @@ async def test_items_share_a_transaction_with_a_savepoint_each(url: str) -> None
         with pytest.raises(NoTransactionError):
             await insert(units[0], "late")
         assert await stores.names() == []
-        records = [a_record(key=name, tenant="ada", endpoint="things.create") for name in "abc"]
+        records = [
+            a_record(key=name, tenant="ada", endpoint="things.create", client_generated_at=made_at)
+            for name, made_at in zip("abc", (NOW, None, NOW), strict=True)
+        ]
         await chunk.commit(records, [an_audit_event(records[0])])
         assert await stores.names() == ["a", "c"]
         assert await stores.one.find(key("b"), NOW) == records[1]

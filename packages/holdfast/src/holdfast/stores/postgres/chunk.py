@@ -229,10 +229,11 @@ def _columns(records: Sequence[Record]) -> list[list[Any]]:
             record.audit_id,
             record.created_at,
             record.expires_at,
+            record.client_generated_at,
         )
         for record in records
     ]
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(13)]
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(14)]
 
 
 def _audit_columns(audits: Sequence[AuditEvent]) -> list[list[Any]]:

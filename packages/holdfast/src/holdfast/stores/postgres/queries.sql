@@ -51,7 +51,8 @@ SELECT wanted.place, found.*
        WITH ORDINALITY AS wanted(tenant, endpoint, idempotency_key, place)
  CROSS JOIN LATERAL
        (SELECT canonical_body_hash, request_fingerprint, response_status, response_body,
-               response_headers, request_id, correlation_id, audit_id, created_at, expires_at
+               response_headers, request_id, correlation_id, audit_id, created_at, expires_at,
+               client_generated_at
           FROM holdfast_idempotency_records AS record
          WHERE record.tenant = wanted.tenant
            AND record.endpoint = wanted.endpoint
@@ -65,14 +66,15 @@ WITH saved AS (
     INSERT INTO holdfast_idempotency_records AS old
            (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
             response_status, response_body, response_headers,
-            request_id, correlation_id, audit_id, created_at, expires_at)
+            request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at)
     SELECT tenant, endpoint, idempotency_key, body_hash, fingerprint, status, body, headers::jsonb,
-           request_id, correlation_id, audit_id, created_at, expires_at
+           request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
       FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[],
                   $7::bytea[], $8::text[], $9::text[], $10::text[], $11::text[],
-                  $12::timestamptz[], $13::timestamptz[])
+                  $12::timestamptz[], $13::timestamptz[], $14::timestamptz[])
            AS new(tenant, endpoint, idempotency_key, body_hash, fingerprint, status, body, headers,
-                  request_id, correlation_id, audit_id, created_at, expires_at)
+                  request_id, correlation_id, audit_id, created_at, expires_at,
+                  client_generated_at)
         ON CONFLICT (tenant, endpoint, idempotency_key) DO UPDATE
        SET canonical_body_hash = excluded.canonical_body_hash,
            request_fingerprint = excluded.request_fingerprint,
@@ -83,7 +85,8 @@ WITH saved AS (
            correlation_id      = excluded.correlation_id,
            audit_id            = excluded.audit_id,
            created_at          = excluded.created_at,
-           expires_at          = excluded.expires_at
+           expires_at          = excluded.expires_at,
+           client_generated_at = excluded.client_generated_at
      WHERE old.expires_at <= excluded.created_at
     RETURNING 1
 ), audited AS (
@@ -91,7 +94,7 @@ WITH saved AS (
            (tenant, id, actor, endpoint, payload_hash, status, resource, version,
             request_id, correlation_id, created_at)
     SELECT *
-      FROM unnest($14::text[], $15::text[], $16::text[], $17::text[], $18::text[], $19::integer[],
-                  $20::text[], $21::bigint[], $22::text[], $23::text[], $24::timestamptz[])
+      FROM unnest($15::text[], $16::text[], $17::text[], $18::text[], $19::text[], $20::integer[],
+                  $21::text[], $22::bigint[], $23::text[], $24::text[], $25::timestamptz[])
 )
 SELECT count(*) FROM saved;
