@@ -55,6 +55,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     enqueued_at: float = 0.0
     # Changes of its note may be sent at the same time.
     is_parallel: bool = False
+    # Later changes of its note were sent while it had failed.
+    is_overtaken: bool = False
     # Of notes and their changes.
     max_attempts: int = 6
 
@@ -115,6 +117,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             may_force=self.profile == "field",
             is_stale=self.is_stale,
             is_parallel=self.is_parallel,
+            is_overtaken=self.is_overtaken,
         )
 
 
