@@ -377,11 +377,15 @@ def _older_edits(history: History) -> Iterator[Violation]:
             newer, older = actions.get(before.action), actions.get(write.action)
             if newer is None or older is None or before.is_foreign or write.is_foreign:
                 continue
-            # Without a version from before both there is nothing to check it with.
+            # Without a version from before it came back there is nothing to check it with.
             is_known = any(
                 one.version < before.version
                 for one in history.seen
                 if (one.user, one.entity) == (older.user, entity)
+                and (
+                    one.at < older.enqueued_at
+                    or (one.how == "response" and one.at <= older.returned_at)
+                )
             )
             if (
                 is_known

@@ -72,6 +72,8 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     is_parallel: bool = False
     # It had left the order of its entity, and later changes were sent before it came back.
     is_overtaken: bool = False
+    # When it came back; infinite if it never left.
+    returned_at: float = float("inf")
 
 
 class EntryState(msgspec.Struct, frozen=True, kw_only=True):

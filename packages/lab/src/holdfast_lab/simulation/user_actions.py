@@ -57,6 +57,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     is_parallel: bool = False
     # Later changes of its note were sent while it had failed.
     is_overtaken: bool = False
+    # When the user has retried it.
+    returned_at: float = float("inf")
     # Of notes and their changes.
     max_attempts: int = 6
 
@@ -118,6 +120,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             is_stale=self.is_stale,
             is_parallel=self.is_parallel,
             is_overtaken=self.is_overtaken,
+            returned_at=self.returned_at,
         )
 
 

@@ -235,6 +235,7 @@ class Users:
             if entry.left_lane is not None:
                 action.first_try = False  # later actions did not wait for it
             action.is_overtaken = action.is_overtaken or _is_overtaken(queue, entry)
+            action.returned_at = min(action.returned_at, self._world.loop.time())
             queue.retry(entry.id)
         app.clear_retry_after(entry.idempotency_key)
         self._world.note(app.name, f"review: {action.id}, which was {entry.status}")
