@@ -94,6 +94,20 @@ OWN_WRITES = [WRITES[0], replace(WRITES[2], version=2)]
 SEEN = VersionSeen(user="ada", entity="1", version=1, at=5.0, how="response", action="action-1")
 CONFLICT = Conflict(entity="1", action="action-2", sent=1, theirs=2)
 
+# The first action was made before the second, and has written after it.
+OVERTAKEN: dict[str, Any] = {
+    "actions": [
+        replace(ACTIONS[0], is_overtaken=True, enqueued_at=1.0),
+        replace(ACTIONS[1], enqueued_at=2.0),
+    ],
+    "writes": [
+        replace(WRITES[1], version=1),
+        replace(WRITES[2], version=2),
+        replace(WRITES[0], version=3, is_checked=True),
+    ],
+    "seen": [replace(SEEN, at=0.5)],
+}
+
 
 def contact(what: str, at: float, **fields: Any) -> Contact:
     defaults: dict[str, Any] = {
@@ -121,6 +135,12 @@ RESTARTED: dict[str, Any] = {"process": "app 2", "drain_began_at": 5.0}
 
 def test_history_without_violations_passes() -> None:
     assert check(GOOD) == []
+
+
+def test_older_edit_may_conflict_with_a_newer_one_and_be_written_after_it() -> None:
+    conflict = replace(CONFLICT, action="action-1")
+    entries = [replace(GOOD.entries[0], had_conflict=True), *GOOD.entries[1:]]
+    assert rules_of(**OVERTAKEN, entries=entries, conflicts=[conflict]) == set()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +217,15 @@ def test_history_without_violations_passes() -> None:
             {"writes": [*WRITES[:2], replace(WRITES[2], is_checked=False)], "seen": [SEEN]},
         ),
         (Rule.OWN_EDITS, {"writes": OWN_WRITES, "conflicts": [CONFLICT]}),
+        (
+            Rule.OWN_EDITS,  # it was overtaken, but not by the edit that it conflicts with
+            {
+                "actions": [ACTIONS[0], replace(ACTIONS[1], is_overtaken=True, enqueued_at=9.0)],
+                "writes": OWN_WRITES,
+                "conflicts": [CONFLICT],
+            },
+        ),
+        (Rule.NEWER_EDITS, OVERTAKEN),
         (Rule.SAME_VERSION, {"changed_retries": ["1, then 2"]}),
         (Rule.CHAINED, {"sent_after_refusal": ["action-2"]}),
         (

@@ -238,6 +238,31 @@ def test_a_repeat_in_progress_waits_for_the_first_response(queue: OutboxQueue, u
     assert len({request.headers["Idempotency-Key"] for request in transport.requests}) == 2
 
 
+@pytest.mark.parametrize(
+    "to_repeat", [response(302, None, {"location": "http://portal.example/"}), response(401)]
+)
+def test_a_silent_request_may_have_happened_whatever_responds_to_its_repeat(
+    queue: OutboxQueue, user: str, to_repeat: Response
+) -> None:
+    queue.enqueue_many([activity(user, str(n), profile="fifo") for n in range(2)])
+    begun, repeated = threading.Event(), threading.Event()
+
+    def reply(request: Request) -> Response | NoResponse:
+        if title_of(request) != "1":
+            return created(request)
+        if begun.is_set():
+            repeated.set()
+            return to_repeat
+        begun.set()
+        repeated.wait(20)
+        return NoResponse("the connection was closed")
+
+    drain(queue, user, Parallel(reply))
+    entry = queue.entries(user)[1]
+    assert repeated.is_set()
+    assert (entry.status, entry.outcome_unknown) == ("pending", True)
+
+
 def test_edits_of_one_entity_in_two_lanes_are_not_sent_at_once(
     queue: OutboxQueue, user: str
 ) -> None:

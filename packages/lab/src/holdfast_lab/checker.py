@@ -6,6 +6,7 @@ A rule reads the history and nothing else, so it also applies to another impleme
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
+from itertools import pairwise
 from typing import Final, TypeVar
 
 import msgspec
@@ -63,6 +64,7 @@ class Rule(StrEnum):
     RESTORED = "after a restore: no success without its effect"
     NO_OVERWRITE = "no foreign write is overwritten without a conflict"
     OWN_EDITS = "a person's own edits never conflict with each other"
+    NEWER_EDITS = "an older edit never overwrites a newer one without a conflict"
     SAME_VERSION = "a retry names the version of the first send"
     INDEPENDENT = "one refusal never delays an independent entry"
     CHAINED = "after a refusal nothing more of its chain is sent"
@@ -113,7 +115,7 @@ def _effects_of(action: UserAction, count: int, entry: EntryState | None) -> Ite
         yield Violation(rule, f"{action.id} has {count} effects")
     elif action.lost:
         return
-    elif action.acknowledged and action.expect is Expect.EFFECT and count != 1:
+    elif action.acknowledged and _must_happen(action, entry) and count != 1:
         yield Violation(Rule.EXACTLY_ONCE, f"{action.id} has no effect (on the device: {status})")
     if entry is None or status in _UNFINISHED or entry.outcome_unknown:
         return
@@ -121,6 +123,11 @@ def _effects_of(action: UserAction, count: int, entry: EntryState | None) -> Ite
         yield Violation(
             Rule.STATUS_IS_TRUE, f"{action.id} is {status} on the device and has {count} effects"
         )
+
+
+def _must_happen(action: UserAction, entry: EntryState | None) -> bool:
+    """Return whether an effect is expected; whether a conflict was right is another rule."""
+    return action.expect is Expect.EFFECT and not (entry is not None and entry.had_conflict)
 
 
 def _entries(history: History) -> Iterator[Violation]:
@@ -134,7 +141,9 @@ def _entries(history: History) -> Iterator[Violation]:
             yield Violation(Rule.NEVER_LOST, f"{action.id} is not in the file of {action.device}")
         if len(entries) > 1:
             yield Violation(Rule.ONE_ENTRY, f"{action.id} has {len(entries)} entries")
-        if action.key is not None and any(e.key not in (None, action.key) for e in entries):
+        if action.key is not None and any(
+            e.key not in (None, action.key) and not e.had_conflict for e in entries
+        ):
             yield Violation(
                 Rule.ONE_ENTRY, f"{action.id} was queued as {action.key} and got another key"
             )
@@ -319,8 +328,11 @@ def _noticed(
     action: UserAction, known: Iterable[VersionSeen], write: Write, writes: Iterable[Write]
 ) -> Iterator[int]:
     """Yield the versions that a change was made on, or that its conflicts were about."""
+    known = list(known)
+    # Made on no known version: it is based on what the device reads, also for an edit before it.
+    is_blind = not any(one.at < action.enqueued_at for one in known)
     for one in known:
-        is_own = one.how == "conflict" and one.action == action.id
+        is_own = one.how == "conflict" and (is_blind or one.action == action.id)
         if is_own or one.how in {"base", "decided"} or one.at < action.enqueued_at:
             yield one.version
     for other in writes:  # what was written without a check is the base of what follows
@@ -339,13 +351,57 @@ def _own_conflicts(history: History) -> Iterator[Violation]:
         if action.is_stale or action.is_parallel or sent is None or theirs is None:
             continue
         between = [w for w in writes.get(conflict.entity, []) if sent < w.version <= theirs]
-        # A write that the device has given up is not known to be its own.
-        if not any(write.is_foreign or write.action not in succeeded for write in between):
+        # A write that the device has given up is not known to be its own. One that overtook this
+        # edit is newer than it.
+        if not any(
+            write.is_foreign
+            or write.action not in succeeded
+            or (action.is_overtaken and _is_newer(actions[write.action], action))
+            for write in between
+        ):
             yield Violation(
                 Rule.OWN_EDITS,
                 f"{action.id} on version {sent} conflicts with version {theirs} of "
                 f"{conflict.entity}, and no other client has written",
             )
+
+
+def _older_edits(history: History) -> Iterator[Violation]:
+    """Look for edits that were written after newer ones of the same person."""
+    if history.are_versions_lost:
+        return
+    actions = {action.id: action for action in history.actions}
+    had_conflict = {entry.action for entry in history.entries if entry.had_conflict}
+    for entity, writes in _grouped(history.writes, lambda write: write.entity).items():
+        for before, write in pairwise(sorted(writes, key=lambda write: write.version)):
+            newer, older = actions.get(before.action), actions.get(write.action)
+            if newer is None or older is None or before.is_foreign or write.is_foreign:
+                continue
+            # Without a version from before it came back there is nothing to check it with.
+            is_known = any(
+                one.version < before.version
+                for one in history.seen
+                if (one.user, one.entity) == (older.user, entity)
+                and (
+                    one.at < older.enqueued_at
+                    or (one.how == "response" and one.at <= older.returned_at)
+                )
+            )
+            if (
+                is_known
+                and _is_newer(newer, older)
+                and not older.is_parallel
+                and older.id not in had_conflict
+            ):
+                yield Violation(
+                    Rule.NEWER_EDITS,
+                    f"{older.id} wrote version {write.version} of {entity} over {newer.id}, which "
+                    "was made later",
+                )
+
+
+def _is_newer(action: UserAction, than: UserAction) -> bool:
+    return action.enqueued_at > than.enqueued_at
 
 
 def _sends(history: History) -> Iterator[Violation]:
@@ -411,6 +467,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _follow_ups,
     _overwrites,
     _own_conflicts,
+    _older_edits,
     _sends,
     _holds,
     _run,

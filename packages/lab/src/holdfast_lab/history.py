@@ -70,6 +70,10 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     is_stale: bool = False
     # Changes of the same entity may be sent at the same time.
     is_parallel: bool = False
+    # It had left the order of its entity, and later changes were sent before it came back.
+    is_overtaken: bool = False
+    # When it came back; infinite if it never left.
+    returned_at: float = float("inf")
 
 
 class EntryState(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +85,9 @@ class EntryState(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     # It was sent, and the device does not know the result.
     outcome_unknown: bool = False
+    # The server had another version than the one it was made on. A person, or a strategy, may have
+    # decided against it, or for another key.
+    had_conflict: bool = False
 
 
 class ResponseSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,6 +201,9 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     drain_began_at: float = 0.0
     # How much the device's clock is ahead.
     clock_seconds: float = 0.0
+    # How often the server's time may have corrected the device's: at the first response after a
+    # start of the device, which does not know for how long it was off.
+    clock_corrections: int = 0
 
 
 class Idle(msgspec.Struct, frozen=True, kw_only=True):
@@ -263,7 +273,7 @@ class History(msgspec.Struct, kw_only=True):
     delays: Sequence[Delay] = ()
     contacts: Sequence[Contact] = ()
     idle: Sequence[Idle] = ()
-    # Versions were lost in a restore, or keys were forgotten: own writes may look foreign.
+    # Versions were lost in a restore: own writes may look foreign.
     are_versions_lost: bool = False
     # Descriptions of retries that named another version than the first send.
     changed_retries: Sequence[str] = ()

@@ -32,7 +32,8 @@ class _Stored(msgspec.Struct, frozen=True):
     until: float
     at: float
     process: str
-    clock_seconds: float
+    # What the device's clock was then: seconds ahead, and corrections.
+    clock: tuple[float, int]
 
 
 class _Process:
@@ -62,8 +63,8 @@ class DeviceHolds:
                 stored is not None
                 and stored.process != sent.process
                 and stored.at < sent.drain_began_at
-                # A clock that was set decides, at worst too early.
-                and stored.clock_seconds == sent.clock_seconds
+                # A clock that was set or corrected decides, at worst too early.
+                and stored.clock == _clock(sent)
                 and sent.at < stored.until - _EARLY_SECONDS
             ):
                 yield f"{_describe(sent, key, stored.until)}, which another process has stored"
@@ -120,10 +121,14 @@ class DeviceHolds:
         """Replace what is stored: a process stores the holds it knows, and no others."""
         own.is_changed = False
         self._stored = {
-            key: _Stored(hold.until, stored.at, stored.process, stored.clock_seconds)
+            key: _Stored(hold.until, stored.at, stored.process, _clock(stored))
             for key, hold in own.holds.items()
             if hold.is_named
         }
+
+
+def _clock(contact: Contact) -> tuple[float, int]:
+    return contact.clock_seconds, contact.clock_corrections
 
 
 def _describe(sent: Contact, key: str, until: float) -> str:

@@ -285,9 +285,24 @@ def retry_later(
     return step_aside(tx, entry) if steps_aside else entry
 
 
-def release(tx: Transaction, claimed: Claimed, result: AttemptResult, *, sent: bool) -> Entry:
+def release(
+    tx: Transaction,
+    claimed: Claimed,
+    result: AttemptResult,
+    *,
+    sent: bool,
+    outcome_unknown: bool = False,
+) -> Entry:
     """Return the entry to the queue as if it had not been claimed."""
-    entry = _end_claim(tx, claimed, Transition.RELEASE, result, uncount=1, in_history=sent)
+    entry = _end_claim(
+        tx,
+        claimed,
+        Transition.RELEASE,
+        result,
+        uncount=1,
+        in_history=sent,
+        outcome_unknown=True if outcome_unknown else None,
+    )
     tx.emit(EventKind.RELEASED, entry, detail=result.error)
     return entry
 

@@ -66,6 +66,8 @@ class Released(msgspec.Struct, frozen=True):
 
     result: AttemptResult
     sent: bool
+    # A copy of it, or an earlier send, had no response.
+    outcome_unknown: bool = False
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -149,7 +151,12 @@ def record(  # noqa: C901, PLR0911 - one for each outcome
                 **outcome.result._asdict(),
             )
         case Released():
-            return queue.release(claimed, sent=outcome.sent, **outcome.result._asdict())
+            return queue.release(
+                claimed,
+                sent=outcome.sent,
+                outcome_unknown=outcome.outcome_unknown,
+                **outcome.result._asdict(),
+            )
         case Failed():
             return queue.fail(
                 claimed,

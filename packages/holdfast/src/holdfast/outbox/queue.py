@@ -437,6 +437,7 @@ class OutboxQueue(QueueQueries):
         claimed: Claimed,
         *,
         sent: bool = False,
+        outcome_unknown: bool = False,
         error: str | None = None,
         http_status: int | None = None,
         code: str | None = None,
@@ -446,11 +447,12 @@ class OutboxQueue(QueueQueries):
 
         For a stop between claim and send, for a token that is not accepted (401), for local ids
         that are not known yet. With ``sent`` the send is added to the history; it had a response,
-        so its outcome is known. Raises ``ClaimLostError``.
+        so its outcome is known. ``outcome_unknown``: another copy of it had none. Raises
+        ``ClaimLostError``.
         """
         with self._write("release") as tx:
             result = AttemptResult(http_status, code, request_id, error)
-            return claims.release(tx, claimed, result, sent=sent)
+            return claims.release(tx, claimed, result, sent=sent, outcome_unknown=outcome_unknown)
 
     def fail(
         self,

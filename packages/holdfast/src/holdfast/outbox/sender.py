@@ -149,6 +149,8 @@ class Sender:
         self._rounds: Counter[str] = Counter()
         self._attempts: Counter[str] = Counter()
         self._refused_attestations: Counter[str] = Counter()
+        # Entries whose last send had a second copy on another connection.
+        self._repeated: set[str] = set()
         # When the service last responded, and by entry id: when its last silent send began.
         self._last_response = float("-inf")
         self._silent_since: dict[str, float] = {}
@@ -228,8 +230,7 @@ class Sender:
             raise
         if unsent is not None:
             return unsent
-        self.reach("drain.before_send")
-        state.note_sent(entry.id)
+        self._begin_send(entry, state)
         try:
             response = yield request
         except GeneratorExit:
@@ -260,7 +261,8 @@ class Sender:
             # The app's functions again. Sent once more, the server gives the same response.
             result = _result(response)
             if response.status == _UNAUTHORIZED:
-                queue.release(claimed, sent=True, **result._asdict())
+                unknown = self._may_have_happened(entry)
+                queue.release(claimed, sent=True, outcome_unknown=unknown, **result._asdict())
             else:
                 queue.schedule_retry(
                     claimed,
@@ -344,7 +346,7 @@ class Sender:
         token = bearer_token(self._token, entry.user_id)
         if token is None and callable(self._token):
             return None
-        return build_request(
+        request = build_request(
             entry,
             queue.profiles.get(entry.profile),
             queue.mappings,
@@ -352,6 +354,17 @@ class Sender:
             extra=self._headers(entry, token),
             version=claimed.version,
         )
+        self._repeated.add(entry.id)
+        return request
+
+    def _begin_send(self, entry: Entry, state: DrainState) -> None:
+        self.reach("drain.before_send")
+        self._repeated.discard(entry.id)
+        state.note_sent(entry.id)
+
+    def _may_have_happened(self, entry: Entry) -> bool:
+        """Return whether an earlier send, or the other copy of this one, had no response."""
+        return entry.outcome_unknown or entry.id in self._repeated
 
     def abandon(self, claimed: Claimed) -> Outcome:
         """Return the outcome of an entry whose response the drain has no time to wait for."""
@@ -423,7 +436,7 @@ class Sender:
         return self._retry_later(
             entry,
             AttemptResult(code=UNREACHABLE, error=reason),
-            outcome_unknown=entry.outcome_unknown,
+            outcome_unknown=self._may_have_happened(entry),
             delay_seconds=0,
         )
 
@@ -471,13 +484,13 @@ class Sender:
         spelling = _other_spelling(where, getattr(self._transport, "origin", None), path)
         if spelling is not None:
             why = f"use the path {spelling}: the server redirects ({response.status}) to {where}"
-            return Failed(_result(response, why), outcome_unknown=entry.outcome_unknown)
+            return Failed(_result(response, why), outcome_unknown=self._may_have_happened(entry))
         why = f"the response was a redirect ({response.status}), which is not followed"
         self._count_silent_send(entry, state, why)
         return self._retry_later(
             entry,
             _result(response, why)._replace(code=UNREACHABLE),
-            outcome_unknown=entry.outcome_unknown,
+            outcome_unknown=self._may_have_happened(entry),
         )
 
     def _count_silent_send(self, entry: Entry, state: DrainState, why: str) -> bool:
@@ -584,7 +597,8 @@ class Sender:
             self._emit(EventKind.PAUSED, entry, why)
         if response is None:
             return Released(AttemptResult(error=why), sent=False)
-        return Released(_result(response, why), sent=True)
+        unknown = self._may_have_happened(entry)
+        return Released(_result(response, why), sent=True, outcome_unknown=unknown)
 
     def _attestation(self, entry: Entry, response: Response) -> Outcome:
         """Ask the app for another attestation at once, and after that with growing delays.
@@ -600,7 +614,7 @@ class Sender:
             result=_result(response, why),
             policy=policy,
             give_up=False,
-            outcome_unknown=entry.outcome_unknown,
+            outcome_unknown=self._may_have_happened(entry),
             delay_seconds=0 if at_once else policy.delay_seconds(refused, random=self._chance()),
             steps_aside=not at_once,
         )

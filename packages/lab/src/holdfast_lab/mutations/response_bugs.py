@@ -4,13 +4,13 @@ import re
 from typing import Any
 
 from holdfast.core.response_classification import AttestationNeeded, SignInNeeded
-from holdfast.outbox import claims, drain, outcome, sender, transaction
+from holdfast.outbox import claims, dependencies, drain, outcome, sender, transaction
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.sender import Sender
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-CLAIMS, DRAIN, OUTCOME, SENDER, TRANSACTION = (
-    untyped(module) for module in (claims, drain, outcome, sender, transaction)
+CLAIMS, DEPENDENCIES, DRAIN, OUTCOME, SENDER, TRANSACTION = (
+    untyped(module) for module in (claims, dependencies, drain, outcome, sender, transaction)
 )
 
 
@@ -65,6 +65,12 @@ def version_of_success_forgotten() -> list[Replacement]:
 @bug
 def retry_names_another_version() -> list[Replacement]:
     return [(CLAIMS, "_is_frozen", lambda *_, **_options: False)]
+
+
+@bug
+def older_edit_overwrites_a_newer_one() -> list[Replacement]:
+    # A refused edit that is retried follows the versions of the edits that were made after it.
+    return [(DEPENDENCIES, "_has_later_edit", lambda *_: False)]
 
 
 @bug

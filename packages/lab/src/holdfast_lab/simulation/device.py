@@ -10,7 +10,7 @@ from typing import Any, Final, Protocol
 import apsw
 import msgspec
 
-from holdfast.core.outbox_entry import OPEN, Entry, Reason, Status
+from holdfast.core.outbox_entry import OPEN, Entry, Operation, Reason, Status, Transition
 from holdfast.core.retry import DEVICE
 from holdfast.errors import HoldfastError, OutboxFileError
 from holdfast.outbox.drain import Drain
@@ -280,6 +280,8 @@ class AppProcess:
         if not self.process.alive:
             return
         after = _retry_after(result)
+        if _kind_of(result) == "responded":
+            self._device.correct_clock()
         self._note_contact("none" if sent.is_repeat else _kind_of(result), sent, after, result)
         user = request.headers.get("Authorization", "").removeprefix("Bearer ")
         reads_base = self._world.actions[sent.action].profile == "field-read"
@@ -336,6 +338,7 @@ class AppProcess:
                 retry_after_seconds=retry_after,
                 drain_began_at=drain_began_at,
                 clock_seconds=device.clock_offset.total_seconds(),
+                clock_corrections=device.clock_corrections,
             )
         )
 
@@ -429,6 +432,9 @@ class Device:
         self.clock_offset = timedelta(0)
         self.clock_was_set = False
         self.boots = 1
+        # The server's time has corrected the device's, at most once after each start.
+        self.clock_corrections = 0
+        self._corrected_boot = 0
         self._booted_at = 0.0
         self._last_reading = 0.0
         # How many requests a drain sends at once; 0 for one at a time.
@@ -468,6 +474,12 @@ class Device:
         reading = self.world.seconds() - self._booted_at
         self._last_reading = max(reading, self._last_reading + _TICK_SECONDS)
         return self._last_reading
+
+    def correct_clock(self) -> None:
+        """Note that the server's time has arrived."""
+        if self._corrected_boot != self.boots:
+            self._corrected_boot = self.boots
+            self.clock_corrections += 1
 
     def on_death(self, app: AppProcess) -> None:
         """Restart a process later, unless the device has no power."""
@@ -576,10 +588,18 @@ class Device:
                 status=Status(entry.status),
                 key=entry.idempotency_key,
                 outcome_unknown=entry.outcome_unknown,
+                had_conflict=_had_conflict(app.queue, entry),
             )
             for user in self.users
             for entry in app.queue.entries(user, limit=1000)
         ]
+
+
+def _had_conflict(queue: OutboxQueue, entry: Entry) -> bool:
+    """Return whether the server has refused one of its sends because of its version."""
+    return entry.operation is Operation.PATCH and any(
+        attempt.outcome is Transition.CONFLICT for attempt in queue.attempts(entry.id)
+    )
 
 
 def _is_new(entry: Entry) -> bool:

@@ -201,9 +201,10 @@ class Faults:
         self.reached[point] += 1
         if self.is_stopped:
             return None
-        rate = self._crash_rate
+        rate, is_rare = self._crash_rate, False
         if point in self.focus_points:
-            rate = _RARE_FOCUS_RATE if point.partition(".")[0] in _RARE_OPERATIONS else _FOCUS_RATE
+            is_rare = point.partition(".")[0] in _RARE_OPERATIONS
+            rate = _RARE_FOCUS_RATE if is_rare else _FOCUS_RATE
         if self._rng.random() >= rate:
             return None
         draw = self._rng.random()
@@ -214,7 +215,9 @@ class Faults:
                 return "pause"
             return None
         kind = "power cut" if point in DEVICE_POINTS and draw > 0.5 else "crash"  # noqa: PLR2004
-        if self._crashes and self.record(kind):
+        # A rare focus point has its fault, also if all others were spent before it was reached.
+        is_left = self._crashes > 0 or (is_rare and not self.struck[point])
+        if is_left and self.record(kind):
             self._crashes -= 1
             self.struck[point] += 1
             return kind

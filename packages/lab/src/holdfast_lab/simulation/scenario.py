@@ -607,7 +607,7 @@ class World:
             ],
             "seen": self._observed("seen"),
             "conflicts": self._observed("conflicts"),
-            "are_versions_lost": self.users.are_keys_forgotten,
+            "are_versions_lost": self.users.are_versions_lost,
         }
 
     def _jobs(self) -> list[JobState]:

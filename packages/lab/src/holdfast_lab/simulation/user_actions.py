@@ -55,6 +55,10 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     enqueued_at: float = 0.0
     # Changes of its note may be sent at the same time.
     is_parallel: bool = False
+    # Later changes of its note were sent while it had failed.
+    is_overtaken: bool = False
+    # When the user has retried it.
+    returned_at: float = float("inf")
     # Of notes and their changes.
     max_attempts: int = 6
 
@@ -115,6 +119,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             may_force=self.profile == "field",
             is_stale=self.is_stale,
             is_parallel=self.is_parallel,
+            is_overtaken=self.is_overtaken,
+            returned_at=self.returned_at,
         )
 
 

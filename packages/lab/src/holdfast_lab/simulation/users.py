@@ -24,6 +24,7 @@ __all__ = ["Users", "UsersWorld"]
 _RETRY_SECONDS: Final = 7.0
 _MAX_TRIES: Final = 4
 _MAX_RETRIES: Final = 2
+_MAX_VAIN_RETRIES: Final = 3
 _KEY_LIFETIME_DAYS: Final = 7
 _CREATED: Final = 201
 _GUEST: Final = "guest"
@@ -69,16 +70,13 @@ class Users:
         self._foreign = 0
         # Keys that the server may have forgotten.
         self._forgotten_keys: set[str | None] = set()
+        # The database has lost versions that the devices have seen.
+        self.are_versions_lost = False
 
     @property
     def are_done(self) -> bool:
         """True once all planned actions were tried."""
         return self._remaining == 0
-
-    @property
-    def are_keys_forgotten(self) -> bool:
-        """True if the server may have forgotten keys, or lost effects."""
-        return bool(self._forgotten_keys)
 
     def schedule(self, actions: list[PlannedAction]) -> None:
         """Schedule all actions at their planned times."""
@@ -148,15 +146,12 @@ class Users:
             # Also if it was enqueued but not acknowledged: the entry is as old.
             if action.at <= self._world.loop.time() and action.expect is Expect.EFFECT:
                 action.expect = Expect.EITHER
-            if action.kind == "change":
-                # Also a later one may conflict: with an earlier edit whose outcome stays unknown.
-                action.rekeyed = True
-                action.expect = Expect.EITHER if action.expect is Expect.EFFECT else action.expect
         return True
 
     def lose(self, lost: set[str]) -> list[PlannedAction]:
         """Expect that these actions, and changes of notes, may have no effect; return the lost."""
         self.forget_keys()
+        self.are_versions_lost = True
         for action in self._world.actions.values():
             action.lost = action.lost or action.id in lost or action.kind == "change"
             # The server has other versions than the device has seen: there may be conflicts.
@@ -239,6 +234,8 @@ class Users:
             action.retries += 1
             if entry.left_lane is not None:
                 action.first_try = False  # later actions did not wait for it
+            action.is_overtaken = action.is_overtaken or _is_overtaken(queue, entry)
+            action.returned_at = min(action.returned_at, self._world.loop.time())
             queue.retry(entry.id)
         app.clear_retry_after(entry.idempotency_key)
         self._world.note(app.name, f"review: {action.id}, which was {entry.status}")
@@ -246,7 +243,7 @@ class Users:
 
     def _tries_in_vain(self, action: PlannedAction) -> bool:
         """Return whether the user retries what will be refused again, for the fault points."""
-        return action.retries == 0 and self._world.faults.focuses_on("retry")
+        return action.retries < _MAX_VAIN_RETRIES and self._world.faults.focuses_on("retry")
 
     def _leave_chain(self, queue: OutboxQueue, entry: Entry, action: PlannedAction) -> bool:
         """Discard an entry whose chain was refused, once what was refused is discarded."""
@@ -341,8 +338,6 @@ class Users:
                 action.rekeyed = was
                 raise
         elif what == "park" and not entry.outcome_unknown:
-            if action.kind == "change":  # later edits of the note go first, and may conflict
-                action.expect, action.rekeyed, action.is_parallel = Expect.EITHER, True, True
             queue.park(entry.id, reason=Reason.REBUILD, error="parked by the user")
         self._world.note(device.name, f"{what} {action.id}")
         app.notify()
@@ -465,3 +460,13 @@ class Users:
         target = "/steps" if action.kind == "step" else "/notes"
         request = Request("POST", target, headers, msgspec.json.encode(payload))
         self._world.network.send("elsewhere", request, lambda _: None)
+
+
+def _is_overtaken(queue: OutboxQueue, entry: Entry) -> bool:
+    """Return whether later changes of its note were sent, or are being sent."""
+    return entry.entity is not None and any(
+        other.entity == entry.entity
+        and other.sequence_number > entry.sequence_number
+        and (other.status in (Status.SUCCEEDED, Status.IN_FLIGHT) or other.outcome_unknown)
+        for other in queue.entries(entry.user_id, limit=1000)
+    )
