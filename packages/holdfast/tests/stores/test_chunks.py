@@ -60,7 +60,8 @@ async def insert(unit: Any, name: str) -> None:
 
 async def test_items_share_a_transaction_with_a_savepoint_each(url: str) -> None:
     async with opened(url) as stores:
-        assert isinstance(stores.one, ChunkStore)
+        takes_part: bool = isinstance(stores.one, ChunkStore)
+        assert takes_part
         chunk = await stores.one.begin_chunk()
         ids = [key("a"), key("b"), key("c")]
         assert await chunk.claim(ids, NOW) == [KeyClaimed()] * 3
