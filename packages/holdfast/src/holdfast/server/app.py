@@ -399,7 +399,12 @@ class Holdfast(Generic[TransactionT_co]):
         refuse_wsgi_app(app)
         from holdfast.server.starlette import install  # noqa: PLC0415 - an optional dependency
 
-        self._routes_of_app = install(app, wrap=self.wrap, table=self.table)
+        self._routes_of_app = install(
+            app,
+            wrap=self.wrap,
+            table=self.table,
+            optional_kinds=self.idempotency.optional_kinds,
+        )
 
     def wrap(self, app: Any) -> Any:
         """Guard the operations of any ASGI app that were registered with ``guard_path``."""
