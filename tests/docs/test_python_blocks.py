@@ -3,9 +3,11 @@
 import logging
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ MAX_NOT_RUN = 1
 # Pages whose blocks are files, and the command that runs their tests.
 FILE_PAGES = {
     "docs/how-to/guard-a-flask-app.md": [
-        *("-m", "pytest", "-q", "test_shop.py", "tenants.py", "test_factory.py"),
+        *("-m", "pytest", "-q", "test_shop.py", "test_concurrency.py", "tenants.py"),
+        *("test_factory.py", "test_shipping.py"),
     ],
     "docs/how-to/guard-a-django-app.md": ["-m", "django", "test", "--settings", "settings"],
 }
@@ -55,32 +58,81 @@ def test_python_blocks_of_a_page_run_in_order(
     assert set(names) - {"__name__", "__builtins__"}, "the page defined nothing"
 
 
-@pytest.mark.parametrize("page", FILE_PAGES)
-def test_files_of_a_page_are_a_project_whose_tests_pass(page: str, tmp_path: Path) -> None:
+def run_in_project(page: str, directory: Path, *commands: list[str], **env: str) -> str:
+    """Write the files that a page shows, run Python there, and return the output."""
     for block in python_blocks(ROOT / page):
         name = block.text.partition("\n")[0].removeprefix("# ")
         assert name.endswith(".py"), f"line {block.line} does not say which file it is"
-        path = tmp_path / name
+        path = directory / name
         path.parent.mkdir(exist_ok=True)
         (path.parent / "__init__.py").touch()
         path.write_text(block.text, encoding="utf-8")
-    (tmp_path / "__init__.py").unlink()
+    (directory / "__init__.py").unlink()
     sources = os.pathsep.join(str(path) for path in sorted(ROOT.glob("packages/*/src")))
-    done = subprocess.run(
-        [sys.executable, *FILE_PAGES[page]],
-        cwd=tmp_path,
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}{os.pathsep}{sources}",
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
+    output = ""
+    for command in commands:
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=directory,
+            env={
+                **os.environ,
+                "PYTHONPATH": f"{directory}{os.pathsep}{sources}",
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                **env,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        output += done.stdout + done.stderr
+        assert done.returncode == 0, output
+    return output
+
+
+@pytest.mark.parametrize("page", FILE_PAGES)
+def test_files_of_a_page_are_a_project_whose_tests_pass(page: str, tmp_path: Path) -> None:
+    output = run_in_project(page, tmp_path, FILE_PAGES[page])
+    assert re.search(r"Ran 8 tests|8 passed", output), output
+
+
+SHIP_AN_ORDER = """
+import django
+django.setup()
+from django.core.management import call_command
+from django.contrib.auth.models import User
+from django.test import Client, override_settings
+from shop.models import Order
+
+call_command("migrate", run_syncdb=True, verbosity=0)
+client = Client()
+client.force_login(User.objects.create_user("ann"))
+with override_settings(ROOT_URLCONF="shop.shipping", ALLOWED_HOSTS=["*"]):
+    body = {"item": "boots"}
+    client.post("/orders", body, "application/json", headers={"Idempotency-Key": "1"})
+    for _ in range(2):
+        sent = client.post("/orders/1/ship", headers={"Idempotency-Key": "2"})
+        assert sent.status_code == 202, sent.content
+assert not Order.objects.get().shipped
+"""
+
+
+def test_worker_runs_the_job_of_the_django_page(tmp_path: Path) -> None:
+    page = ROOT / "docs/how-to/guard-a-django-app.md"
+    (command,) = [
+        line.partition("holdfast ")[2].split()
+        for block in blocks(page)
+        for line in block.text.splitlines()
+        if " holdfast worker " in line
+    ]
+    run_in_project(
+        name_of(page),
+        tmp_path,
+        ["-c", SHIP_AN_ORDER],
+        ["-m", "holdfast.cli", *command, "--once"],
+        DJANGO_SETTINGS_MODULE="settings",
     )
-    output = done.stdout + done.stderr
-    assert done.returncode == 0, output
-    assert re.search(r"Ran 7 tests|6 passed", output), output
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        assert database.execute("SELECT shipped FROM shop_order").fetchall() == [(1,)]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +169,7 @@ def test_test_files_shown_on_the_testing_page_pass(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "."]
     # The store contract is slow and has its own tests, so it is only collected here.
     for more, passed in (
-        (["test_shop.py", "test_orders.py"], "5 passed"),
+        (["test_shop.py", "test_orders.py"], "6 passed"),
         (["--collect-only"], "TestMyStore"),
     ):
         done = subprocess.run(

@@ -208,6 +208,17 @@ def test_merge_strategy_merges_by_field_and_leaves_the_rest_to_a_person(device: 
     assert device.queue.get(clash.id).conflict_fields == ("/city",)
 
 
+def test_conflict_that_waits_for_a_person_names_the_fields_of_both_sides(device: Device) -> None:
+    path = device.make_elsewhere()
+    base = device.read(path)
+    device.write_elsewhere(path, city="Basel")
+    mine = {"phone": "1", "city": "Chur"}
+    clash = device.patch(path, mine, base=base, base_version=base["version"])
+    device.drain()
+    assert device.statuses() == ["conflict"]
+    assert device.queue.get(clash.id).conflict_fields == ("/city",)
+
+
 # -- with scripted responses ----------------------------------------------------------------------
 
 
@@ -223,6 +234,18 @@ def edit(queue: OutboxQueue, text: str = "x", **more: Any) -> Entry:
     return queue.enqueue(
         NewEntry(user_id="ada", entity_type="note", payload={"text": text}, **fields)
     )
+
+
+@pytest.mark.parametrize("version", [3, "3", '"3"'])
+def test_base_version_may_be_the_number_of_the_body(queue: OutboxQueue, version: str | int) -> None:
+    assert edit(queue, base_version=version).base_version == '"3"'
+
+
+@pytest.mark.parametrize("version", [True, 3.0, ["3"]])
+def test_base_version_of_another_type_is_refused(queue: OutboxQueue, version: Any) -> None:
+    with pytest.raises(EntryInvalidError) as refused:
+        edit(queue, base_version=version)
+    assert refused.value.rule == "base_version_must_be_text"
 
 
 def if_matches(server: Scripted) -> list[str | None]:

@@ -23,6 +23,7 @@ from holdfast.errors import (
     StreamingResponseError,
     UsageError,
 )
+from holdfast.server.limits import Limits
 from holdfast.server.starlette import Caller, Run, Tx
 from packages.holdfast.tests.support.harness import Connection
 from packages.holdfast.tests.support.policies import ENVELOPE_WITH_STALENESS
@@ -572,7 +573,9 @@ async def test_a_guard_without_install_does_not_run_the_handler(
 # -- documented -------------------------------------------------------------------------------
 
 
-def test_openapi_describes_guarded_operations_and_no_others(holdfast: Holdfast) -> None:
+def test_openapi_describes_guarded_operations_and_no_others(tmp_path: Path) -> None:
+    limits = Limits(records_per_tenant=9)
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/apps.db", tenants=SINGLE_TENANT, limits=limits)
     app, router = FastAPI(), APIRouter(prefix="/v1")
     holdfast.install(app)
     for method in ("POST", "PUT"):

@@ -18,6 +18,7 @@ from holdfast.core.fingerprint import FingerprintInput, short_hash
 from holdfast.errors import BodyInvalidError, ConfigurationError, UsageError
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import RecordQuery
+from holdfast.server.limits import Limits
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.server.record_removal import RecordRemoval
 from packages.holdfast.tests.support.harness import HeldClock, open_lab
@@ -55,7 +56,8 @@ def test_openapi_names_the_own_key_header_and_the_limits(database: str) -> None:
 
 
 def test_openapi_documents_the_limits_of_bodies_and_tenants(database: str) -> None:
-    holdfast = Holdfast(database, tenants=SINGLE_TENANT)
+    limits = Limits(records_per_tenant=9)
+    holdfast = Holdfast(database, tenants=SINGLE_TENANT, limits=limits)
     responses = app_of(holdfast, nothing).openapi()["paths"]["/orders"]["post"]["responses"]
     for status, code in (
         ("408", "request.timeout"),
@@ -63,6 +65,16 @@ def test_openapi_documents_the_limits_of_bodies_and_tenants(database: str) -> No
         ("503", "server.overloaded"),
     ):
         assert f"`{code}`" in responses[status]["description"]
+
+
+def test_openapi_documents_403_and_429_only_where_the_guard_sends_them(database: str) -> None:
+    plain = Holdfast(database, tenants=SINGLE_TENANT)
+    responses = app_of(plain, nothing).openapi()["paths"]["/orders"]["post"]["responses"]
+    assert {"403", "429"}.isdisjoint(responses)
+    switched = Holdfast(database, tenants=SINGLE_TENANT, disabled=lambda _endpoint: False)
+    responses = app_of(switched, nothing).openapi()["paths"]["/orders"]["post"]["responses"]
+    assert "`feature.disabled`" in responses["403"]["description"]
+    assert "429" not in responses
 
 
 def without_query(request: FingerprintInput) -> bytes:

@@ -330,8 +330,9 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     lane: str | None = None
     # The entity when the change was made, for a three-way merge, and its version.
     base: Any = None
-    # The version of ``base``, as the server writes it.
-    base_version: str | None = None
+    # The version of ``base``, as the server writes it: ``'"3"'`` of ``ETag``, or the number 3 of
+    # the body, which means the same.
+    base_version: str | int | None = None
     # A name for what the user does, such as ``order.close:001``: while the user has an unsettled
     # entry with this name, that one is returned and nothing is queued.
     once: str | None = None
@@ -418,7 +419,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     theirs: str | None
     # The version of ``theirs``.
     theirs_version: str | None
-    # JSON Pointers of what both sides have changed, if a merge has found that.
+    # JSON Pointers of what both sides of a conflict have changed, if both are JSON objects.
     conflict_fields: tuple[str, ...] = ()
     # The entity whose version is checked; None for a create.
     entity: str | None = None

@@ -153,13 +153,15 @@ def _decide(
             return replace(known, how=Resolution.THEIRS)
         case ConflictResolution.CLIENT_WINS:
             # Once. If even a forced send gets a conflict, a person decides.
-            return known if entry.forced else replace(known, how=Resolution.MINE)
+            if entry.forced:
+                return _for_a_person(entry, profile, known)
+            return replace(known, how=Resolution.MINE)
         case ConflictResolution.MERGE if merge is not None:
             return _merge(entry, known, merge)
         case ConflictResolution.MERGE if merges_fields:
             return _merge_by_field(entry, profile, known)
         case _:
-            return known
+            return _for_a_person(entry, profile, known)
 
 
 def merge_fields(
@@ -180,6 +182,13 @@ def merge_fields(
 
 def _content(entity: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entity.items() if name != "version"}
+
+
+def _for_a_person(entry: Entry, profile: Profile, known: ConflictPlan) -> ConflictPlan:
+    """Leave the conflict to a person, with what both sides have changed."""
+    base = None if entry.base is None else msgspec.json.decode(entry.base)
+    merged = merge_fields(entry, base, known.theirs, profile.merge_identities)
+    return known if merged is None else msgspec.structs.replace(known, fields=merged.conflicts)
 
 
 def _merge_by_field(entry: Entry, profile: Profile, known: ConflictPlan) -> ConflictPlan:

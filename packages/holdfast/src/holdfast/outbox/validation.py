@@ -140,7 +140,7 @@ def check_new(new: NewEntry, settings: QueueSettings, profiles: ProfileRegistry)
         priority=profile.priority_of(new.entity_type) if new.priority is None else new.priority,
         local_id=new.local_id or _entity_in_path(operation, new.endpoint),
         base=None if new.base is None else json_of(new.base, settings.max_payload_bytes),
-        base_version=new.base_version if operation is Operation.CREATE else _base_version(new),
+        base_version=_named(new) if operation is Operation.CREATE else _base_version(new),
         payload_version=settings.payload_version,
         traceparent=new.traceparent or current_traceparent(),
     )
@@ -153,15 +153,24 @@ def _base_version(new: NewEntry) -> str | None:
     named = if_match_in(new.headers) if new.headers else None
     if named is not None and named != ANY_TAG:
         return named
-    if new.base_version is None:
+    version = _named(new)
+    if version is None:
         return None
-    if not isinstance(new.base_version, str) or _HEADER_VALUE.fullmatch(new.base_version) is None:
+    if not isinstance(version, str) or _HEADER_VALUE.fullmatch(version) is None:
         raise EntryInvalidError(
             "base_version_must_be_text",
-            "base_version must be the version as the server writes it, such as '\"3\"'",
+            "base_version must be the version as the server writes it, such as '\"3\"' or 3",
         )
-    _check_strong(new.base_version, "base_version")
-    return as_tag(new.base_version)
+    _check_strong(version, "base_version")
+    return as_tag(version)
+
+
+def _named(new: NewEntry) -> str | None:
+    """Return ``base_version``; a number, as bodies have it, becomes the tag that names it."""
+    version = new.base_version
+    if isinstance(version, int) and not isinstance(version, bool):
+        return f'"{version}"'
+    return version  # type: ignore[return-value]  # other types are refused by the caller
 
 
 def check_if_match(headers: Mapping[str, str]) -> None:

@@ -412,7 +412,9 @@ class Holdfast(Generic[TransactionT_co]):
             return _WithLifespan(self, self.middleware(inner, batch=options, items_to=app))
 
         self._batch = options
-        self._routes_of_app = install(app, wrap=wrap, table=self.table)
+        self._routes_of_app = install(
+            app, wrap=wrap, table=self.table, optional_kinds=self.idempotency.optional_kinds
+        )
 
     def wrap(self, app: Any, *, batch: str | BatchOptions | None = None) -> Any:
         """Guard the operations of any ASGI app that were registered with ``guard_path``.

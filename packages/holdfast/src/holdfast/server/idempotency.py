@@ -147,6 +147,11 @@ class Idempotency:
         self.new_id = new_id
         self.faults = faults
         self._is_disabled = is_disabled
+        # Errors that are sent only with these settings.
+        self.optional_kinds = (
+            *(() if most is None else ("quota_exceeded",)),
+            *(() if is_disabled is None else ("feature_disabled",)),
+        )
         self._breaker_metrics = metrics if isinstance(metrics, BreakerMetrics) else None
         # What was reported last.
         self._is_breaker_open = False

@@ -1,6 +1,6 @@
 """Adds the key, the replay headers and the errors of guarded operations to an OpenAPI document."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from holdfast.core.error_code import ERROR_HEADER
@@ -20,11 +20,8 @@ _GUARD_KINDS: Final = (
     "in_progress",
     "body_too_large",
     "body_timeout",
-    "rate_limited",
-    "quota_exceeded",
     "store_unavailable",
     "overloaded",
-    "feature_disabled",
     "record_unreadable",
 )
 # Sent by the app's own dependencies and validation, if they come before the claim.
@@ -39,8 +36,14 @@ _SCHEMA_NAME: Final = {
 }
 
 
-def document(app: Any, table: Callable[[], GuardTable]) -> None:
-    """Extend a FastAPI app's OpenAPI document. ``table`` is called when the document is made."""
+def document(
+    app: Any, table: Callable[[], GuardTable], *, optional_kinds: Iterable[str] = ()
+) -> None:
+    """Extend a FastAPI app's OpenAPI document. ``table`` is called when the document is made.
+
+    ``optional_kinds`` are errors that only some configurations send, such as ``quota_exceeded``.
+    """
+    kinds = (*_GUARD_KINDS, *optional_kinds)
     plain = app.openapi
     formats_validation = _formats_validation(app)
 
@@ -55,7 +58,7 @@ def document(app: Any, table: Callable[[], GuardTable]) -> None:
                     components[_SCHEMA_NAME[known]] = error_schema(known)
                 operation = schema.get("paths", {}).get(route.path, {}).get(route.method.lower())
                 if operation is not None:
-                    _describe(operation, route, own_validation=formats_validation())
+                    _describe(operation, route, kinds, own_validation=formats_validation())
         return schema
 
     app.openapi = with_guards
@@ -97,7 +100,13 @@ def error_schema(error_format: ErrorFormat) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": sorted(properties)}
 
 
-def _describe(operation: dict[str, Any], route: GuardedRoute, *, own_validation: bool) -> None:
+def _describe(
+    operation: dict[str, Any],
+    route: GuardedRoute,
+    kinds: Iterable[str],
+    *,
+    own_validation: bool,
+) -> None:
     policy = route.guard.policy
     if policy.key_field is None:
         operation.setdefault("parameters", []).append(_key_parameter(policy))
@@ -110,7 +119,8 @@ def _describe(operation: dict[str, Any], route: GuardedRoute, *, own_validation:
             response.setdefault("headers", {}).update(_response_headers())
             if policy.rate_limit is not None:
                 response["headers"].update(_limit_headers())
-    for status, (description, codes) in sorted(_errors(route.guard).items()):
+    limit_headers = {} if policy.rate_limit is None else _limit_headers()
+    for status, (description, codes) in sorted(_errors(route.guard, kinds).items()):
         described = {
             "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
             "headers": {
@@ -118,7 +128,7 @@ def _describe(operation: dict[str, Any], route: GuardedRoute, *, own_validation:
                 ERROR_HEADER: _header("Code of the error, in every error format."),
             }
             | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {})
-            | (_limit_headers() if status == 429 else {}),  # noqa: PLR2004 - rate limited
+            | (limit_headers if status == 429 else {}),  # noqa: PLR2004 - rate limited
             "content": _error_content(policy.error_format),
         }
         responses[str(status)] = _merged(responses.get(str(status)), described)
@@ -156,11 +166,13 @@ def _error_content(error_format: ErrorFormat | ErrorFormatter) -> dict[str, Any]
     return {_MEDIA_TYPE[known]: {"schema": {"$ref": reference}}}
 
 
-def _errors(guard: Guard) -> dict[int, tuple[str, list[str]]]:
+def _errors(guard: Guard, always: Iterable[str]) -> dict[int, tuple[str, list[str]]]:
     policy = guard.policy
-    kinds = [*_GUARD_KINDS, "field_not_allowed"]
+    kinds = [*always, "field_not_allowed"]
     if guard.is_claimed_late:
         kinds = [kind for kind in kinds if kind not in _OF_THE_APP]
+    if policy.rate_limit is not None:
+        kinds.append("rate_limited")
     if policy.staleness is not None:
         kinds.append("stale_action")
     found: dict[int, tuple[str, list[str]]] = {}

@@ -1,6 +1,6 @@
 """Starlette and FastAPI: install the guard, list the guarded routes, provide dependencies."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Annotated, Any, cast
 
 from starlette.endpoints import HTTPEndpoint
@@ -89,11 +89,16 @@ def _middleware(request: Request) -> tuple[GuardMiddleware, RequestHead]:
 
 
 def install(
-    app: Any, *, wrap: Callable[[Any], Any], table: Callable[[], GuardTable]
+    app: Any,
+    *,
+    wrap: Callable[[Any], Any],
+    table: Callable[[], GuardTable],
+    optional_kinds: Iterable[str] = (),
 ) -> Callable[[], Sequence[GuardedRoute | OpenRoute]]:
     """Add the guard to a Starlette or FastAPI app; return a function that lists its routes.
 
-    ``wrap`` puts the guard around an ASGI app; ``table`` returns the guarded routes.
+    ``wrap`` puts the guard around an ASGI app; ``table`` returns the guarded routes;
+    ``optional_kinds`` are the errors that this configuration adds to the OpenAPI document.
     """
     app.add_middleware(wrap)
     app.add_exception_handler(RequestError, _respond)
@@ -101,7 +106,7 @@ def install(
     if hasattr(app, "openapi"):
         from holdfast.server.openapi import document  # noqa: PLC0415 - FastAPI only
 
-        document(app, table)
+        document(app, table, optional_kinds=optional_kinds)
     return lambda: list(_routes(app.routes, ""))
 
 
