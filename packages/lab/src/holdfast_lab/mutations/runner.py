@@ -97,9 +97,17 @@ def _find_in_process(task: tuple[str, str]) -> BugResult:
 
 
 def find_bug(
-    name: str, templates: Templates, *, max_seeds: int = MAX_SEEDS, shrinks: bool = True
+    name: str,
+    templates: Templates,
+    *,
+    first: int = 0,
+    max_seeds: int = MAX_SEEDS,
+    shrinks: bool = True,
 ) -> BugResult:
-    """Search for one bug in this process, and shrink the seed that finds it."""
+    """Search for one bug in this process, and shrink the seed that finds it.
+
+    ``first`` is the seed to begin with.
+    """
     bug = BUGS[name]
     errors = _plant_errors(bug, templates, seeds=())
     if errors:
@@ -107,7 +115,7 @@ def find_bug(
     failure: Failure | None = None
     count = 0
     with bug():
-        for seed in range(max_seeds):
+        for seed in range(first, first + max_seeds):
             count += 1
             try:
                 outcome = run_seed(seed, templates)
@@ -118,7 +126,8 @@ def find_bug(
                 break
     # Tracing is slow: only the seed that ended the search is traced, or the first few.
     has_ended_early = count < max_seeds or failure is not None
-    traced = (count - 1,) if has_ended_early else range(min(count, _TRACED_SEEDS))
+    last = first + count - 1
+    traced = (last,) if has_ended_early else range(first, first + min(count, _TRACED_SEEDS))
     errors = _plant_errors(bug, templates, seeds=traced)
     if errors:
         return BugResult(name, count, broken=errors[0])
