@@ -1,4 +1,8 @@
-"""MkDocs hooks: the list of decisions, and copies of repository files that pages link to.
+"""MkDocs hooks: the list of decisions, state diagrams as tables, copies of repository files.
+
+decisions.md gets a list of all decisions: a new one needs no line anywhere. A Mermaid state
+diagram, which a repository's web page draws, becomes a table: drawing it needs a script that the
+theme loads from another host.
 
 Pages link to tests, examples and project files by their relative path, which works on a
 repository's web page. The site holds only ``docs/``, so a hook adds each linked file under
@@ -29,6 +33,10 @@ SHOWN = {".md", ".svg", ".png", ".json", ".txt"}
 # Inline links, and reference definitions such as "[test]: ../tests/test_x.py".
 _LINK = re.compile(r"(?:(?<=\]\()|(?<=\]: ))(?![a-z]+:)([^)#\s]+)(?=[)#]|$)", re.MULTILINE)
 
+# A state diagram, and its arrows.
+_DIAGRAM = re.compile(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_ARROW = re.compile(r"^ *(\S+) --> (\S+): (.+)$", re.MULTILINE)
+
 
 def site_path(target: Path) -> str:
     """Return where the site has a file of the repository."""
@@ -50,13 +58,32 @@ def linked(source: Path, text: str) -> set[Path]:
     }
 
 
-def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put every decision into the navigation: a new one needs no line in mkdocs.yml."""
-    for section in config.nav or []:
-        if isinstance(section, dict) and section.get("Decisions") == "decisions/":
-            pages = sorted((DOCS / "decisions").glob("*.md"))
-            section["Decisions"] = [page.relative_to(DOCS).as_posix() for page in pages]
-    return config
+def decisions() -> str:
+    """Return the list of all decisions, in Markdown."""
+    pages = sorted((DOCS / "decisions").glob("0*.md"))
+    titles = [page.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for page in pages]
+    return "".join(
+        f"- [{title}](decisions/{page.name})\n" for page, title in zip(pages, titles, strict=True)
+    )
+
+
+def state_table(diagram: str) -> str:
+    """Return a table of a Mermaid state diagram: a row for each state, a column for each target."""
+    arrows = [(found[1], found[2], found[3]) for found in _ARROW.finditer(diagram)]
+    targets = list(dict.fromkeys(after for _, after, _ in arrows))
+    rows = [
+        "| from \\ to | " + " | ".join(_state(after, "removed") for after in targets) + " |",
+        "| --- |" + " --- |" * len(targets),
+    ]
+    for before in dict.fromkeys(before for before, _, _ in arrows):
+        by = {after: actions for source, after, actions in arrows if source == before}
+        cells = (by.get(after, "").replace(", ", "<br>") for after in targets)
+        rows.append(f"| {_state(before, 'new')} | " + " | ".join(cells) + " |")
+    return "\n".join(rows) + "\n"
+
+
+def _state(name: str, outside: str) -> str:
+    return f"*{outside}*" if name == "[*]" else f"`{name}`"
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -91,4 +118,6 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
             return link[0]
         return os.path.relpath(site_path(target), here)
 
+    markdown = markdown.replace("<!-- list of decisions -->", decisions())
+    markdown = _DIAGRAM.sub(lambda found: state_table(found[1]), markdown)
     return _LINK.sub(moved, markdown)

@@ -47,6 +47,17 @@ def test_every_public_name_has_an_anchor_in_the_site(site: Path) -> None:
     assert missing == set()
 
 
+def test_site_shows_states_as_a_table_and_decisions_on_one_page(site: Path) -> None:
+    outbox = (site / "reference/outbox.html").read_text(encoding="utf-8")
+    assert "stateDiagram" not in outbox
+    assert "<td>retry_later<br />release<br />watchdog</td>" in outbox
+    listed = (site / "decisions.html").read_text(encoding="utf-8")
+    for page in (DOCS / "decisions").glob("*.md"):
+        link = f'href="decisions/{page.stem}.html"'
+        assert link in listed
+        assert link not in (site / "index.html").read_text(encoding="utf-8")
+
+
 class _Resources(HTMLParser):
     """Collects what a browser loads by itself, and links to files."""
 

@@ -292,7 +292,7 @@ class UnknownBase(StrEnum):
 
 
 class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """A mutation to be queued. Comments name the defaults of fields that are left out."""
+    """A mutation to be queued. Each field says what is used if it is left out."""
 
     # Whose entry it is.
     user_id: str
@@ -304,41 +304,45 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     endpoint: str
     # A JSON value, or the bytes of a JSON text; None sends no body.
     payload: Any = None
-    # Headers to send.
+    # Headers to send besides those of the outbox; none by default.
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
-    # The device's id of the entity, a UUID.
+    # The device's id of the entity, a UUID; by default the one in ``endpoint``, if it has one.
     local_id: str | None = None
     # The server's id of the entity, if it is known.
     server_id: str | int | None = None
-    # Ids of entries, or local ids, that must succeed first.
+    # Ids of entries, or local ids, that must succeed first; none by default.
     depends_on: tuple[str, ...] = ()
-    # The profile's priority of the entity type.
+    # A higher number is sent first; by default the profile's priority of the entity type.
     priority: int | None = None
-    # A new UUID version 4, the same for every send.
+    # The idempotency key, the same for every send; a new UUID version 4 by default.
     key: str | None = None
     # The rules of the API it is for, by name; see `holdfast.outbox.Profile`.
     profile: str = DEFAULT_PROFILE_NAME
-    # The strategy; the profile's by default.
+    # The strategy for conflicts; the profile's by default.
     conflict_resolution: ConflictResolution | ConflictResolutionName | None = None
     # Attempts after which it fails.
     max_attempts: int = DEFAULT_MAX_ATTEMPTS
-    # The server's time if known, otherwise the device's.
+    # When the user acted; by default now, on the server's clock if it is known, otherwise on the
+    # device's.
     client_generated_at: datetime | None = None
-    # The next number of the user.
+    # The position in the user's order; the user's next number by default.
     sequence_number: int | None = None
-    # Entries of one lane are sent in order. By entity; one lane with strict order.
+    # Entries of one lane are sent in order. By default a lane for each entity; with strict order
+    # one for the user.
     lane: str | None = None
-    # The entity when the change was made, for a three-way merge, and its version.
+    # The entity when the change was made, for a three-way merge; by default as the outbox saw it
+    # last.
     base: Any = None
     # The version of ``base``, as the server writes it: ``'"3"'`` of ``ETag``, or the number 3 of
-    # the body, which means the same.
+    # the body, which means the same. By default the version that the outbox saw last.
     base_version: str | int | None = None
     # A name for what the user does, such as ``order.close:001``: while the user has an unsettled
     # entry with this name, that one is returned and nothing is queued.
     once: str | None = None
     # The W3C trace context to send; that of the current OpenTelemetry span by default.
     traceparent: str | None = None
-    # A new id. Set one so that other entries of the same batch can depend on this one.
+    # The id of the entry; a new UUID by default. Set one so that other entries of the same batch
+    # can depend on this one.
     id: str | None = None
 
 
