@@ -18,6 +18,7 @@ from holdfast_lab.conformance import (
     Plan,
     Profile,
     ProfileError,
+    RequestRefusedError,
     Result,
     SignIn,
     Verdict,
@@ -358,6 +359,24 @@ async def test_operation_that_does_not_exist_is_reported_before_the_checks(tmp_p
         )
     with pytest.raises(NoOperationError, match="for your own app give --path and --body"):
         await checked("http://payments", transport=httpx.ASGITransport(app))
+
+
+async def test_refused_request_is_reported_with_its_response_before_the_checks(
+    tmp_path: Path,
+) -> None:
+    wrong = PAYMENTS | {"request": {"path": "/payments", "body": {"amount": "five {unique}"}}}
+    with pytest.raises(RequestRefusedError) as refused:
+        await checked(
+            "http://payments",
+            profile=read_profile(json.dumps(wrong).encode()),
+            sign_in=SignIn(),
+            transport=httpx.ASGITransport(payments_app(tmp_path / "app.db")),
+        )
+    line = str(refused.value)
+    assert line.startswith("POST /payments should accept the request of the profile, but responds")
+    assert 'responds 422 {"detail":[{"type":"int_parsing","loc":["body","amount"]' in line
+    assert "correct --body or --path" in line
+    assert "{unique_number}" in line
 
 
 async def test_wrong_error_format_is_detected() -> None:

@@ -48,6 +48,7 @@ __all__ = [
     "StoreMetrics",
     "SweepMetrics",
     "SyncFaultPoints",
+    "ThreadSessionStore",
     "Transaction",
     "TransactionT_co",
     "UnitOfWork",
@@ -338,6 +339,17 @@ class SessionStore(Protocol):
 
     def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
         """Return what to respond with, if a method of the session raised ``error`` in an outage."""
+
+
+@runtime_checkable
+class ThreadSessionStore(Protocol):
+    """A store that shares the session which a sync app has in the thread of a request."""
+
+    async def release_connection(self) -> None:
+        """Return the connection of that session to the pool, if the session has only read.
+
+        Called before the request waits for another one, which needs a connection itself.
+        """
 
 
 class EpochReading(msgspec.Struct, frozen=True):

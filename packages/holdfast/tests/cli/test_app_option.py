@@ -103,6 +103,12 @@ def test_app_is_found_on_the_framework_it_is_installed_on(
         ("import os\n1 / 0\n", "THIS:x", "ZeroDivisionError: division by zero (PATH, line 2)"),
         ("x = (\n", "THIS:x", "SyntaxError: '(' was never closed (PATH, line 1)"),
         (APP, "THIS:holdfats", "THIS has no holdfats; it has holdfast"),
+        (
+            "from flask import current_app\nfrom sqlalchemy import func\n" + APP,
+            "THIS:holdfas",
+            "THIS has no holdfas; it has holdfast",
+        ),
+        ("from sqlalchemy import func\n", "THIS:func", "THIS:func is of type _FunctionGenerator"),
         ("first = 1\n", "THIS:x", "THIS has no x; it has first"),
         ("", "THIS:x", "THIS has no x; it has no names of its own"),
         (APP, "THIS:number", "THIS:number is of type int: expected a Holdfast"),

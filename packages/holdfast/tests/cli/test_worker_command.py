@@ -230,3 +230,12 @@ def test_worker_without_app_names_the_option_where_no_package_has_jobs(
     assert done.returncode == 2
     assert "holdfast worker --app MODULE:NAME" in one_line(done.stderr)
     assert "pip install holdfast-services" in one_line(done.stderr)
+
+
+def test_worker_without_app_is_refused_in_a_django_project(here: Here, tmp_path: Path) -> None:
+    done = here("worker", "--once", DJANGO_SETTINGS_MODULE="settings")
+    assert (done.returncode, done.stdout) == (2, b"")
+    line = one_line(done.stderr)
+    assert "DJANGO_SETTINGS_MODULE is set" in line
+    assert "holdfast worker --app MODULE:NAME" in line
+    assert list(tmp_path.iterdir()) == []

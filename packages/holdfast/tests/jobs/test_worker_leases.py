@@ -230,3 +230,31 @@ async def test_failed_batch_of_completions_loses_no_job(lab: JobsLab) -> None:
     await lab.until_idle()
     assert lab.outcomes.all.count("unknown") == failed[0]
     assert lab.outcomes.all.count("done") == 5
+
+
+async def test_job_of_a_lost_worker_is_logged_by_the_one_that_takes_it_over(
+    lab: JobsLab, caplog: pytest.LogCaptureFixture
+) -> None:
+    runs = []
+
+    @lab.jobs.handler("mail")
+    async def mail(job: JobContext) -> None:
+        runs.append(job.attempt)
+        if len(runs) == 1:
+            raise ValueError("a failure of the handler is no takeover")
+
+    job_id = await lab.enqueued("mail")
+    lost = await lab.claim_one(worker="dead-worker")
+    assert lost.lease.job_id == job_id
+    await lab.show_in(-0.001)  # its lease has ended
+    caplog.set_level("INFO", "holdfast.jobs")
+    await lab.start_worker()
+    await lab.until_failed(job_id, 2)
+    await lab.hurry()
+    await done(lab, job_id)
+    (record,) = [one for one in caplog.records if one.message.startswith("job taken over")]
+    assert record.levelname == "WARNING"
+    assert record.message.startswith(f"job taken over: mail {job_id}, attempt 2 of 5, tenant ")
+    assert (record.job_id, record.job_type, record.attempt) == (job_id, "mail", 2)  # type: ignore[attr-defined]
+    assert record.lost_worker == "dead-worker"  # type: ignore[attr-defined]
+    assert runs == [2, 3]

@@ -2,8 +2,10 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from flask_sqlalchemy import SQLAlchemy
 from sqlalchemy import create_engine, event, func, select, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
 
-from holdfast import SINGLE_TENANT, Holdfast
+from holdfast import SINGLE_TENANT, Holdfast, Policy
 from holdfast.errors import ConfigurationError, NoTransactionError, UsageError
 from holdfast.flask import FlaskGuard
 from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
@@ -50,10 +52,10 @@ def key(number: int) -> dict[str, str]:
 class Shop:
     """A Flask-SQLAlchemy app with a guarded view."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, pool_size: int = 5) -> None:
         self.app = Flask(__name__)
         self.app.config["SQLALCHEMY_DATABASE_URI"] = url
-        self.app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"pool_size": 5, "max_overflow": 0}
+        self.app.config["SQLALCHEMY_ENGINE_OPTIONS"] = {"pool_size": pool_size, "max_overflow": 0}
         self.app.testing = True  # exceptions of views are raised in the test
         self.db = SQLAlchemy(self.app, model_class=Base)
         with self.app.app_context():
@@ -137,6 +139,60 @@ def test_session_that_has_only_read_before_the_view_is_used(shop: Shop) -> None:
     assert shop.post("/orders/boots", 1).status_code == 201
     assert seen == [0, 2]
     assert shop.count() == 3
+
+
+def sign_in_with_the_session(shop: Shop) -> None:
+    """Read in the app's session before each request, as Flask-Login's ``user_loader`` does."""
+
+    @shop.app.before_request
+    def sign_in() -> None:
+        shop.db.session.scalar(select(func.count()).select_from(Order))
+
+
+def test_first_request_opens_the_store_without_the_sign_in_s_connection(url: str) -> None:
+    shop = Shop(url, pool_size=1)
+    sign_in_with_the_session(shop)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            responses = list(threads.map(lambda _: shop.post("/orders/boots", 1), range(4)))
+        assert [response.status_code for response in responses] == [201] * 4
+        assert shop.count() == 1
+    finally:
+        shop.close()
+
+
+def test_waiting_duplicate_holds_no_connection_of_the_sign_in(url: str) -> None:
+    shop = Shop(url, pool_size=2)
+    sign_in_with_the_session(shop)
+    is_running, may_end = threading.Event(), threading.Event()
+
+    @shop.app.post("/slow")
+    @shop.guard("slow", policy=Policy(wait=timedelta(seconds=60)))
+    def slow() -> Any:
+        shop.db.session.add(Order(item="boots"))
+        shop.db.session.flush()
+        is_running.set()
+        assert may_end.wait(60)
+        return {}, 201
+
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            first = threads.submit(shop.post, "/slow", 1)
+            assert is_running.wait(60)
+            duplicates = [threads.submit(shop.post, "/slow", 1) for _ in range(3)]
+            # All three sign in, one after another, with the one connection that is left.
+            waiting = shop.holdfast.idempotency.in_flight
+            deadline = time.monotonic() + 30
+            while waiting.waiting_count < 3 and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert waiting.waiting_count == 3
+            may_end.set()
+            statuses = [one.result(60).status_code for one in (first, *duplicates)]
+        assert statuses == [201] * 4
+        assert shop.count() == 1
+    finally:
+        may_end.set()
+        shop.close()
 
 
 @pytest.mark.parametrize("flushed", [False, True])

@@ -77,7 +77,8 @@ def _describe(error: BaseException) -> str:
 
 
 def _holdfast_of(found: Any, name: str) -> Holdfast:
-    if inspect.isfunction(found) or inspect.ismethod(found) or hasattr(found, "cache_info"):
+    is_cached = _attribute(found, "cache_info") and _attribute(found, "__wrapped__")
+    if inspect.isfunction(found) or inspect.ismethod(found) or is_cached:
         found = _call(found, name)
     holdfast = _installed_on(found)
     if holdfast is None:
@@ -108,26 +109,33 @@ def _call(function: Any, name: str) -> Any:
 
 def _installed_on(app: Any) -> Holdfast | None:
     """Return the ``Holdfast`` of an app of Starlette, FastAPI or Flask, or of a guard."""
-    state = getattr(app, "state", None)
-    extensions = getattr(app, "extensions", None)
+    extensions = _attribute(app, "extensions")
+    middlewares = _attribute(app, "user_middleware")
     candidates = [
         app,
-        getattr(app, "holdfast", None),
-        getattr(state, "holdfast", None),
+        _attribute(app, "holdfast"),
+        _attribute(_attribute(app, "state"), "holdfast"),
         extensions.get("holdfast") if isinstance(extensions, dict) else None,
-        getattr(getattr(app, "wsgi_app", None), "holdfast", None),
+        _attribute(_attribute(app, "wsgi_app"), "holdfast"),
         # Starlette and FastAPI: the middleware is a bound method of Holdfast.
         *(
-            getattr(getattr(middleware, "cls", None), "__self__", None)
-            for middleware in getattr(app, "user_middleware", None) or ()
+            _attribute(_attribute(middleware, "cls"), "__self__")
+            for middleware in (middlewares if isinstance(middlewares, list) else ())
         ),
     ]
     for candidate in candidates:
-        if isinstance(candidate, Holdfast):
-            return candidate
-        if isinstance(getattr(candidate, "holdfast", None), Holdfast):
-            return candidate.holdfast  # type: ignore[no-any-return]
+        for found in (candidate, _attribute(candidate, "holdfast")):
+            if isinstance(found, Holdfast):
+                return found
     return None
+
+
+def _attribute(found: Any, name: str) -> Any:
+    """Return an attribute, or None. Objects of a module may raise anything, as proxies do."""
+    try:
+        return getattr(found, name, None)
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def _names_in(found: Any) -> str:

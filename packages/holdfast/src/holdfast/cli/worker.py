@@ -72,7 +72,17 @@ def run_default_worker(
     drain_seconds: float | None,
     options: WorkerOptions,
 ) -> int:
-    """Run the jobs of an installed package. Raises ``CommandError`` if none has any."""
+    """Run the jobs of an installed package. Raises ``CommandError`` if none has any.
+
+    Also in a Django project, unless a database is given: the jobs of the project were meant.
+    """
+    if database is None and "DJANGO_SETTINGS_MODULE" in os.environ:
+        raise CommandError(
+            "DJANGO_SETTINGS_MODULE is set, but no app is given: write holdfast worker --app "
+            "MODULE:NAME with the Holdfast of your project, for example --app shop.jobs:holdfast "
+            "(for the jobs of the bundled services give --database URL)",
+            _USAGE,
+        )
     run = default_worker()
     if run is None:
         raise CommandError(

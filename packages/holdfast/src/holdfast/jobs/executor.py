@@ -195,6 +195,7 @@ class JobExecutor:
         if job.completed:
             await config.job_store.remove_completed(job, worker=config.worker_name)
             return "duplicate", Finished()
+        await self._log_takeover()
         registration = config.registry.find(job.type)
         if registration is None:
             return await self._dead_letter(
@@ -393,6 +394,17 @@ class JobExecutor:
     async def _reach(self, point: str) -> None:
         if self._config.faults is not None:
             await self._config.faults.reach(point)
+
+    async def _log_takeover(self) -> None:
+        """Log a job that another worker has lost: that worker could not log it itself."""
+        lost = None
+        with suppress(StoreUnavailableError):  # the job itself finds out
+            lost = await self._config.job_store.lost_before(self.job.lease)
+        if lost is not None:
+            worker, error = lost
+            self._log_failure(
+                logging.WARNING, "job taken over", None, lost_worker=worker, error=error
+            )
 
     def _log_failure(
         self, level: int, event: str, cause: BaseException | None, **fields: Any

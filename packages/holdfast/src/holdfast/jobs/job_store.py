@@ -133,6 +133,14 @@ class JobStore:
         }
         return [_leased(row) for row in await self._alone("claim_these", values)]
 
+    async def lost_before(self, lease: Lease) -> tuple[str, str] | None:
+        """Return the worker that lost the job before this lease, and the error recorded for it."""
+        if lease.number == 1:
+            return None
+        values = {"tenant": lease.tenant, "job_id": lease.job_id, "lease": lease.number}
+        rows = await self.read("lost_before", values)
+        return (rows[0]["worker"], rows[0]["error"]) if rows else None
+
     async def mark_alone(self, leases: Iterable[Lease], *, worker: str, alone: bool) -> bool:
         """Record whether the worker runs these jobs alone; False if all leases were lost.
 

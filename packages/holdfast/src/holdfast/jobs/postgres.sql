@@ -160,6 +160,17 @@ RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job
           EXISTS (SELECT 1 FROM holdfast_job_completions AS done
                    WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
 
+-- name: lost_before
+-- The attempt that was lost before this lease, if one was. The trigger has recorded it with the start
+-- of the lease.
+SELECT failure.worker, failure.error
+  FROM holdfast_jobs AS job
+  JOIN holdfast_job_failures AS failure
+    ON failure.tenant = job.tenant AND failure.job_id = job.id
+   AND failure.failed_at = job.started_at
+ WHERE job.tenant = :tenant AND job.id = :job_id::uuid AND job.lease = :lease
+   AND failure.reason = 'worker_lost';
+
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
 SELECT job.tenant, job.id::text AS job_id,

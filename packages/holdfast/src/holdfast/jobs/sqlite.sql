@@ -122,6 +122,17 @@ RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_
           request_id, correlation_id, traceparent, version, resource_id, order_key,
           enqueued_at / 1000.0 AS enqueued_at, 0 AS completed;
 
+-- name: lost_before
+-- The attempt that was lost before this lease, if one was. The trigger has recorded it with the start
+-- of the lease.
+SELECT failure.worker, failure.error
+  FROM holdfast_jobs AS job
+  JOIN holdfast_job_failures AS failure
+    ON failure.tenant = job.tenant AND failure.job_id = job.id
+   AND failure.failed_at = job.started_at
+ WHERE job.tenant = :tenant AND job.id = :job_id AND job.lease = :lease
+   AND failure.reason = 'worker_lost';
+
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
 SELECT job.tenant, job.id AS job_id,

@@ -54,6 +54,7 @@ from holdfast.ports import (
     SessionStore,
     Store,
     StoreMetrics,
+    ThreadSessionStore,
 )
 from holdfast.server.cache_epoch import CacheEpoch, Epoch
 from holdfast.server.execution import Execution
@@ -129,6 +130,7 @@ class Idempotency:
         self.store = store
         # The same store, if its transactions are sessions of the app.
         self.session_store = store if isinstance(store, SessionStore) else None
+        self._thread_sessions = store if isinstance(store, ThreadSessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
         self.epoch = CacheEpoch(
@@ -217,6 +219,7 @@ class Idempotency:
         """Claim the key as the only request of this process with it."""
         try:
             if self.epoch.current.value is None:
+                await self.release_connection()
                 await self.epoch.check()
             # Of before the claim: a request on a connection of an earlier epoch must not put its
             # record into the caches of a later one.
@@ -312,12 +315,21 @@ class Idempotency:
         self, request: GuardedRequest, record_id: RecordId, deadline: float
     ) -> Record | None:
         started = self.clock.monotonic()
+        await self.release_connection()
         try:
             return await self.in_flight.wait(record_id, max(0.0, deadline - started))
         except TimeoutError:
             raise self.in_progress(request) from None
         finally:
             self.metrics.waited(request.endpoint, self.clock.monotonic() - started)
+
+    async def release_connection(self) -> None:
+        """Return the connection that the sign-in of a sync app has read with, before a wait.
+
+        If duplicates kept theirs, the first request could find none in the pool.
+        """
+        if self._thread_sessions is not None:
+            await self._thread_sessions.release_connection()
 
     def deadline_of(self, request: GuardedRequest) -> float:
         """Return the monotonic time until which a duplicate may wait."""

@@ -25,6 +25,11 @@ class SingleFlight:
     def __len__(self) -> int:
         return len(self._running)
 
+    @property
+    def waiting_count(self) -> int:
+        """How many duplicates wait, of all tenants."""
+        return sum(self._waiting.values())
+
     def lead(self, record_id: RecordId) -> bool:
         """Return True and lead this key, or False if it has a leader."""
         if record_id in self._running:

@@ -287,10 +287,15 @@ class Bridge:
         return QueueThread(self.loop)
 
     async def _ready(self) -> Idempotency:
-        if not self._is_direct:
-            return await self.holdfast.ready()
         if not self._is_open or self._pid != os.getpid():
-            await run_in_request_thread(self._open)
+            # The opening takes a connection; all requests until then wait for it.
+            await self.holdfast.idempotency.release_connection()
+            if self._is_direct:
+                await run_in_request_thread(self._open)
+        if not self._is_direct:
+            idempotency = await self.holdfast.ready()
+            self._is_open = True
+            return idempotency
         return self.holdfast.idempotency
 
     def _open(self) -> None:

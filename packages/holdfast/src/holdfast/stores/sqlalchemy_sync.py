@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import import_module
 from typing import Any, Final, TypeVar
@@ -255,6 +255,11 @@ class SqlAlchemySyncStore:
             raise
         return unit
 
+    async def release_connection(self) -> None:
+        """Return the connection with which the scoped session of this request has only read."""
+        if self._scoped is not None and request_thread.get(None) is not None:
+            await self._threads.run(self._release_connection)
+
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
         return await self._read(lambda connection: self.fetch(connection, sql, params))
@@ -438,6 +443,19 @@ class SqlAlchemySyncStore:
                 "handler"
             )
         session.rollback()
+
+    def _release_connection(self) -> None:
+        assert self._scoped is not None  # noqa: S101 - the caller has checked
+        if not self._scoped.registry.has():
+            return
+        session: Session = self._scoped()
+        refuse_connection(session.get_bind())
+        if not session.in_transaction() or has_unflushed_changes(session):
+            return
+        # A session in a state that refuses statements is refused by the claim.
+        with suppress(sa_errors.InvalidRequestError):
+            if not self._has_written(session):
+                session.rollback()
 
     def _has_written(self, session: Session) -> bool:
         connection = session.connection()

@@ -26,6 +26,7 @@ from holdfast_lab.conformance import (
     NotSignedInError,
     Plan,
     Profile,
+    RequestRefusedError,
     Result,
     SignIn,
     UnreachableError,
@@ -74,7 +75,7 @@ def run_conform(
     plans = plan_checks(profile, service)
     try:
         results = asyncio.run(_collect(url, plans, sign_in, as_json=as_json))
-    except (UnreachableError, NotSignedInError, NoOperationError) as error:
+    except (UnreachableError, NotSignedInError, NoOperationError, RequestRefusedError) as error:
         raise CommandError(str(error), BAD_INPUT) from error
     counts = Counter(result.verdict for result in results)
     if as_json:

@@ -39,6 +39,7 @@ __all__ = [
     "NoOperationError",
     "NotSignedInError",
     "Plan",
+    "RequestRefusedError",
     "SignIn",
     "UnreachableError",
     "conform",
@@ -63,6 +64,8 @@ _UNAUTHORIZED: Final = 401
 _NOT_FOUND: Final = 404
 # A duplicate may wait for the first request, by default up to 10 seconds.
 _TIMEOUT_SECONDS: Final = 30.0
+# Characters of a refusal.
+_SHOWN_BODY: Final = 400
 _NO_RESPONSE: Final = (
     "Find out why the connection ended or took longer than 30 seconds: read the log of the server. "
     "Every request needs a complete response, errors included."
@@ -79,6 +82,10 @@ class NotSignedInError(Exception):
 
 class NoOperationError(Exception):
     """The server does not have the operation, so every check would fail."""
+
+
+class RequestRefusedError(Exception):
+    """The server refuses the request of the profile, so every check would fail."""
 
 
 class SignIn(msgspec.Struct, frozen=True):
@@ -141,7 +148,8 @@ async def conform(
     """Run the checks and yield each result. ``on_check`` gets the name of the next check.
 
     Raises ``UnreachableError`` if no server responds, ``NotSignedInError`` if it refuses the
-    credentials, ``NoOperationError`` if it responds 404 to every operation.
+    credentials, ``NoOperationError`` if it responds 404 to every operation, and
+    ``RequestRefusedError`` if it refuses the request of a profile that is not built in.
     """
     async with httpx.AsyncClient(
         base_url=url, transport=transport, timeout=_TIMEOUT_SECONDS, follow_redirects=False
@@ -155,6 +163,9 @@ async def conform(
         statuses = [await _sign_in(harness) for harness in harnesses]
         if set(statuses) == {_NOT_FOUND}:
             raise NoOperationError(_missing_operation(plans))
+        for harness in harnesses:
+            if harness.profile not in BUILT_IN.values():
+                await _send_valid_request(harness)
         for plan, harness in zip(plans, harnesses, strict=True):
             for check in plan.checks:
                 on_check(f"{plan.profile.name}: {check.name}")
@@ -216,6 +227,25 @@ async def _sign_in(harness: Harness) -> int | None:
                     f"{response.summary()}): check {option}, or sign_in in the profile"
                 )
     return first
+
+
+async def _send_valid_request(harness: Harness) -> None:
+    """Send the request of the profile once, with a new key. Raises ``RequestRefusedError``."""
+    request = await harness.new_request()
+    try:
+        response = await harness.send(request, harness.new_key())
+    except httpx.HTTPError:  # the checks will report it
+        return
+    if response.is_success:
+        return
+    text = " ".join(response.body.decode(errors="replace").split())
+    shown = "".join(char if char.isprintable() else "\ufffd" for char in text[:_SHOWN_BODY])
+    more = "…" if len(text) > _SHOWN_BODY else ""
+    raise RequestRefusedError(
+        f"{request.method} {request.path} should accept the request of the profile, but responds "
+        f"{response.status} {shown or '(no body)'}{more}: correct --body or --path, or request in "
+        'the profile; "{unique}" becomes a text, "{unique_number}" an integer'
+    )
 
 
 async def _run_check(harness: Harness, check: Check) -> Result:
