@@ -1,5 +1,6 @@
 """MkDocs hooks: the list of decisions, state diagrams as tables, copies of repository files.
 
+Operations of the outbox are linked to their signatures, which only the site has.
 decisions.md gets a list of all decisions: a new one needs no line anywhere. A Mermaid state
 diagram, which a repository's web page draws, becomes a table: drawing it needs a script that the
 theme loads from another host.
@@ -36,6 +37,10 @@ _LINK = re.compile(r"(?:(?<=\]\()|(?<=\]: ))(?![a-z]+:)([^)#\s]+)(?=[)#]|$)", re
 # A state diagram, and its arrows.
 _DIAGRAM = re.compile(r"^```mermaid\nstateDiagram-v2\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _ARROW = re.compile(r"^ *(\S+) --> (\S+): (.+)$", re.MULTILINE)
+
+# A public method of a class, and a name or call in a page.
+_METHOD = re.compile(r"^    def ([a-z]\w*)\(", re.MULTILINE)
+_NAME = re.compile(r"`(\w+)(?:\([^`]*\))?`")
 
 
 def site_path(target: Path) -> str:
@@ -82,6 +87,21 @@ def state_table(diagram: str) -> str:
     return "\n".join(rows) + "\n"
 
 
+def with_operations_linked(page: str) -> str:
+    """Link the operations that the page of the outbox lists to their signatures."""
+    before, heading, rest = page.partition("## Operations\n")
+    section, end, after = rest.partition("\n### ")
+    folder = ROOT / "packages/holdfast/src/holdfast/outbox"
+    sources = [(folder / name).read_text(encoding="utf-8") for name in ("queue.py", "queries.py")]
+    names = {name for source in sources for name in _METHOD.findall(source)}
+
+    def linked_name(found: re.Match[str]) -> str:
+        is_operation = found[1] in names
+        return f"[{found[0]}][holdfast.outbox.OutboxQueue.{found[1]}]" if is_operation else found[0]
+
+    return before + heading + _NAME.sub(linked_name, section) + end + after
+
+
 def _state(name: str, outside: str) -> str:
     return f"*{outside}*" if name == "[*]" else f"`{name}`"
 
@@ -119,5 +139,7 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return os.path.relpath(site_path(target), here)
 
     markdown = markdown.replace("<!-- list of decisions -->", decisions())
+    if page.file.src_uri == "reference/outbox.md":
+        markdown = with_operations_linked(markdown)
     markdown = _DIAGRAM.sub(lambda found: state_table(found[1]), markdown)
     return _LINK.sub(moved, markdown)
