@@ -22,7 +22,7 @@ from holdfast import SINGLE_TENANT, Holdfast, Policy
 from holdfast.errors import ConfigurationError, NoTransactionError, UsageError
 from holdfast.flask import FlaskGuard
 from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
-from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore, SqlAlchemySyncUnit
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 
 
@@ -374,6 +374,7 @@ async def test_handler_cancelled_while_its_session_begins_keeps_no_lock(tmp_path
     await store.open()
     first, second = a_record(), a_record(key="another-key")
     unit = await claimed(store, first.id)
+    assert isinstance(unit, SqlAlchemySyncUnit)
     has_begun, may_go_on = threading.Event(), threading.Event()
 
     def pause(*arguments: Any) -> None:
@@ -385,7 +386,9 @@ async def test_handler_cancelled_while_its_session_begins_keeps_no_lock(tmp_path
     abandoned = asyncio.create_task(asyncio.to_thread(unit.transaction.execute, text("SELECT 1")))
     await asyncio.to_thread(has_begun.wait, 60)
     rollback = asyncio.create_task(unit.rollback())
-    await asyncio.wait({rollback}, timeout=0.1)
+    async with asyncio.timeout(30):
+        while not unit.has_ended:
+            await asyncio.sleep(0.01)
     may_go_on.set()
     await rollback
     with pytest.raises(NoTransactionError):

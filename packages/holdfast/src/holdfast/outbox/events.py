@@ -61,7 +61,7 @@ class EventKind(StrEnum):
     # The server responds again after that.
     RESUMED = "resumed"
     DRAINED = "drained"
-    """Emitted by the drain at its end."""
+    """Emitted by the drain at its end, also if nothing was sent: ``detail`` is its ``Ended``."""
     PRUNING = "pruning"
     """It will be deleted after ``delay_seconds``, unless a person retries, edits or resolves it."""
     # Old entries were deleted.
