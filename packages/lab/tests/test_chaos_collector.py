@@ -134,7 +134,7 @@ BROKEN = {
         Rule.JOB_ENDS_ONCE,
         """INSERT INTO holdfast_dead_letters
            SELECT tenant, job_id, key, queue, type, resource_id, '{}', payload_hash, NULL,
-                  'attempts', 'error', 5, 5, 1, 'a', 'r', 'c', 0, 0, NULL
+                  'attempts', 'error', 5, 5, 1, 'a', 'r', 'c', 0, 0, NULL, NULL
              FROM holdfast_job_completions LIMIT 1""",
     ),
 }

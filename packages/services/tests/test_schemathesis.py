@@ -89,10 +89,12 @@ class Server:
             **case.as_transport_kwargs(base_url="http://holdfast")
         ).prepare()
         body = made.body.encode() if isinstance(made.body, str) else made.body
+        headers = [
+            (name, value.encode("latin-1") if isinstance(value, str) else value)
+            for name, value in made.headers.items()
+        ]
         response: httpx.Response = self._run(
-            self._client.request(
-                made.method, made.url, headers=list(made.headers.items()), content=body
-            )
+            self._client.request(made.method, made.url, headers=headers, content=body)
         )
         return response
 

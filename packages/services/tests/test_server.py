@@ -130,7 +130,11 @@ async def test_reason_of_a_store_outage_is_only_logged(
     assert response.json()["detail"] == "the store is unavailable; try again shortly"
     for inside in ("PostgreSQL", "Errno", "10.0.0.7", "5432"):
         assert inside not in response.text
-    [logged] = [record for record in caplog.records if why in record.getMessage()]
+    [logged] = [
+        record
+        for record in caplog.records
+        if record.name == "holdfast.request" and why in record.getMessage()
+    ]
     assert logged.levelno == logging.WARNING
     assert logged.__dict__["request_id"] == response.headers["x-request-id"]
 

@@ -238,6 +238,8 @@ class Holdfast(Generic[TransactionT_co]):
         self._table: GuardTable | None = None
         self._own_table: RouteTable | None = None
         self._batch: BatchOptions | None = None
+        # The app that ``install`` was called for: requests of a batch pass through it.
+        self._items_to: Any = None
         self._opening = asyncio.Lock()
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -406,15 +408,18 @@ class Holdfast(Generic[TransactionT_co]):
         refuse_wsgi_app(app)
         from holdfast.server.starlette import install  # noqa: PLC0415 - an optional dependency
 
-        options = _batch_options(batch)
-
-        def wrap(inner: Any) -> Any:
-            return _WithLifespan(self, self.middleware(inner, batch=options, items_to=app))
-
-        self._batch = options
+        self._batch = _batch_options(batch)
+        self._items_to = app
         self._routes_of_app = install(
-            app, wrap=wrap, table=self.table, optional_kinds=self.idempotency.optional_kinds
+            app,
+            # A bound method, by which ``holdfast worker --app`` finds the Holdfast of an app.
+            wrap=self._wrap_installed,
+            table=self.table,
+            optional_kinds=self.idempotency.optional_kinds,
         )
+
+    def _wrap_installed(self, app: Any) -> Any:
+        return _WithLifespan(self, self.middleware(app, batch=self._batch, items_to=self._items_to))
 
     def wrap(self, app: Any, *, batch: str | BatchOptions | None = None) -> Any:
         """Guard the operations of any ASGI app that were registered with ``guard_path``.

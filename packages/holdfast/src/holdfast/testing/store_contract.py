@@ -208,6 +208,7 @@ class StoreContract(LifecycleContract):
         rows = await store.read(f"SELECT * FROM {store.table_names.table('audit_events')}")  # noqa: S608
         assert len(rows) == 1
         stored = dict(rows[0])
+        assert stored.pop("seal") is None
         stored.pop("created_at")
         event = an_audit_event(record)
         assert stored == {name: getattr(event, name) for name in stored}

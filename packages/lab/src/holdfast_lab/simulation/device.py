@@ -628,7 +628,8 @@ def _ignore(_value: Any) -> None:
 def _is_refused(entry: Entry) -> bool:
     """Return whether the server has refused an entry, or its attestation."""
     if entry.status is Status.PENDING:
-        return entry.last_code == "ATTESTATION_INVALID"
+        # A later send may have succeeded: what is behind it waits for its outcome.
+        return entry.last_code == "ATTESTATION_INVALID" and not entry.outcome_unknown
     return (
         entry.status is Status.FAILED
         and entry.reason is Reason.RESPONSE
