@@ -26,6 +26,10 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+# One process builds the site, which takes longer than all tests of it.
+pytestmark = pytest.mark.xdist_group("site")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("site")
