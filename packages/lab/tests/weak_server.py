@@ -31,14 +31,27 @@ class WeakServer:
         # Tenant and key of each execution.
         self._executed: list[tuple[str, str]] = []
         self._connections: set[asyncio.Task[Any]] = set()
+        self._commands: set[asyncio.Task[Any]] = set()
+        self._is_closed = False
 
     async def close(self) -> None:
         """End all connections first: one that is served would open another one to Redis."""
-        await asyncio.sleep(0)  # connections that were just accepted begin
+        self._is_closed = True
         for connection in self._connections:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        await asyncio.gather(*self._commands, return_exceptions=True)
         await self._redis.aclose()
+
+    async def _run(self, command: Any) -> Any:
+        """Run a command of Redis to its end: if it is cancelled, it may leave its connection."""
+        if self._is_closed:
+            command.close()
+            raise ConnectionError("the server is closed")
+        task = asyncio.ensure_future(command)
+        self._commands.add(task)
+        task.add_done_callback(self._commands.discard)
+        return await asyncio.shield(task)
 
     async def forget(self, key: str) -> None:
         """Lose what was executed with a key, as a restore does; Redis keeps its response."""
@@ -103,7 +116,7 @@ class WeakServer:
         self, tenant: str, key: str, headers: dict[str, str], body: bytes
     ) -> tuple[int, bytes, str]:
         name = f"{tenant}:{key}"
-        cached = await self._redis.get(name) if key else None
+        cached = await self._run(self._redis.get(name)) if key else None
         if cached is not None and (tenant, key) not in self._executed:
             return 201, json.loads(cached)["response"].encode(), ""
         if headers.get("content-encoding") == "gzip":
@@ -120,7 +133,7 @@ class WeakServer:
         response = f'{{"id":{len(self._executed)}}}'
         if key:
             self._stored[key] = response.encode()
-            await self._redis.set(name, json.dumps({"response": response}))
+            await self._run(self._redis.set(name, json.dumps({"response": response})))
         return 201, response.encode(), f"http://{headers.get('host')}/{len(self._executed)}"
 
 
