@@ -158,11 +158,11 @@ async def test_roles_that_are_required_are_required_here_too(
     open_planning = opener(serve, sqlite_url, monkeypatch)
     async with open_planning(planning_roles_required=True) as planning:
         own = await notify(planning.holdfast.store, Inbox("acme", "vic"), 1)
-        nobody, viewer = planning.member("vic", "acme"), planning.member("vic", "acme", "viewer")
+        no_role, viewer = planning.member("vic", "acme"), planning.member("vic", "acme", "viewer")
         for response in (
-            await nobody.get(PATH),
-            await nobody.post(f"{PATH}/{own}/read", None, key="k"),
-            await nobody.post(f"{PATH}/read", {"up_to": f"1-{own[-12:]}"}),
+            await no_role.get(PATH),
+            await no_role.post(f"{PATH}/{own}/read", None, key="k"),
+            await no_role.post(f"{PATH}/read", {"up_to": f"1-{own[-12:]}"}),
         ):
             refused(response, 403, "auth.forbidden")
         ok(await viewer.post(f"{PATH}/{own}/read", None, key="k"))

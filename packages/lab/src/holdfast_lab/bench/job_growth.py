@@ -40,18 +40,18 @@ _POSTGRES = {
                now() + interval '1 day', now() + interval '1 day'
           FROM generate_series(1, $1::bigint) AS n""",
 }
-_COUNT = "WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < ?1) "
+_COUNT = "WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < :rows) "
 _SQLITE = {
     "finished": f"""{_COUNT}
         INSERT INTO holdfast_job_completions ({_DONE}, enqueued_at, completed_at)
         SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
-               'order.placed', ?2, 1, 'r', 'r', ?3, ?3
+               'order.placed', :hash, 1, 'r', 'r', :now, :now
           FROM count""",
     "scheduled": f"""{_COUNT}
         INSERT INTO holdfast_jobs ({_SCHEDULED}, visible_at, run_at, enqueued_at)
         SELECT 'tenant-' || (n % 1000), lower(hex(randomblob(16))), 'job:' || n, 'default',
-               'order.placed', '{{}}', ?2, 5, 'someone', 'r', 'r',
-               ?3 + 86400000, ?3 + 86400000, ?3
+               'order.placed', '{{}}', :hash, 5, 'someone', 'r', 'r',
+               :now + 86400000, :now + 86400000, :now
           FROM count""",
 }
 
@@ -115,7 +115,7 @@ async def sqlite(directory: Path, rows: int = ROWS, rounds: int = ROUNDS) -> dic
 def _fill_sqlite(path: str, statement: str, rows: int) -> None:
     with sqlite3.connect(path, timeout=60) as db:
         db.execute("PRAGMA cache_size=-400000")
-        db.execute(statement, (rows, "a" * 64, int(time.time() * 1000)))
+        db.execute(statement, {"rows": rows, "hash": "a" * 64, "now": int(time.time() * 1000)})
     db.close()
 
 

@@ -204,15 +204,15 @@ def _fill(queue: OutboxQueue, more: int) -> None:
     with queue.transaction() as connection:
         (usual,) = connection.execute("PRAGMA cache_size").fetchone()
         connection.execute("PRAGMA cache_size=-400000")
-        connection.execute(more_rows, (more - 1, first.id))
+        connection.execute(more_rows, {"more": more - 1, "first": first.id})
     with queue.transaction() as connection:
         connection.execute(f"PRAGMA cache_size={usual}")
 
 
 _MORE = """
-WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < ?1)
+WITH RECURSIVE count(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM count WHERE n < :more)
 INSERT INTO offline_sync_queue ({columns})
-SELECT {values} FROM count, (SELECT * FROM offline_sync_queue WHERE id = ?2)
+SELECT {values} FROM count, (SELECT * FROM offline_sync_queue WHERE id = :first)
 """
 # Increasing ids, like UUID version 7, and random ones.
 _GROWING = "printf('%s%08x', substr(id, 1, 28), n)"
