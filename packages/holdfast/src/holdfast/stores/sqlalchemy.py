@@ -1,12 +1,10 @@
 """The store for an app that has its own SQLAlchemy engine: a session is the transaction."""
 
 import asyncio
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from functools import wraps
 from typing import Any, Final, TypeVar
 
 from holdfast.extras import needs_extra
@@ -20,8 +18,7 @@ with needs_extra("sqlalchemy"):
         AsyncSession,
         async_sessionmaker,
     )
-    from sqlalchemy.orm import Session, make_transient, scoped_session, sessionmaker
-    from sqlalchemy.util import await_only
+    from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
@@ -30,9 +27,7 @@ from holdfast.core.table_names import DEFAULT_PREFIX, TableNames
 from holdfast.errors import (
     CommitUnknownError,
     ConfigurationError,
-    NoTransactionError,
     StoreUnavailableError,
-    SupersededError,
 )
 from holdfast.ports import (
     Claimed,
@@ -43,7 +38,6 @@ from holdfast.ports import (
     Row,
     StoreMetrics,
 )
-from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with
 from holdfast.stores.connection_gate import ConnectionGate, Visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
@@ -55,23 +49,11 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.epoch import EpochReader
-from holdfast.stores.postgres.params import (
-    finish_statement,
-    instant_literal,
-    positional,
-    rows_changed,
-    text_literals,
-)
 from holdfast.stores.private_files import create_database_file
-from holdfast.stores.rows import HAS_WRITTEN, listed_record, record_of
+from holdfast.stores.rows import listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
-    SAVEPOINT,
-    SUPERSEDED_STATES,
     driver_error,
-    is_aborted,
-    is_outage,
-    raise_without_statement,
     refuse_connection,
     translating_outages,
     translating_refusals,
@@ -79,57 +61,33 @@ from holdfast.stores.sqlalchemy_errors import (
 from holdfast.stores.sqlalchemy_file import ReplacedFile
 from holdfast.stores.sqlalchemy_sessions import (
     CLAIMED_ROWS,
-    ENDED,
     HELD_ROWS,
-    INLINE_BODY_BYTES,
-    SUPERSEDED,
-    UNIT,
-    GuardedUnit,
-    autocommit_refusal,
     begin_immediate,
     database_of,
-    has_unflushed_changes,
-    listen_for_connection_ends,
     listen_for_control,
     listen_for_control_statements,
-    listen_for_ends,
-    listen_for_statements,
     max_connections,
     record_list_values,
     save,
     warn_unless_synchronous,
 )
+from holdfast.stores.sqlalchemy_unit import (
+    OUTAGE,
+    SqlAlchemyUnit,
+    end_transaction,
+    fetch_rows,
+    guarded_class,
+    refuse_autocommit,
+    rolling_back,
+)
 from holdfast.stores.sqlite.epoch import reading_of
-from holdfast.stores.sqlite.rows import to_text, to_values
-from holdfast.stores.sqlstates import unstorable_error
-from holdfast.stores.transaction_control import aborted
+from holdfast.stores.sqlite.rows import to_text
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger("holdfast.stores")
-
 _DRIVERS: Final = {("sqlite", "aiosqlite"): "sqlite", ("postgresql", "asyncpg"): "postgres"}
-
-# The key of Session.info for the instances that were inserted, if it wrote before the claim.
-_WROTE: Final = "holdfast_wrote"
-# The key of Session.info for the last outage that one of its methods raised.
-_OUTAGE: Final = "holdfast_outage"
-# The methods of a session that use a connection. The others call these.
-_CONNECTING: Final = (
-    "begin_nested",
-    "commit",
-    "connection",
-    "execute",
-    "flush",
-    "scalar",
-    "scalars",
-)
-
-_ROLLBACK_SECONDS: Final = 5.0
-# Errors of asyncpg itself about a lost connection.
-_DRIVER_OUTAGES: Final = frozenset({"InterfaceError", "InternalClientError"})
 
 
 class SqlAlchemyStore:
@@ -173,7 +131,7 @@ class SqlAlchemyStore:
         self.name: str = bind.dialect.name
         database = database_of(bind.engine, _DRIVERS, "postgresql+asyncpg or sqlite+aiosqlite")
         self._sessions = sessions
-        self._session_class = _guarded_class(type(sessions().sync_session), database == "sqlite")
+        self._session_class = guarded_class(type(sessions().sync_session), database == "sqlite")
         self._pool_events: Any = bind.engine
         self._replaced_file = ReplacedFile(bind.engine, self.sqlite_path)
         # Limits how many guarded requests use the pool at once.
@@ -283,7 +241,7 @@ class SqlAlchemyStore:
         if self.is_sqlite:
             unit.guard()
             return Claimed(unit)
-        async with _rolling_back(unit):
+        async with rolling_back(unit):
             if self._metrics is not None:
                 await self._connect(unit.transaction)
             rows = await unit.transaction.run_sync(unit.begin_and_claim)
@@ -304,7 +262,7 @@ class SqlAlchemyStore:
         *,
         idle_seconds: float | None = None,  # noqa: ARG002
         session: AsyncSession | None = None,
-    ) -> "SqlAlchemyUnit":
+    ) -> SqlAlchemyUnit:
         """Open a transaction without a key.
 
         ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
@@ -313,10 +271,10 @@ class SqlAlchemyStore:
         unit = self._unit(None, None, session)
         unit.guard()
         if not self.is_sqlite:
-            async with _rolling_back(unit):
+            async with rolling_back(unit):
                 connection = await self._connect(unit.transaction)
                 await connection.exec_driver_sql("SELECT 1")
-                await _refuse_autocommit(connection)
+                await refuse_autocommit(connection)
         return unit
 
     # -- sessions outside a guarded handler -------------------------------------------------
@@ -333,11 +291,11 @@ class SqlAlchemyStore:
         """
         if not session.in_transaction():
             return True
-        return await self.run_to_end(session.run_sync(_end_transaction))
+        return await self.run_to_end(session.run_sync(end_transaction))
 
     async def close_session(self, session: AsyncSession) -> None:
         """Roll back what was not committed and return the connection. Never raises."""
-        session.sync_session.info.pop(_OUTAGE, None)
+        session.sync_session.info.pop(OUTAGE, None)
         with suppress(Exception):
             if session.in_transaction():
                 await self.run_to_end(session.close())
@@ -346,7 +304,7 @@ class SqlAlchemyStore:
 
     def outage_of(self, session: AsyncSession, error: Exception) -> StoreUnavailableError | None:
         """Return what to respond with, if a method of the session raised ``error`` in an outage."""
-        if session.sync_session.info.get(_OUTAGE) is not error:
+        if session.sync_session.info.get(OUTAGE) is not error:
             return None
         outage = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
         outage.__cause__ = driver_error(error)
@@ -355,13 +313,13 @@ class SqlAlchemyStore:
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query outside any guarded request."""
         async with self._reading() as connection:
-            return await _fetch(connection, sql, params, is_sqlite=self.is_sqlite)
+            return await fetch_rows(connection, sql, params, is_sqlite=self.is_sqlite)
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run one statement in its own transaction."""
 
         async def run(connection: AsyncConnection) -> Sequence[Row]:
-            return await _fetch(connection, sql, params, is_sqlite=self.is_sqlite)
+            return await fetch_rows(connection, sql, params, is_sqlite=self.is_sqlite)
 
         return await self._transact(run)
 
@@ -504,7 +462,7 @@ class SqlAlchemyStore:
         record_id: RecordId | None,
         claimed_at: datetime | None,
         session: AsyncSession | None = None,
-    ) -> "SqlAlchemyUnit":
+    ) -> SqlAlchemyUnit:
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         return SqlAlchemyUnit(self, session, record_id, claimed_at)
@@ -530,7 +488,7 @@ class SqlAlchemyStore:
         """Run a function in its own transaction."""
         unit = self._unit(None, None)
         unit.guard()
-        async with _rolling_back(unit):
+        async with rolling_back(unit):
             result = await work(await unit.transaction.connection())
         try:
             await unit.commit(None, None)
@@ -542,7 +500,7 @@ class SqlAlchemyStore:
         """Apply missing migrations. Processes that start at once wait for the lock."""
         if not self.is_sqlite:
             await connection.exec_driver_sql("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
-            await _refuse_autocommit(connection)
+            await refuse_autocommit(connection)
         driver: Any = (await connection.get_raw_connection()).driver_connection
 
         async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
@@ -561,349 +519,6 @@ class SqlAlchemyStore:
         self.claim_function = names.table("claim")
         self.finish_function = names.table("save_record")
         self._sql = load_queries(self._package, names=names)
-
-
-class SessionStatements:
-    """Holdfast's statements in the transaction of an app's session."""
-
-    def __init__(self, session: AsyncSession, *, is_sqlite: bool) -> None:
-        self._session = session
-        self._is_sqlite = is_sqlite
-
-    async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
-        with translating_outages():
-            connection = await self._session.connection()
-            if self._is_sqlite:
-                result = await connection.exec_driver_sql(sql, to_values(params))
-            else:
-                text, values = positional(sql, params)
-                result = await connection.exec_driver_sql(text, tuple(values))
-        return max(result.rowcount, 0)
-
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
-        with translating_outages():
-            connection = await self._session.connection()
-            return await _fetch(connection, sql, params, is_sqlite=self._is_sqlite)
-
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
-        rows = await self.fetch_all(sql, params)
-        return rows[0] if rows else None
-
-
-async def _fetch(
-    connection: AsyncConnection, sql: str, params: Params, *, is_sqlite: bool
-) -> list[Row]:
-    """Run a statement with named parameters and return its rows, if it has any."""
-    if is_sqlite:
-        result = await connection.exec_driver_sql(sql, to_values(params))
-    else:
-        text, values = positional(sql, params)
-        result = await connection.exec_driver_sql(text, tuple(values))
-    return [dict(row) for row in result.mappings()] if result.returns_rows else []
-
-
-class SqlAlchemyUnit(GuardedUnit):
-    """The session of one guarded request or job. Only Holdfast commits or ends it."""
-
-    # For messages.
-    flush_hint = "await session.flush()"
-    # For messages.
-    close_hint = "without `async with` and without close()"
-
-    def __init__(
-        self,
-        store: SqlAlchemyStore,
-        session: AsyncSession | None,
-        record_id: RecordId | None,
-        claimed_at: datetime | None,
-    ) -> None:
-        """Use ``session``, which the request closes, or a new one."""
-        super().__init__()
-        self._store = store
-        self._is_shared = session is not None
-        self._record_id = record_id
-        self._claimed_at = claimed_at
-        self._own_visit: Visit | None = None
-        self._shared_transaction: SharedTransaction | None = None
-        self._is_guarded = False
-        self._has_turn = False
-        self._ended = False
-        # Rows that SQLite's connection has changed since it was opened, without those of this unit.
-        self._changes_before = 0
-        # True if another request has committed the key.
-        self.superseded = False
-        # The session that handlers use.
-        self.transaction = store.new_session() if session is None else session
-
-    async def enter(self, visit: Visit | None) -> None:
-        """Wait until this request may take a connection; a visit that was admitted already has."""
-        if visit is None:
-            visit = self._own_visit = Visit()
-        elif not visit.is_admitted:
-            self._own_visit = visit
-        await self._store.gate.admit(visit)
-
-    def begin_and_claim(self, session: Session) -> int:
-        """Begin and claim on PostgreSQL; return the number of rows of ``holdfast_claim``.
-
-        One message where the driver allows it. Runs in SQLAlchemy's greenlet.
-        """
-        assert self._record_id is not None  # noqa: S101 - without a key there is no claim
-        assert self._claimed_at is not None  # noqa: S101
-        number, now = self._store.table_names.lock_number(*self._record_id), self._claimed_at
-        claim = self._store.claim_function
-        connection = session.connection()
-        self.guard_connection(connection)
-        sent = begin_with(
-            connection,
-            f"SELECT {claim}({number},{','.join(text_literals(self._record_id))},"
-            f"{instant_literal(now)})",
-            self,
-        )
-        if sent is not None:
-            self._shared_transaction, tag = sent
-            return rows_changed(tag)
-        listen_for_connection_ends(connection)
-        found = connection.exec_driver_sql(
-            f"SELECT {claim}($1,$2,$3,$4,$5)", (number, *self._record_id, now)
-        ).all()
-        driver: Any = connection.connection.driver_connection
-        _check_transaction(driver)
-        return len(found)
-
-    def guard(self) -> None:
-        """From now on, only this unit ends the session's transaction."""
-        self._is_guarded = True
-        self.transaction.sync_session.info[UNIT] = self
-
-    @property
-    def statements(self) -> SessionStatements:
-        """The session's transaction, for Holdfast's statements."""
-        return SessionStatements(self.transaction, is_sqlite=self._store.is_sqlite)
-
-    async def has_written(self) -> bool:
-        """Return whether the handler has written, or would with the next flush."""
-        session = self.transaction.sync_session
-        if has_unflushed_changes(session):
-            return True
-        if not session.in_transaction() or self._ended_by_connection:
-            return self._closed_by_handler or self._ended_by_connection
-        if not self._store.is_sqlite:
-            row = await self.statements.fetch_one(HAS_WRITTEN)
-            return row is None or bool(row["written"])
-        if not self._has_turn:
-            return False
-        driver: Any = session.connection().connection.driver_connection
-        return bool(driver.total_changes != self._changes_before)
-
-    async def keep_alive(self) -> None:
-        """Do nothing: a session runs one statement at a time and belongs to the app."""
-
-    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Flush the session, write record and audit event, and commit."""
-        if self._ended:
-            raise NoTransactionError(ENDED)
-        session = self.transaction
-        async with _rolling_back(self):
-            self._refuse_closed()
-            shared = self._usable_transaction(record)
-            if shared is None:
-                await session.flush()
-                await self._store.save(await session.connection(), record, audit)
-                self._may_end = True
-        try:
-            if shared is None or record is None:
-                await session.commit()
-            else:
-                last_statement = finish_statement(self._store.finish_function, record, audit)
-                await session.run_sync(self._flush_and_commit, shared, last_statement)
-        except BaseException as error:
-            is_sent = self._may_end  # an error of the flush comes before COMMIT
-            await self.rollback()
-            known = _commit_error(error) if is_sent else _flush_error(error)
-            if isinstance(known, StoreUnavailableError | CommitUnknownError):
-                raise_without_statement(known, error)
-            raise known from error
-        self._ended = True
-        self._end_of_session()
-
-    def _flush_and_commit(
-        self, session: Session, shared: SharedTransaction, last_statement: str
-    ) -> None:
-        session.flush()
-        self._may_end = True
-        shared.last_statement = last_statement
-        session.commit()
-
-    def _usable_transaction(self, record: Record | None) -> SharedTransaction | None:
-        """Return the transaction whose COMMIT can carry the record, if it can."""
-        shared = self._shared_transaction
-        if shared is None or record is None or len(record.body) > INLINE_BODY_BYTES:
-            return None
-        # A handler that has rolled back is in another transaction by now.
-        sync = self.transaction.sync_session
-        if sync.in_nested_transaction() or not sync.in_transaction():
-            return None
-        adapter: Any = sync.connection().connection.dbapi_connection
-        is_usable = getattr(adapter, "_transaction", None) is shared
-        return shared if is_usable and not adapter.driver_connection.is_closed() else None
-
-    async def rollback(self) -> None:
-        """Roll back; close the connection if that fails."""
-        if not self._ended:
-            self._ended = self._may_end = True
-            await self._store.run_to_end(self._undo())
-
-    async def _undo(self) -> None:
-        session = self.transaction
-        if self._is_shared and not self._is_guarded:  # the request goes on without the claim
-            with suppress(Exception):
-                await session.run_sync(_end_transaction)
-            self._leave()
-            return
-        try:
-            async with asyncio.timeout(_ROLLBACK_SECONDS):
-                await session.rollback()
-        except Exception:  # noqa: BLE001 - the connection is closed then
-            with suppress(Exception):
-                await session.invalidate()
-        await self._close()
-
-    async def _close(self) -> None:
-        try:
-            with suppress(Exception):
-                await self.transaction.close()
-        finally:
-            self._end_of_session()
-
-    def _end_of_session(self) -> None:
-        """Detach what the session has loaded; it has returned its connection."""
-        try:
-            with suppress(Exception):
-                self.transaction.sync_session.expunge_all()
-        finally:
-            if self._has_turn:
-                self._has_turn = False
-                self._store.pass_turn_on()
-            self._leave()
-            # The session must not refer to the unit that refers to it.
-            info = self.transaction.sync_session.info
-            info.pop(_OUTAGE, None)
-            info[UNIT] = None
-            if self._is_shared:  # what comes after the end, e.g. a background task, may write
-                del info[UNIT]
-
-    def _leave(self) -> None:
-        self._shared_transaction = None  # which refers to the unit
-        if self._own_visit is not None:
-            self._store.gate.leave(self._own_visit)
-
-    # -- called by the listeners below, in SQLAlchemy's greenlet ----------------------------
-
-    def prepare(self) -> None:
-        """Wait for the turn to write, on SQLite."""
-        if self._ended and not self._has_turn:
-            raise NoTransactionError(ENDED)
-        if not self._has_turn:
-            await_only(self._store.take_turn())
-            self._has_turn = True
-
-    def begin_on(self, connection: Any) -> None:
-        """Guard the connection. On SQLite, begin first.
-
-        Raises ``SupersededError`` if the key has a record by now.
-        """
-        if self._store.is_sqlite:
-            self._begin_immediate(connection)
-        else:
-            listen_for_connection_ends(connection)
-        self.guard_connection(connection)
-
-    def _begin_immediate(self, connection: Any) -> None:
-        self.prepare()
-        with translating_outages():
-            taken = self._store.begin_immediate(connection, self._record_id, self._claimed_at)
-        driver: Any = connection.connection.driver_connection
-        self._changes_before = driver.total_changes
-        if taken:
-            self.superseded = True
-            raise SupersededError(SUPERSEDED)
-
-
-# -- event listeners, of a subclass of the app's session class: the app's own sessions have none --
-
-
-def _guarded_class(base: type[Session], is_sqlite: bool) -> type[Session]:
-    """Return a subclass whose sessions can be guarded. Listeners of the app's class apply to it."""
-    methods = {name: _noting_outages(getattr(base, name)) for name in _CONNECTING}
-    found = type(base.__name__, (base,), methods)
-    listen_for_ends(found)
-    event.listen(found, "after_transaction_end", _forget_written)
-    event.listen(found, "after_flush", _after_flush)
-    event.listen(found, "do_orm_execute", _note_statement)
-    event.listen(found, "after_begin", _after_begin)
-    if is_sqlite:
-        # Before a connection is taken: the wait for the turn must not hold one.
-        listen_for_statements(found)
-    return found
-
-
-def _noting_outages(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Note an outage in the session and raise it unchanged: the app may handle it."""
-
-    @wraps(method)
-    def call(session: Session, *arguments: Any, **options: Any) -> Any:
-        try:
-            return method(session, *arguments, **options)
-        except Exception as error:
-            if is_outage(error):
-                session.info[_OUTAGE] = error
-            raise
-
-    return call
-
-
-def _forget_written(session: Session, transaction: Any) -> None:
-    if transaction.parent is None:
-        session.info.pop(_WROTE, None)
-
-
-def _after_flush(session: Session, _context: Any) -> None:
-    if UNIT not in session.info:
-        session.info.setdefault(_WROTE, []).extend(session.new)
-
-
-def _note_statement(state: Any) -> None:
-    if UNIT not in state.session.info and (state.is_insert or state.is_update or state.is_delete):
-        state.session.info.setdefault(_WROTE, [])
-
-
-def _after_begin(session: Session, transaction: Any, connection: Any) -> None:
-    if transaction.parent is None:  # not a savepoint
-        unit = session.info.get(UNIT)
-        if unit is not None:
-            unit.begin_on(connection)
-
-
-def _end_transaction(session: Session) -> bool:
-    """Roll back without expiring what was loaded; return whether nothing had been written.
-
-    ``Session.rollback`` would expire it, and an async handler cannot load it again by reading an
-    attribute. Rows that were inserted become new objects, which can be added again.
-    """
-    inserted = session.info.pop(_WROTE, None)
-    while (
-        transaction := session.get_nested_transaction() or session.get_transaction()
-    ) is not None:
-        transaction.close()
-    for instance in inserted or ():
-        if instance in session:
-            session.expunge(instance)
-            make_transient(instance)
-    return inserted is None
 
 
 def _session_maker(given: Any) -> async_sessionmaker[AsyncSession]:
@@ -929,48 +544,3 @@ def _session_maker(given: Any) -> async_sessionmaker[AsyncSession]:
 
 def _kind(value: object) -> str:
     return type(value).__name__
-
-
-def _flush_error(error: BaseException) -> BaseException:
-    """Return what to raise for an error before the commit."""
-    if isinstance(error, Exception) and is_outage(error):
-        return StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
-    if is_aborted(error):
-        return aborted(SAVEPOINT)
-    return unstorable_error(error) or error
-
-
-def _commit_error(error: BaseException) -> BaseException:
-    """Return what to raise for an error of a commit."""
-    if not isinstance(error, Exception):
-        return error
-    state = getattr(getattr(error, "orig", error), "sqlstate", None)
-    if state in SUPERSEDED_STATES:
-        return SupersededError(SUPERSEDED)
-    if is_aborted(error):
-        return aborted(SAVEPOINT)
-    if is_outage(error):
-        return CommitUnknownError(f"the connection was lost in COMMIT: {driver_error(error)}")
-    return error
-
-
-async def _refuse_autocommit(connection: AsyncConnection) -> None:
-    """Raise if statements do not begin a transaction, as with an autocommit engine."""
-    driver: Any = (await connection.get_raw_connection()).driver_connection
-    _check_transaction(driver)
-
-
-def _check_transaction(driver: Any) -> None:
-    if not driver.is_in_transaction():
-        raise autocommit_refusal()
-
-
-@asynccontextmanager
-async def _rolling_back(unit: SqlAlchemyUnit) -> AsyncIterator[None]:
-    """Roll back if the block raises. For everything before COMMIT."""
-    try:
-        with translating_outages():
-            yield
-    except BaseException:
-        await unit.rollback()
-        raise

@@ -1,6 +1,5 @@
 """The store for an app with sync SQLAlchemy: its ``Session`` is the transaction."""
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -81,8 +80,6 @@ from holdfast.stores.threads import StoreThreads, request_thread
 __all__ = ["SqlAlchemySyncStore", "SqlAlchemySyncUnit"]
 
 T = TypeVar("T")
-
-_log = logging.getLogger("holdfast.stores")
 
 _DRIVERS: Final = {("sqlite", "pysqlite"): "sqlite", ("postgresql", "psycopg"): "postgres"}
 # If the engine's pool has no limit.
