@@ -219,3 +219,20 @@ def test_offer_of_a_response_is_remembered_by_the_next_process(device: Device) -
     device.requests.clear()
     device.drain()
     assert [len(items) for items in device.batches] == [3]
+
+
+def test_conflict_with_an_entity_that_the_same_batch_has_created(device: Device) -> None:
+    contact = str(uuid4())
+    device.add("create", "contacts", local_id=contact, payload={"title": "Bo"})
+    device.add(
+        "patch",
+        "contacts",
+        f"/{{local:{contact}}}",
+        payload={"title": "Bea"},
+        headers={"If-Match": '"999"'},
+        conflict_resolution="client_wins",
+    )
+    report = device.drain()
+    assert len(device.batches[0]) == 2
+    assert (report.succeeded, report.unsent) == (2, 0)
+    assert [item["title"] for item in device.read("/api/v1/contacts")["items"]] == ["Bea"]

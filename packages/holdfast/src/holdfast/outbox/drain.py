@@ -492,7 +492,10 @@ class _Run:
     def _end_received(self) -> None:
         """Give entries the outcomes of their results, as far as connections are free for reads."""
         while self._received and self._has_free_lane():
-            claimed, result = self._received.popleft()
+            claimed, result = self._received[0]
+            if self._outcomes and _may_need_ids(claimed, result):
+                return  # the ids that earlier results have brought are recorded first
+            self._received.popleft()
             if isinstance(result, Response):
                 sending = self._sender.receive(claimed, self._state, result, self._batch_token)
                 self._advance(_InFlight(claimed, sending))
@@ -895,3 +898,9 @@ def _count(report: DrainReport, entry: Entry) -> None:
             report.expired += 1
         case _:
             pass
+
+
+def _may_need_ids(claimed: Claimed, result: Response | Outcome) -> bool:
+    """Return whether the outcome of a result may need further requests about the entity."""
+    is_error = isinstance(result, Response) and not 200 <= result.status < 300  # noqa: PLR2004
+    return is_error and bool(claimed.entry.local_refs)

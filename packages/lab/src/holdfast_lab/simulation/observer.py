@@ -10,6 +10,7 @@ from holdfast.core.response_classification import UNREACHABLE
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import Conflict, Contact, Exhausted, Idle, VersionSeen
+from holdfast_lab.simulation.batches import header_of
 
 __all__ = ["DeviceObserver"]
 
@@ -71,7 +72,9 @@ class DeviceObserver:
             self._began.setdefault(action, at)
         if request.method != "PATCH":
             return
-        key, version = request.headers["Idempotency-Key"], request.headers.get("If-Match")
+        key, version = request.headers["Idempotency-Key"], header_of(request, "If-Match")
+        if version is not None and version.startswith("{version:"):
+            return  # the server replaces it by what an earlier item has produced
         if is_parallel and key not in self._frozen_keys:
             self._version_of_key[key] = version
         first = self._version_of_key.setdefault(key, version)
@@ -90,6 +93,8 @@ class DeviceObserver:
         reads_base: bool,
     ) -> None:
         """Note the version in a response, and whether a send counts as an attempt."""
+        if request.method == "PATCH":  # of a batch: what the server has made of a placeholder
+            self._sent[action] = header_of(request, "If-Match")
         if request.method != "GET":
             counts = self._is_about_entry(action, result, at)
             self._sends[action] = self._sends.get(action, 0) + counts
@@ -107,6 +112,10 @@ class DeviceObserver:
             if how != "response":
                 self._read[action] = (note, version)
             self._add(user, note, version, at, how, action)
+
+    def on_no_result(self, action: str) -> None:
+        """Note that the results of a batch say nothing about an entry: it was not run."""
+        self._began.pop(action, None)
 
     def _is_about_entry(self, action: str, result: Response | NoResponse, at: float) -> bool:
         """Return whether a send counts as an attempt: outages and a silent server do not."""
