@@ -39,7 +39,8 @@ _TIME_LIMIT_SHARE: Final = 0.05
 _EARLY_SECONDS: Final = 0.5
 _TICK_SECONDS: Final = 1e-6
 _OK: Final = 200
-_SKIPPED: Final = 424
+# Of an item: an earlier one did not succeed, or it can only be sent alone.
+_NOT_RUN_STATUSES: Final = frozenset({400, 424})
 _NOT_RUN: Final = object()
 """In place of the result of an item that was skipped, or that the server did not get to."""
 
@@ -299,11 +300,11 @@ class AppProcess:
         results = _results(sent.request, parts, result)
         for action, (part, own) in zip(sent.actions, results, strict=True):
             if own is _NOT_RUN:
-                self._device.observer.on_no_result(action)
+                self._device.observer.on_no_result(part, action)
             else:
                 self._end_part(sent, part, action, own)
         if all(own is _NOT_RUN for _, own in results):
-            self._note_contact("none", sent)
+            self._note_contact("responded", sent)
 
     def _end_part(
         self, sent: Sent, request: Request, action: str, result: Response | NoResponse | None
@@ -655,7 +656,7 @@ def _results(
         (
             item.request or part,
             _NOT_RUN
-            if item.response is None or item.response.status == _SKIPPED
+            if item.response is None or item.response.status in _NOT_RUN_STATUSES
             else item.response,
         )
         for part, item in zip(parts, items_of(request, result), strict=True)
