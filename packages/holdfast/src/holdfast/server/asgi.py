@@ -168,7 +168,7 @@ class GuardMiddleware:
         method: str = scope["method"].upper()
         path = path_in_app(scope)
         item: ItemContext | None = scope.get(ITEM_KEY)
-        head = None if item is None else _head_of(item, scope["headers"], path)
+        head = None if item is None else _head_of(item, scope, path)
         if head is None:
             head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
         scope["holdfast.head"] = head
@@ -555,11 +555,19 @@ class _Responder:
         return send
 
 
-def _head_of(item: ItemContext, headers: object, path: str) -> RequestHead | None:
-    """Return the head that was read before, unless middleware has changed the request since."""
+def _head_of(item: ItemContext, scope: Scope, path: str) -> RequestHead | None:
+    """Return the head that was read before, unless middleware has changed the request since.
+
+    If it has, the caller who was found in it does not count, either.
+    """
     head, item.head = item.head, None
-    if isinstance(head, RequestHead) and head.headers is headers and head.path == path:
+    if (
+        isinstance(head, RequestHead)
+        and (head.path, head.query) == (path, scope.get("query_string", b""))
+        and item.seen_headers == tuple(scope["headers"])
+    ):
         return head
+    item.principal = None
     return None
 
 
