@@ -3,16 +3,20 @@
 import asyncio
 import random
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
+import redis.asyncio
 
 from holdfast import open_store
 from holdfast.core.idempotency_record import RecordId
 from holdfast.errors import StoreUnavailableError
+from holdfast.observability.noop import NullMetrics
+from holdfast.stores.redis import RedisRecords
 from holdfast.testing.fork_server import ForkServer
 from holdfast.testing.samples import NOW
 from holdfast.testing.servers import RealPostgres
@@ -81,6 +85,66 @@ async def drain(lab: BatchLab, batch: list[dict[str, Any]]) -> list[dict[str, An
             found += response["results"]
             await asyncio.sleep(min(response["retry_after"] or 0, 0.02))
     return found
+
+
+class CountingMetrics(NullMetrics):
+    def __init__(self) -> None:
+        self.outcomes: list[str] = []
+
+    def outcome(self, endpoint: str, outcome: str) -> None:
+        self.outcomes.append(f"{endpoint} {outcome}")
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_others_learn_of_a_chunk_after_its_commit(
+    postgres_url: str, redis_url: str, is_refused: bool
+) -> None:
+    """Memory, Redis, metrics and workers. If the commit is refused, the items run again, alone."""
+    store: Any = open_store(postgres_url)
+    cache = RedisRecords(redis_url, environment="test", secret=store.secret, timeout_seconds=30)
+    metrics = CountingMetrics()
+    options: dict[str, Any] = {"around": lambda _: store, "cache": cache, "metrics": metrics}
+    async with open_batch_lab(postgres_url, **options) as lab:
+        notified: list[str] = []
+        lab.holdfast.notifier.notify = lambda: notified.append("jobs")  # type: ignore[method-assign]
+        last = "wait orphan job" if is_refused else "wait 422"
+        batch = [item("k0", "job"), item("k1"), item("k2", "422"), item("k3", last)]
+        sending = asyncio.create_task(lab.results(batch))
+        while len(lab.runs) < 4:
+            await asyncio.sleep(0.01)
+        redis_client = redis.asyncio.from_url(redis_url)
+
+        async def learnt() -> tuple[int, int, int, int]:
+            known = [RecordId("ada", "things.create", f"k{at}") for at in range(4)]
+            idempotency = lab.holdfast.idempotency
+            now, epoch = idempotency.clock.now(), idempotency.epoch.current
+            in_memory = [one for one in known if idempotency.memory.get(one, now, epoch)]
+            cached = len([key async for key in redis_client.scan_iter("idempo:*:k?")])
+            return len(in_memory), cached, len(metrics.outcomes), len(notified)
+
+        assert await learnt() == (0, 0, 0, 0)
+        lab.gate.set()
+        results = await sending
+        statuses = [result["status"] for result in results]
+        if is_refused:
+            assert statuses[:3] == [201, 201, 422]
+            assert statuses[3] >= 500
+            assert lab.runs == ["k0", "k1", "k2", "k3"] * 2
+            stored = 3
+        else:
+            assert statuses == [201, 201, 422, 422]
+            stored = 4
+        async with asyncio.timeout(30):  # Redis is written in the background
+            while (await learnt())[1] < stored:
+                await asyncio.sleep(0.01)
+        assert (await learnt())[0] == stored
+        assert notified == ["jobs"]
+        counted = Counter(metrics.outcomes)
+        assert counted["things.create fresh"] == 2
+        assert counted["things.create refused"] == stored - 2
+        jobs = await lab.holdfast.store.read("SELECT count(*) AS n FROM holdfast_jobs")
+        assert jobs[0]["n"] == 1
+        await redis_client.aclose()
 
 
 @pytest.mark.parametrize("is_delivered", [True, False])
