@@ -648,7 +648,13 @@ def test_openapi_describes_the_batch_endpoint(tmp_path: Path) -> None:
         assert schemas[name]["type"] == "object"
     assert schemas["HoldfastBatch"]["properties"]["items"]["maxItems"] == 9
     # Every member that the endpoint reads is in the schema.
-    item = {"method": "POST", "path": "/things/a", "key": "k1", "body": {}, "headers": {}}
+    item: dict[str, Any] = {
+        "method": "POST",
+        "path": "/things/a",
+        "key": "k1",
+        "body": {},
+        "headers": {},
+    }
     item |= {"lane": "a", "local_id": str(uuid.uuid4()), "client_id": "phone", "sequence": 1}
     assert set(item) == set(schemas["HoldfastBatchItem"]["properties"])
     with TestClient(app) as client:

@@ -180,6 +180,8 @@ class GuardMiddleware:
         if match is not None and self._batch is not None and item is None:
             batch = f"{scope.get('root_path', '')}{self._batch.path}; items={self._batch.max_items}"
             head.added_headers = ((b"holdfast-batch", batch.encode("latin-1")),)
+        elif "holdfast.batch" in scope:  # sync frameworks have their own batch endpoint
+            head.added_headers = ((b"holdfast-batch", scope["holdfast.batch"]),)
         if match is None:
             await self._serve_unguarded(head, scope, receive, send)
         elif self._spans is None:

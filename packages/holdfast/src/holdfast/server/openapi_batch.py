@@ -36,7 +36,7 @@ _ITEM: Final = {
         "headers": {"anyOf": [_HEADERS, {"type": "null"}]},
         "body": {
             "description": "A JSON value; with a `Content-Type` that is not JSON: `base64` in an "
-            "object. `{local:…}` and `{version:…}` stand for results of earlier items."
+            "object. `{local:…}` and `{version:…}` are replaced by results of earlier items."
         },
         "lane": {
             "type": ["string", "null"],
