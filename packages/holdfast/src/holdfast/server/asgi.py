@@ -168,7 +168,7 @@ class GuardMiddleware:
         method: str = scope["method"].upper()
         path = path_in_app(scope)
         item: ItemContext | None = scope.get(ITEM_KEY)
-        head = None if item is None else _head_of(item, scope["headers"], path)
+        head = None if item is None else _head_of(item, scope, path)
         if head is None:
             head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
         scope["holdfast.head"] = head
@@ -180,6 +180,8 @@ class GuardMiddleware:
         if match is not None and self._batch is not None and item is None:
             batch = f"{scope.get('root_path', '')}{self._batch.path}; items={self._batch.max_items}"
             head.added_headers = ((b"holdfast-batch", batch.encode("latin-1")),)
+        elif "holdfast.batch" in scope:  # sync frameworks have their own batch endpoint
+            head.added_headers = ((b"holdfast-batch", scope["holdfast.batch"]),)
         if match is None:
             await self._serve_unguarded(head, scope, receive, send)
         elif self._spans is None:
@@ -555,11 +557,19 @@ class _Responder:
         return send
 
 
-def _head_of(item: ItemContext, headers: object, path: str) -> RequestHead | None:
-    """Return the head that was read before, unless middleware has changed the request since."""
+def _head_of(item: ItemContext, scope: Scope, path: str) -> RequestHead | None:
+    """Return the head that was read before, unless middleware has changed the request since.
+
+    If it has, the caller who was found in it does not count, either.
+    """
     head, item.head = item.head, None
-    if isinstance(head, RequestHead) and head.headers is headers and head.path == path:
+    if (
+        isinstance(head, RequestHead)
+        and (head.path, head.query) == (path, scope.get("query_string", b""))
+        and item.seen_headers == tuple(scope["headers"])
+    ):
         return head
+    item.principal = None
     return None
 
 

@@ -6,6 +6,7 @@ background tasks and what others learn of it come after that.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
@@ -30,6 +31,8 @@ __all__ = ["PostponedError", "RequestChunk"]
 _FIRST_REDIRECT = 300
 _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
+
+_log = logging.getLogger("holdfast.request")
 
 
 class PostponedError(RequestError):
@@ -317,7 +320,12 @@ class RequestChunk:
         that no other request of this process comes in between.
         """
         if self._first is None:
-            return False
+            await self.discard()
+            raise StoreUnavailableError(
+                "the connection was lost during the commit; check the outcome before retrying",
+                is_for_callers=True,
+                reason="outcome_unknown",
+            )
         request, record = self._first
         try:
             return await self._idempotency.resolve_unknown_commit(request, record) is record
@@ -334,7 +342,10 @@ class RequestChunk:
         idempotency = self._idempotency
         for execution, _ in self._held:
             for callback in execution.on_commit:
-                callback()
+                try:
+                    callback()
+                except Exception:  # noqa: BLE001 - the others are committed, too
+                    _log.exception("a callback after the commit raised")
         self._metrics.report_to(idempotency.metrics)
         for record_id in self._led:
             record = self._records.get(record_id)

@@ -51,15 +51,16 @@ class ItemContext:
     The same one for each attempt of an item: a request that runs again is counted once.
     """
 
-    __slots__ = ("head", "limit_error", "limit_headers", "principal", "processor")
+    __slots__ = ("head", "limit_error", "limit_headers", "principal", "processor", "seen_headers")
 
     def __init__(self) -> None:
         # Processes the request; None: as any other request.
         self.processor: SharedProcessor | None = None
         # The ``RequestHead``, if it was read already; for the first attempt only.
         self.head: object = None
-        # The caller, if it is known already.
+        # The caller, if it was found in these headers already. Middleware may change them.
         self.principal: Principal | None = None
+        self.seen_headers: tuple[tuple[bytes, bytes], ...] = ()
         # The headers of the rate limit, once the request was counted.
         self.limit_headers: tuple[tuple[bytes, bytes], ...] | None = None
         # Why it was refused when it was counted.

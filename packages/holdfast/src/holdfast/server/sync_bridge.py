@@ -156,9 +156,9 @@ class Bridge:
         table = _TableOfOne()
         self._middleware = GuardMiddleware(
             self._run_handler,
-            idempotency=self._ready,
+            idempotency=self.ready,
             table=lambda: table,
-            identify=self._identify,
+            identify=self._identify_caller,
             metrics=holdfast.metrics,
             bodies=holdfast.bodies,
             limiter=holdfast.limiter,
@@ -259,9 +259,17 @@ class Bridge:
         await send({"type": "http.response.start", **start})
         await send({"type": "http.response.body", "body": response.body})
 
-    def _identify(self, head: RequestHead) -> Principal | Awaitable[Principal]:
+    def identify(self, head: RequestHead) -> Principal | Awaitable[Principal]:
+        """Identify the caller of any request by ``Holdfast.identify``, in the request's thread."""
+        return self._identify_by(None, head)
+
+    def _identify_caller(self, head: RequestHead) -> Principal | Awaitable[Principal]:
         """Identify the caller in the request's thread, where the app's sign-in has its data."""
-        chosen = _sync_request.get().principal
+        return self._identify_by(_sync_request.get().principal, head)
+
+    def _identify_by(
+        self, chosen: Callable[[], Principal] | None, head: RequestHead
+    ) -> Principal | Awaitable[Principal]:
         if chosen is None and self.holdfast.is_single_tenant:
             return SHARED_PRINCIPAL
 
@@ -286,7 +294,8 @@ class Bridge:
             return self._direct
         return QueueThread(self.loop)
 
-    async def _ready(self) -> Idempotency:
+    async def ready(self) -> Idempotency:
+        """Return the ``Idempotency``, opened. Call it on behalf of a request."""
         if not self._is_open or self._pid != os.getpid():
             # The opening takes a connection; all requests until then wait for it.
             await self.holdfast.idempotency.release_connection()
