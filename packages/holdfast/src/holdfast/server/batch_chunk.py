@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from holdfast.core.decision import decide
 from holdfast.core.error_formats import render_error
@@ -26,7 +26,17 @@ from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, stale_error
 from holdfast.server.idempotency import Idempotency, Replay, ttl_of
 
-__all__ = ["PostponedError", "RequestChunk"]
+__all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
+
+# Where tests kill the process, beside the points of single requests before the commit.
+FAULT_POINTS: Final = (
+    "chunk_claimed",
+    "chunk_savepoint",
+    "chunk_item_ended",
+    "chunk_before_commit",
+    "chunk_after_commit",
+    "batch_before_response",
+)
 
 _FIRST_REDIRECT = 300
 _FIRST_ERROR = 400
@@ -108,6 +118,8 @@ class RequestChunk:
             self._led.remove(record_id)
             idempotency.in_flight.leave(record_id, None)
             count = min(count, record_ids.index(record_id))
+        if idempotency.faults:
+            await idempotency.faults.reach("chunk_claimed")
         return count
 
     def _lead(self, record_ids: Sequence[RecordId], now: datetime) -> tuple[int, list[RecordId]]:
@@ -182,8 +194,10 @@ class RequestChunk:
             unit = await (await self._begun()).begin_item()
         except StoreUnavailableError:
             raise self._postpone() from None
-        self._current = Execution(request, unit, self._epoch)
-        return self._current
+        execution = self._current = Execution(request, unit, self._epoch)
+        if idempotency.faults:
+            await idempotency.faults.reach("chunk_savepoint")
+        return execution
 
     def _refuse_stale(self, request: GuardedRequest) -> None:
         """Raise ``StaleActionError`` for an action that is too old, and keep its record."""
@@ -213,6 +227,8 @@ class RequestChunk:
             raise self._postpone()
         await self._conclude(execution, response)
         execution.ended = True
+        if self._idempotency.faults:
+            await self._idempotency.faults.reach("chunk_item_ended")
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held.append((execution, settled))
         self._on_response(response)
@@ -277,7 +293,7 @@ class RequestChunk:
             self._settle()
             return True
         if idempotency.faults:
-            await idempotency.faults.reach("before_commit")
+            await idempotency.faults.reach("chunk_before_commit")
         started = idempotency.clock.monotonic()
         try:
             await chunk.commit(list(self._records.values()), self._audits)
@@ -292,7 +308,7 @@ class RequestChunk:
             return False
         idempotency.metrics.store_time("commit", idempotency.clock.monotonic() - started)
         if idempotency.faults:
-            await idempotency.faults.reach("after_commit")
+            await idempotency.faults.reach("chunk_after_commit")
         if idempotency.quota is not None:
             for record_id in self._records:
                 await idempotency.quota.added(record_id.tenant)
