@@ -54,6 +54,7 @@ from holdfast.server.response_buffer import (
     send_response,
 )
 from holdfast.server.route_table import SAFE_METHODS, Match
+from holdfast.stores.connection_gate import end_visit
 from holdfast.stores.sqlstates import unstorable_error
 
 __all__ = [
@@ -247,6 +248,7 @@ class GuardMiddleware:
             await self._serve_guarded(match, body, head, scope, receive, send)
         finally:
             body.release()
+            end_visit()
 
     async def _serve_guarded(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
@@ -282,6 +284,9 @@ class GuardMiddleware:
             else:
                 request = await self._parse(match, head, content, principal)
             idempotency = await self._processor(head)
+            gate = idempotency.gate
+            if gate is not None:
+                gate.begin()
             outcome = await idempotency.process(request)
         except Disconnected:
             return
@@ -323,9 +328,9 @@ class GuardMiddleware:
             return _own_fingerprint(match.policy, head, body)
 
         payload_hash = await self._bodies.run_and_forget(len(body), hash_body)
-        store = idempotency.session_store
-        gate = None if store is None else store.gate
-        visit = None if gate is None else await gate.enter(match.endpoint)
+        gate = idempotency.gate
+        if gate is not None:
+            await gate.enter(match.endpoint)
 
         async def claim(principal: Principal) -> Execution | Replay:
             head.principal = principal
@@ -334,9 +339,6 @@ class GuardMiddleware:
             sharing: dict[str, Any] = {}
             if head.transaction is not None:
                 sharing |= await head.transaction.release(match.endpoint)
-            if gate is not None:
-                gate.before_claim(visit, match.endpoint)
-                sharing["visit"] = visit
             outcome = await idempotency.process(request, **sharing)
             if isinstance(outcome, Execution):
                 if head.transaction is not None:
@@ -355,8 +357,6 @@ class GuardMiddleware:
             pending.outcome = None
             if head.transaction is not None:
                 await head.transaction.close()
-            if gate is not None:
-                gate.leave(visit)
 
     async def _check_rate_limit(
         self, match: Match, head: RequestHead, principal: Principal

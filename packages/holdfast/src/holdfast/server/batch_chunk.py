@@ -58,6 +58,7 @@ class RequestChunk:
     """
 
     session_store = None
+    gate = None
 
     def __init__(self, idempotency: Idempotency, store: ChunkStore) -> None:
         self.store = idempotency.store
