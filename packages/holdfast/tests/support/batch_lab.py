@@ -124,7 +124,7 @@ class BatchLab:
     async def change(self, request: Request) -> Response:
         thing = request.path_params["thing"]
         wanted = request.headers.get("if-match", "").strip('"')
-        tx = self.holdfast.transaction
+        tx = self.holdfast.execution.statements
         changed = await tx.execute(
             "UPDATE effects SET version = version + 1 WHERE id = :id AND version = :version",
             {"id": thing, "version": int(wanted or 0)},
@@ -139,7 +139,7 @@ class BatchLab:
         body = await request.json()
         name, words = str(body.get("name")), str(body.get("do", "")).split()
         self.runs.append(name)
-        tx, new = self.holdfast.transaction, str(uuid.uuid4())
+        tx, new = self.holdfast.execution.statements, str(uuid.uuid4())
         values = {"id": new, "name": name}
         if "slow" in words:
             await asyncio.sleep(60)
@@ -205,7 +205,7 @@ async def open_batch_lab(database: str, **options: Any) -> AsyncIterator[BatchLa
     try:
         unit = await lab.holdfast.store.begin()
         for statement in CREATE:
-            await unit.transaction.execute(statement)
+            await unit.statements.execute(statement)
         await unit.commit(None, None)
         yield lab
     finally:
