@@ -25,7 +25,6 @@ from holdfast.server.request_head import Identify, RequestHead
 from holdfast_services import health, pages
 from holdfast_services.bootstrap import create_holdfast, create_store
 from holdfast_services.dev_secrets import development_secret
-from holdfast_services.direct_calls import DirectCalls, compile_direct_calls
 from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers
 from holdfast_services.jobs import make_worker, register_jobs
 from holdfast_services.ops_port import OpsPort, OpsPortMiddleware
@@ -142,12 +141,6 @@ def create_app(
             has_docs=settings.docs_enabled and settings.openapi_enabled,
             ports=ports,
         ),
-    )
-    # Added before the guard, so inside it.
-    app.add_middleware(
-        DirectCalls,
-        calls=lambda: compile_direct_calls(holdfast.table().routes, app.routes),
-        exception_handlers=app.exception_handlers,
     )
     holdfast.install(app, batch=settings.batch())
     if not only:
