@@ -208,6 +208,12 @@ class Chunk(Protocol):
         Never waits for another holder. Keys after the first that is held are not claimed.
         """
 
+    async def statements(self) -> Transaction:
+        """Return the transaction for Holdfast's statements between two requests.
+
+        After a statement that has failed, the chunk must be rolled back.
+        """
+
     async def begin_item(self) -> "UnitOfWork":
         """Begin the part of one request. Its end is not the end of the transaction.
 

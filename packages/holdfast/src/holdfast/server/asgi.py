@@ -10,6 +10,7 @@ from holdfast.core.fingerprint import FingerprintInput, short_hash
 from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.keys import parse_key
 from holdfast.core.policy import Policy
+from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -411,6 +412,7 @@ class GuardMiddleware:
         policy = match.policy
         if payload_hash is None and policy.fingerprint is not None:
             payload_hash = _own_fingerprint(policy, head, body)
+        is_strict = policy.ordering == "strict"
         return parse_request(
             endpoint=match.endpoint,
             policy=policy,
@@ -427,6 +429,8 @@ class GuardMiddleware:
             path=head.path,
             traceparent=head.traceparent,
             client_generated_at=head.client_generated_at,
+            client_ids=head.keys(CLIENT_HEADER) if is_strict else (),
+            sequences=head.keys(SEQUENCE_HEADER) if is_strict else (),
         )
 
     async def _count(
