@@ -6,9 +6,10 @@ background tasks and what others learn of it come after that.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 from holdfast.core.decision import Mismatched, Replayed, decide
 from holdfast.core.error_formats import render_error
@@ -27,11 +28,23 @@ from holdfast.server.guarded_request import GuardedRequest, stale_error
 from holdfast.server.idempotency import Idempotency, Replay, ttl_of
 from holdfast.server.strict_sequences import ChunkSequences, key_of, number_of
 
-__all__ = ["PostponedError", "RequestChunk"]
+__all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
+
+# Where tests kill the process, beside the points of single requests before the commit.
+FAULT_POINTS: Final = (
+    "chunk_claimed",
+    "chunk_savepoint",
+    "chunk_item_ended",
+    "chunk_before_commit",
+    "chunk_after_commit",
+    "batch_before_response",
+)
 
 _FIRST_REDIRECT = 300
 _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
+
+_log = logging.getLogger("holdfast.request")
 
 
 class PostponedError(RequestError):
@@ -47,6 +60,7 @@ class RequestChunk:
     """
 
     session_store = None
+    gate = None
 
     def __init__(self, idempotency: Idempotency, store: ChunkStore) -> None:
         self.store = idempotency.store
@@ -108,6 +122,8 @@ class RequestChunk:
             self._led.remove(record_id)
             idempotency.in_flight.leave(record_id, None)
             count = min(count, record_ids.index(record_id))
+        if idempotency.faults:
+            await idempotency.faults.reach("chunk_claimed")
         return count
 
     def _lead(self, record_ids: Sequence[RecordId], now: datetime) -> tuple[int, list[RecordId]]:
@@ -183,8 +199,10 @@ class RequestChunk:
             unit = await (await self._begun()).begin_item()
         except StoreUnavailableError:
             raise self._postpone() from None
-        self._current = Execution(request, unit, self._epoch)
-        return self._current
+        execution = self._current = Execution(request, unit, self._epoch)
+        if idempotency.faults:
+            await idempotency.faults.reach("chunk_savepoint")
+        return execution
 
     async def _check_number(self, request: GuardedRequest, *, is_replay: bool) -> None:
         """Raise ``SequenceViolationError`` unless the number allows a replay, or to run."""
@@ -237,6 +255,8 @@ class RequestChunk:
             raise self._postpone()
         await self._conclude(execution, response)
         execution.ended = True
+        if self._idempotency.faults:
+            await self._idempotency.faults.reach("chunk_item_ended")
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held.append((execution, settled))
         self._on_response(response)
@@ -301,7 +321,7 @@ class RequestChunk:
             self._settle()
             return True
         if idempotency.faults:
-            await idempotency.faults.reach("before_commit")
+            await idempotency.faults.reach("chunk_before_commit")
         started = idempotency.clock.monotonic()
         try:
             if self._sequences.has_numbers:
@@ -322,7 +342,7 @@ class RequestChunk:
             return False
         idempotency.metrics.store_time("commit", idempotency.clock.monotonic() - started)
         if idempotency.faults:
-            await idempotency.faults.reach("after_commit")
+            await idempotency.faults.reach("chunk_after_commit")
         if idempotency.quota is not None:
             for record_id in self._records:
                 await idempotency.quota.added(record_id.tenant)
@@ -351,7 +371,12 @@ class RequestChunk:
         that no other request of this process comes in between.
         """
         if self._first is None:
-            return False
+            await self.discard()
+            raise StoreUnavailableError(
+                "the connection was lost during the commit; check the outcome before retrying",
+                is_for_callers=True,
+                reason="outcome_unknown",
+            )
         request, record = self._first
         try:
             return await self._idempotency.resolve_unknown_commit(request, record) is record
@@ -368,7 +393,10 @@ class RequestChunk:
         idempotency = self._idempotency
         for execution, _ in self._held:
             for callback in execution.on_commit:
-                callback()
+                try:
+                    callback()
+                except Exception:  # noqa: BLE001 - the others are committed, too
+                    _log.exception("a callback after the commit raised")
         self._metrics.report_to(idempotency.metrics)
         self._sequences.leave()
         for record_id in self._led:

@@ -49,6 +49,8 @@ from holdfast.ports import (
     Clock,
     FaultPoints,
     Found,
+    Gate,
+    GatedStore,
     Metrics,
     Outcome,
     PositionCache,
@@ -73,6 +75,7 @@ from holdfast.server.redirects import leads_to_sign_in
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 from holdfast.server.strict_sequences import StrictSequences, number_of
+from holdfast.stores.connection_gate import current_visit
 
 __all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "Replay", "ttl_of"]
 
@@ -133,6 +136,7 @@ class Idempotency:
         self.store = store
         # The same store, if its transactions are sessions of the app.
         self.session_store = store if isinstance(store, SessionStore) else None
+        self._gated_store = store if isinstance(store, GatedStore) else None
         self._thread_sessions = store if isinstance(store, ThreadSessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
@@ -164,6 +168,11 @@ class Idempotency:
         # Endpoints whose unstored redirects were logged.
         self._logged_redirects: set[str] = set()
         self._cache_writes: set[asyncio.Task[None]] = set()
+
+    @property
+    def gate(self) -> Gate | None:
+        """Limits how many requests use the app's connection pool at once."""
+        return None if self._gated_store is None else self._gated_store.gate
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
@@ -409,10 +418,15 @@ class Idempotency:
     async def release_connection(self) -> None:
         """Return the connection that the sign-in of a sync app has read with, before a wait.
 
-        If duplicates kept theirs, the first request could find none in the pool.
+        If duplicates kept theirs, the first request could find none in the pool. Nor must they
+        count as requests that are about to take one.
         """
         if self._thread_sessions is not None:
             await self._thread_sessions.release_connection()
+        if self._gated_store is not None:
+            visit = current_visit()
+            if visit is not None:
+                visit.leave_without_connection()
 
     def deadline_of(self, request: GuardedRequest) -> float:
         """Return the monotonic time until which a duplicate may wait."""
@@ -697,6 +711,10 @@ class Idempotency:
     def _end(self, execution: Execution, kept: Record | None) -> None:
         """Mark the end and pass the committed record, if any, to the duplicates that wait."""
         execution.ended = True
+        if self._gated_store is not None:
+            visit = current_visit()
+            if visit is not None:  # what the app does now needs no second connection
+                visit.leave()
         if kept is not None:
             self.remember(kept, execution.epoch)
         if execution.request.sequence is not None:
