@@ -10,6 +10,7 @@ import httpx
 import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import StreamingResponse
+from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from holdfast.errors import (
     StreamingResponseError,
     UsageError,
 )
+from holdfast.server.batch_options import BatchOptions
 from holdfast.server.limits import Limits
 from holdfast.server.starlette import Caller, Run, Tx
 from packages.holdfast.tests.support.harness import Connection
@@ -628,3 +630,39 @@ def test_openapi_describes_guarded_operations_and_no_others(tmp_path: Path) -> N
         assert set(plain["responses"]) == {"200"}
         assert "headers" not in plain["responses"]["200"]
     assert {"HoldfastProblem", "HoldfastEnvelope"} <= set(document["components"]["schemas"])
+
+
+def test_openapi_describes_the_batch_endpoint(tmp_path: Path) -> None:
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/apps.db", tenants=SINGLE_TENANT)
+    app = FastAPI()
+    holdfast.install(app, batch=BatchOptions("/v1/batch", max_items=9))
+    app.add_api_route("/things/{name}", guarded(holdfast), methods=["POST"])
+    document = app.openapi()
+    operation = document["paths"]["/v1/batch"]["post"]
+    assert set(operation["responses"]) == {"200", "400", "401", "408", "413", "503"}
+    assert "batch.too_large" in operation["responses"]["413"]["description"]
+    assert "security" not in operation
+    schemas = document["components"]["schemas"]
+    for content in (operation["requestBody"]["content"], operation["responses"]["200"]["content"]):
+        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        assert schemas[name]["type"] == "object"
+    assert schemas["HoldfastBatch"]["properties"]["items"]["maxItems"] == 9
+    # Every member that the endpoint reads is in the schema.
+    item: dict[str, Any] = {
+        "method": "POST",
+        "path": "/things/a",
+        "key": "k1",
+        "body": {},
+        "headers": {},
+    }
+    item |= {"lane": "a", "local_id": str(uuid.uuid4()), "client_id": "phone", "sequence": 1}
+    assert set(item) == set(schemas["HoldfastBatchItem"]["properties"])
+    with TestClient(app) as client:
+        found = client.post("/v1/batch", json={"items": [item]}).json()
+    assert set(found) == set(schemas["HoldfastBatchResults"]["properties"])
+    (result,) = found["results"]
+    assert result["status"] == 201
+    assert set(result) == set(schemas["HoldfastBatchResult"]["properties"])
+    plain = FastAPI()
+    Holdfast(f"sqlite:///{tmp_path}/apps.db", tenants=SINGLE_TENANT).install(plain)
+    assert "HoldfastBatch" not in str(plain.openapi())

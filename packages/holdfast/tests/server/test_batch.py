@@ -573,7 +573,26 @@ HOSTILE: list[dict[str, Any]] = [
     {"path": "//evil.example/things"},
     {"path": "/things/../open"},
     {"path": "/things/%2e%2e/open"},
+    {"path": "/things/%252e%252e/open"},
+    {"path": "/./things"},
+    {"path": "/things//x"},
+    {"path": "/things\\..\\open"},
+    {"path": "/things#/open"},
+    {"path": "/things%00"},
+    {"path": "/things\x00"},
+    {"path": "/things%0a"},
+    {"path": "/Things"},
+    {"path": "/things/"},
+    {"path": "http:/things"},
+    {"path": "/http://evil.example/things"},
+    {"path": "@evil.example/things"},
+    {"path": ""},
+    {"path": "/" + "x" * 3000},
     {"path": "/batch"},
+    {"path": "/%62atch"},
+    {"path": "/Batch"},
+    {"path": "/batch/"},
+    {"path": "/batch?x=1"},
     {"path": "/open"},
     {"path": "/nowhere"},
     {"path": "things"},
@@ -582,6 +601,18 @@ HOSTILE: list[dict[str, Any]] = [
     {"method": "PO ST"},
     {"headers": {"Authorization": "Bearer of another"}},
     {"headers": {"X-Tenant": "bob"}},
+    {"headers": {"Cookie": "session=another"}},
+    {"headers": {"Host": "evil.example"}},
+    {"headers": {"Connection": "close"}},
+    {"headers": {"Transfer-Encoding": "chunked"}},
+    {"headers": {"Content-Length": "5"}},
+    {"headers": {"Content-Encoding": "gzip"}},
+    {"headers": {"X-HTTP-Method-Override": "DELETE"}},
+    {"headers": {"X-Forwarded-For": "10.0.0.1"}},
+    {"headers": {"If-Match: x\r\nX-Tenant": "bob"}},
+    {"headers": {"If-Match": "\x00"}},
+    {"headers": {"": "x"}},
+    {"headers": {"If-Match": 5}},
     {"headers": {"Idempotency-Key": "other"}},
     {"headers": {"If-Match": '"1"\r\nX-Tenant: bob'}},
     {"headers": {"If-Match": "1", "if-match": "2"}},
@@ -594,6 +625,11 @@ HOSTILE: list[dict[str, Any]] = [
     {"key": "two words"},
     {"key": "a\r\nX-Tenant: bob"},
     {"key": None},
+    {"key": ""},
+    {"key": "x" * 129},
+    {"key": "nul\x00"},
+    {"client_id": "a\r\nX-Tenant: bob"},
+    {"body": {"base64": "not base64!"}, "headers": {"Content-Type": "text/plain"}},
     {"headers": {"Content-Type": "text/plain"}},
 ]
 
@@ -622,10 +658,12 @@ async def test_item_that_is_no_object_and_body_with_a_name_twice(tmp_path: Path)
             one % ("k003", "k003"),
         ]
         content = f'{{"items": [{",".join(items)}]}}'
-        response = await lab.client.post("/batch", content=content)
+        response = await lab.client.post("/batch", content=content, headers=JSON)
         found = [result["status"] for result in response.json()["results"]]
         assert found == [201, 400, 400, 400, 201]
 
+
+JSON = {"Content-Type": "application/json"}
 
 MALFORMED = [
     (b"", 400, "request.invalid"),
@@ -642,7 +680,7 @@ async def test_malformed_envelope_fails_the_batch(tmp_path: Path) -> None:
     limits = BatchOptions(max_items=3, max_bytes=1000)
     async with open_batch_lab(f"sqlite:///{tmp_path}/lab.db", batch=limits) as lab:
         for content, status, code in MALFORMED:
-            response = await lab.client.post("/batch", content=content)
+            response = await lab.client.post("/batch", content=content, headers=JSON)
             assert (response.status_code, response.json()["code"]) == (status, code), content
 
 

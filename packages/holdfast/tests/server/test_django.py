@@ -43,7 +43,7 @@ from holdfast.errors import (  # noqa: E402
     StreamingResponseError,
     UsageError,
 )
-from holdfast.server.django_views import _django_response, django_holdfast  # noqa: E402
+from holdfast.server.django_views import django_holdfast, django_response  # noqa: E402
 from holdfast.server.rate_limits import LimitsRateLimiter  # noqa: E402
 from holdfast.server.sync_bridge import Served  # noqa: E402
 from packages.holdfast.tests.support.django_project import urls as views  # noqa: E402
@@ -429,7 +429,7 @@ def test_response_keeps_all_its_cookies() -> None:
 def test_response_that_was_not_made_by_the_view_keeps_all_its_cookies() -> None:
     cookies = ["a=1; Path=/", "a=2; Path=/shop", "b=x=y; Secure; HttpOnly; Partitioned"]
     headers = [(b"set-cookie", cookie.encode()) for cookie in cookies]
-    response = _django_response(Served(201, [*headers, (b"etag", b'"1"')], b"made", is_own=False))
+    response = django_response(Served(201, [*headers, (b"etag", b'"1"')], b"made", is_own=False))
     assert [cookie.OutputString() for cookie in response.cookies.values()] == cookies
     assert (dict(response.items()), response.content) == ({"etag": '"1"'}, b"made")
     client = Client()

@@ -29,11 +29,12 @@ class Stores:
         return [row["name"] for row in rows]
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql", "postgresql+psycopg"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/chunks.db"
-    return str(request.getfixturevalue("postgres_url"))
+    url = str(request.getfixturevalue("postgres_url"))
+    return url.replace("postgresql", request.param, 1)
 
 
 @asynccontextmanager

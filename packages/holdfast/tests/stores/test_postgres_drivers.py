@@ -4,9 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import psycopg
@@ -36,6 +34,7 @@ from holdfast.stores.psycopg import (
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from holdfast.testing.servers import RealPostgres
+from packages.holdfast.tests.support.cut_proxy import LosesTheAnswerTo
 
 NewStore = Callable[..., Store]
 
@@ -107,47 +106,6 @@ async def terminate(store: Store, unit: UnitOfWork) -> None:
     row = await unit.statements.fetch_one("SELECT pg_backend_pid() AS pid")
     assert row is not None
     await store.read("SELECT pg_terminate_backend(:pid, 5000)", {"pid": row["pid"]})
-
-
-class LosesTheAnswerTo:
-    """A proxy that breaks right after the server has responded to one statement."""
-
-    def __init__(self, statement: bytes, url: str) -> None:
-        self._statement = statement
-        self._url = urlsplit(url)
-        self._writers: list[asyncio.StreamWriter] = []
-
-    async def __aenter__(self) -> str:
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        port = self._server.sockets[0].getsockname()[1]
-        return self._url._replace(netloc=f"postgres@127.0.0.1:{port}").geturl()
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for writer in self._writers:
-            writer.close()
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _carry(self, client: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
-        server, there = await asyncio.open_connection("127.0.0.1", self._url.port)
-        self._writers += [back, there]
-        wrote = is_last = False
-
-        async def responses() -> None:
-            while (data := await server.read(65536)) and not is_last:
-                back.write(data)
-            back.close()
-
-        responding = asyncio.create_task(responses())
-        with suppress(ConnectionError):
-            while data := await client.read(65536):
-                # Migrations commit, too; the response to lose follows the handler's row.
-                wrote = wrote or b"INSERT INTO t" in data
-                is_last = is_last or (wrote and self._statement in data)
-                there.write(data)
-        there.close()
-        await responding
 
 
 # -- outages ------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ class BatchLab:
     async def change(self, request: Request) -> Response:
         thing = request.path_params["thing"]
         wanted = request.headers.get("if-match", "").strip('"')
-        tx = self.holdfast.transaction
+        tx = self.holdfast.execution.statements
         changed = await tx.execute(
             "UPDATE effects SET version = version + 1 WHERE id = :id AND version = :version",
             {"id": thing, "version": int(wanted or 0)},
@@ -135,17 +135,19 @@ class BatchLab:
         fields = {"id": thing, "version": version, **(await request.json())}
         return JSONResponse(fields, 200, {"ETag": f'"{version}"'})
 
-    async def act(self, request: Request) -> Response:  # noqa: C901 - one branch per word
+    async def act(self, request: Request) -> Response:  # noqa: C901, PLR0912 - one branch per word
         body = await request.json()
         name, words = str(body.get("name")), str(body.get("do", "")).split()
         self.runs.append(name)
-        tx, new = self.holdfast.transaction, str(uuid.uuid4())
+        tx, new = self.holdfast.execution.statements, str(uuid.uuid4())
         values = {"id": new, "name": name}
         if "slow" in words:
             await asyncio.sleep(60)
         if "own" in words:
             await self.write_elsewhere(name)
         await tx.execute("INSERT INTO effects (id, name, version) VALUES (:id, :name, 1)", values)
+        if "job" in words:
+            await self.holdfast.enqueue("mail", {"to": name})
         self.started.set()
         if "wait" in words:
             await self.gate.wait()
@@ -203,7 +205,7 @@ async def open_batch_lab(database: str, **options: Any) -> AsyncIterator[BatchLa
     try:
         unit = await lab.holdfast.store.begin()
         for statement in CREATE:
-            await unit.transaction.execute(statement)
+            await unit.statements.execute(statement)
         await unit.commit(None, None)
         yield lab
     finally:

@@ -370,6 +370,7 @@ class Settings(
             ),
             outlive_staleness=not self._ttl_shorter_than_staleness,
             rate_limit=self.walk_rate_limit,
+            ordering=self.walk_ordering,
         )
         return Policies(
             walk=walk,

@@ -32,6 +32,7 @@ __all__ = [
     "ResolvedItem",
     "Results",
     "check_headers",
+    "is_json",
     "parse_batch",
     "parse_item",
 ]
@@ -55,6 +56,9 @@ _HINTS: Final = (b"{local:", b"{version:", b"\\")
 _STRONG_TAG: Final = re.compile(r'"([\x21\x23-\x7e]*)"')
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,18}")
 _FIRST_REDIRECT: Final = 300
+# Deeper than any body that is accepted, and less deep than what the decoder can read.
+_CUT_DEPTH: Final = 2 * MAX_DEPTH
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]+|[\]}]+', re.DOTALL)
 
 Reference = tuple[str, str]
 
@@ -83,7 +87,7 @@ class BatchItem(msgspec.Struct, frozen=True):
     @property
     def is_json(self) -> bool:
         """Whether the body is JSON, in which placeholders are replaced."""
-        return _is_json(self.headers.get("content-type"))
+        return is_json(self.headers.get("content-type"))
 
 
 class ResolvedItem(msgspec.Struct, frozen=True):
@@ -96,12 +100,15 @@ class ResolvedItem(msgspec.Struct, frozen=True):
 
 def parse_batch(raw: bytes, *, max_items: int) -> list[bytes]:
     """Return the texts of the items. Raises ``BodyInvalidError`` or ``BatchTooLargeError``."""
-    members = _members(raw, "the batch")
+    try:
+        members = _members(raw, "the batch")
+    except RecursionError:
+        members = _members(_cut(raw), "the batch")
     if set(members) != {"items"}:
         raise BodyInvalidError('a batch is a JSON object with one member: {"items": […]}')
     try:
         items = msgspec.json.decode(members["items"], type=list[msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise BodyInvalidError("items must be an array of objects") from None
     if len(items) > max_items:
         raise BatchTooLargeError(
@@ -340,13 +347,34 @@ def _members(raw: bytes, what: str) -> dict[str, msgspec.Raw]:
     """Return the members of an object. Raises for a name that is there twice."""
     try:
         members = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         raise BodyInvalidError(f"{what} is not a JSON object that can be read") from None
     # Names have no quotes in them, or they would be refused as unknown.
     quotes = sum(bytes(value).count(b'"') for value in members.values()) + 2 * len(members)
     if quotes != raw.count(b'"') and all('"' not in name for name in members):
         raise BodyInvalidError(f"{what} has the same member twice")
     return members
+
+
+def _cut(raw: bytes) -> bytes:
+    """Drop what is nested too deep for the decoder.
+
+    What is left of such an item is still deeper than a body may be: it is refused, and the others
+    are not.
+    """
+    kept: list[bytes] = []
+    depth = start = 0
+    for token in _TOKEN.finditer(raw):
+        text = token[0]
+        if text[:1] == b'"':
+            continue
+        before, depth = depth, depth + (len(text) if text[:1] in b"[{" else -len(text))
+        if before < _CUT_DEPTH <= depth:
+            kept.append(raw[start : token.start() + _CUT_DEPTH - before])
+        elif depth < _CUT_DEPTH <= before:
+            start = token.end() - (_CUT_DEPTH - depth)
+    kept.append(raw[start:] if depth < _CUT_DEPTH else b"")
+    return b"".join(kept)
 
 
 def _decode_body(body: bytes) -> Any:
@@ -390,7 +418,7 @@ def _headers(given: dict[str, str]) -> dict[str, str]:
 def _body(raw: bytes, headers: Mapping[str, str]) -> bytes:
     if not raw or raw == b"null":
         return b""
-    if _is_json(headers.get("content-type")):
+    if is_json(headers.get("content-type")):
         return raw
     try:
         return b64decode(msgspec.json.decode(raw, type=_Encoded).base64, validate=True)
@@ -408,7 +436,8 @@ def _is_printable(text: str) -> bool:
     return text.isascii() and text.isprintable() and len(text) <= _MAX_HEADER_CHARS
 
 
-def _is_json(content_type: str | None) -> bool:
+def is_json(content_type: str | None) -> bool:
+    """Return whether a content type is JSON. None, for an item without one, is."""
     if content_type is None:
         return True
     media_type = content_type.partition(";")[0].strip().lower()

@@ -416,6 +416,8 @@ class Holdfast(Generic[TransactionT_co]):
             wrap=self._wrap_installed,
             table=self.table,
             optional_kinds=self.idempotency.optional_kinds,
+            batch=self._batch,
+            error_format=self.error_format,
         )
 
     def _wrap_installed(self, app: Any) -> Any:

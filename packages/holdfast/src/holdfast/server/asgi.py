@@ -10,6 +10,7 @@ from holdfast.core.fingerprint import FingerprintInput, short_hash
 from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.keys import parse_key
 from holdfast.core.policy import Policy
+from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -54,6 +55,7 @@ from holdfast.server.response_buffer import (
     send_response,
 )
 from holdfast.server.route_table import SAFE_METHODS, Match
+from holdfast.stores.connection_gate import end_visit
 from holdfast.stores.sqlstates import unstorable_error
 
 __all__ = [
@@ -168,7 +170,7 @@ class GuardMiddleware:
         method: str = scope["method"].upper()
         path = path_in_app(scope)
         item: ItemContext | None = scope.get(ITEM_KEY)
-        head = None if item is None else _head_of(item, scope["headers"], path)
+        head = None if item is None else _head_of(item, scope, path)
         if head is None:
             head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
         scope["holdfast.head"] = head
@@ -180,6 +182,8 @@ class GuardMiddleware:
         if match is not None and self._batch is not None and item is None:
             batch = f"{scope.get('root_path', '')}{self._batch.path}; items={self._batch.max_items}"
             head.added_headers = ((b"holdfast-batch", batch.encode("latin-1")),)
+        elif "holdfast.batch" in scope:  # sync frameworks have their own batch endpoint
+            head.added_headers = ((b"holdfast-batch", scope["holdfast.batch"]),)
         if match is None:
             await self._serve_unguarded(head, scope, receive, send)
         elif self._spans is None:
@@ -245,6 +249,7 @@ class GuardMiddleware:
             await self._serve_guarded(match, body, head, scope, receive, send)
         finally:
             body.release()
+            end_visit()
 
     async def _serve_guarded(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
@@ -280,6 +285,9 @@ class GuardMiddleware:
             else:
                 request = await self._parse(match, head, content, principal)
             idempotency = await self._processor(head)
+            gate = idempotency.gate
+            if gate is not None:
+                gate.begin()
             outcome = await idempotency.process(request)
         except Disconnected:
             return
@@ -321,9 +329,9 @@ class GuardMiddleware:
             return _own_fingerprint(match.policy, head, body)
 
         payload_hash = await self._bodies.run_and_forget(len(body), hash_body)
-        store = idempotency.session_store
-        gate = None if store is None else store.gate
-        visit = None if gate is None else await gate.enter(match.endpoint)
+        gate = idempotency.gate
+        if gate is not None:
+            await gate.enter(match.endpoint)
 
         async def claim(principal: Principal) -> Execution | Replay:
             head.principal = principal
@@ -332,9 +340,6 @@ class GuardMiddleware:
             sharing: dict[str, Any] = {}
             if head.transaction is not None:
                 sharing |= await head.transaction.release(match.endpoint)
-            if gate is not None:
-                gate.before_claim(visit, match.endpoint)
-                sharing["visit"] = visit
             outcome = await idempotency.process(request, **sharing)
             if isinstance(outcome, Execution):
                 if head.transaction is not None:
@@ -353,8 +358,6 @@ class GuardMiddleware:
             pending.outcome = None
             if head.transaction is not None:
                 await head.transaction.close()
-            if gate is not None:
-                gate.leave(visit)
 
     async def _check_rate_limit(
         self, match: Match, head: RequestHead, principal: Principal
@@ -409,6 +412,7 @@ class GuardMiddleware:
         policy = match.policy
         if payload_hash is None and policy.fingerprint is not None:
             payload_hash = _own_fingerprint(policy, head, body)
+        is_strict = policy.ordering == "strict"
         return parse_request(
             endpoint=match.endpoint,
             policy=policy,
@@ -425,6 +429,8 @@ class GuardMiddleware:
             path=head.path,
             traceparent=head.traceparent,
             client_generated_at=head.client_generated_at,
+            client_ids=head.keys(CLIENT_HEADER) if is_strict else (),
+            sequences=head.keys(SEQUENCE_HEADER) if is_strict else (),
         )
 
     async def _count(
@@ -555,11 +561,19 @@ class _Responder:
         return send
 
 
-def _head_of(item: ItemContext, headers: object, path: str) -> RequestHead | None:
-    """Return the head that was read before, unless middleware has changed the request since."""
+def _head_of(item: ItemContext, scope: Scope, path: str) -> RequestHead | None:
+    """Return the head that was read before, unless middleware has changed the request since.
+
+    If it has, the caller who was found in it does not count, either.
+    """
     head, item.head = item.head, None
-    if isinstance(head, RequestHead) and head.headers is headers and head.path == path:
+    if (
+        isinstance(head, RequestHead)
+        and (head.path, head.query) == (path, scope.get("query_string", b""))
+        and item.seen_headers == tuple(scope["headers"])
+    ):
         return head
+    item.principal = None
     return None
 
 

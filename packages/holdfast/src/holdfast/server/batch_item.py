@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.core.idempotency_record import Response
-from holdfast.ports import SessionStore, Store, UnitOfWork
+from holdfast.ports import Gate, SessionStore, Store, UnitOfWork
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, Principal
 from holdfast.server.idempotency import Replay
@@ -28,6 +28,10 @@ class RequestProcessor(Protocol):
     def session_store(self) -> SessionStore | None:
         """The same store, if its transactions are sessions of the app."""
 
+    @property
+    def gate(self) -> Gate | None:
+        """Limits how many requests use the app's connection pool at once."""
+
     async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed."""
 
@@ -51,15 +55,16 @@ class ItemContext:
     The same one for each attempt of an item: a request that runs again is counted once.
     """
 
-    __slots__ = ("head", "limit_error", "limit_headers", "principal", "processor")
+    __slots__ = ("head", "limit_error", "limit_headers", "principal", "processor", "seen_headers")
 
     def __init__(self) -> None:
         # Processes the request; None: as any other request.
         self.processor: SharedProcessor | None = None
         # The ``RequestHead``, if it was read already; for the first attempt only.
         self.head: object = None
-        # The caller, if it is known already.
+        # The caller, if it was found in these headers already. Middleware may change them.
         self.principal: Principal | None = None
+        self.seen_headers: tuple[tuple[bytes, bytes], ...] = ()
         # The headers of the rate limit, once the request was counted.
         self.limit_headers: tuple[tuple[bytes, bytes], ...] | None = None
         # Why it was refused when it was counted.

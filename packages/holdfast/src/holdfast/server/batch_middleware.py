@@ -8,12 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
-from holdfast.core.batch import parse_batch
+from holdfast.core.batch import is_json, parse_batch
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, render_error
 from holdfast.core.idempotency_record import Response
 from holdfast.core.policy import Policy
 from holdfast.errors import (
     BatchTooLargeError,
+    BodyInvalidError,
     BodyTooLargeError,
     RequestError,
     StoreUnavailableError,
@@ -137,6 +138,9 @@ class BatchMiddleware:
                 found = self._identify(head)
                 head.principal = await found if inspect.isawaitable(found) else found
                 tenant = head.principal.tenant
+            # A page of another origin can send everything but JSON with the user's cookies.
+            if not is_json(head.content_type or ""):
+                raise BodyInvalidError("a batch needs the header Content-Type: application/json")
             content = await body.read(tenant)
         except BodyTooLargeError:
             most = self._options.max_bytes
@@ -182,8 +186,7 @@ def _body(content_type: str, body: bytes) -> Any:
     """Return a body as JSON, byte for byte if it is JSON."""
     if not body:
         return None
-    media_type = content_type.partition(";")[0].strip().lower()
-    if media_type == "application/json" or media_type.endswith("+json"):
+    if is_json(content_type):
         try:
             msgspec.json.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

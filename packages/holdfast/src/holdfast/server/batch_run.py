@@ -26,7 +26,6 @@ from holdfast.core.policy import Policy
 from holdfast.errors import (
     BatchSkippedError,
     BodyInvalidError,
-    HoldfastError,
     RequestError,
     StoreUnavailableError,
 )
@@ -37,7 +36,7 @@ from holdfast.server.batch_item import ITEM_KEY, ItemContext
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
-from holdfast.server.request_head import Identify, RequestHead, path_in_app
+from holdfast.server.request_head import Identify, RequestHead
 from holdfast.server.response_buffer import Message, Receive, Send
 from holdfast.server.route_table import SAFE_METHODS, Match
 
@@ -51,10 +50,11 @@ FindRoute = Callable[[str, str], Match | None]
 _OWN_HEADERS: Final = frozenset(
     {
         *(name.encode() for name in ITEM_HEADERS),
-        *(b"accept-encoding", b"connection", b"content-length", b"expect", b"idempotency-key"),
+        *(b"accept-encoding", b"connection", b"content-digest", b"content-encoding"),
+        *(b"content-length", b"content-md5", b"digest", b"expect", b"idempotency-key"),
         *(b"if-modified-since", b"if-none-match", b"if-unmodified-since", b"keep-alive", b"range"),
-        *(b"te", b"trailer", b"transfer-encoding", b"upgrade", b"x-client-id", b"x-request-id"),
-        b"x-sequence",
+        *(b"repr-digest", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"x-client-id"),
+        *(b"x-request-id", b"x-sequence"),
     }
 )
 _STORE_DOWN: Final = frozenset(
@@ -307,6 +307,9 @@ class BatchRun:
         self._headers = [pair for pair in scope["headers"] if pair[0].lower() not in _OWN_HEADERS]
         head: RequestHead = scope["holdfast.head"]
         self._correlation_id = head.correlation_id.encode("latin-1")
+        # The prefix at which the app is mounted. Servers differ in whether paths begin with it.
+        self._root: str = scope.get("root_path", "").rstrip("/")
+        self._has_prefix = self._root != "" and scope["path"].startswith(f"{self._root}/")
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + options.max_seconds
         self._results: list[_Done] = []
@@ -385,13 +388,13 @@ class BatchRun:
             return match.policy.key_field is not None
         if match.is_claimed_late or self._identify is None or entry.record_id is not None:
             return True
-        with suppress(HoldfastError):  # the request itself is refused for it
+        with suppress(Exception):  # the request itself fails for it, with its own response
             if entry.context.principal is None:
                 path, _, query = item.path.partition("?")
                 entry.headers = self._item_headers(item, item.headers, item.body, match.policy)
                 head = entry.context.head = RequestHead(
                     item.method,
-                    self._app_path(unquote(path)),
+                    self._path_in_app(unquote(path)) or "",
                     query.encode("ascii", "replace"),
                     entry.headers,
                 )
@@ -399,6 +402,7 @@ class BatchRun:
                 principal = await found if inspect.isawaitable(found) else found
                 if isinstance(principal, Principal):
                     entry.context.principal = principal
+                    entry.context.seen_headers = tuple(entry.headers)
             principal = entry.context.principal
             key = parse_key([item.key.encode()], match.policy.key_format)
             if principal is not None and key is not None and match.policy.key_field is None:
@@ -410,12 +414,22 @@ class BatchRun:
             return None
         found = self._routes.get((method, path), _UNKNOWN)
         if found is _UNKNOWN:
-            found = self._find(method, self._app_path(unquote(path.partition("?")[0])))
+            in_app = self._path_in_app(unquote(path.partition("?")[0]))
+            # A batch in a batch is refused, even where a template of the app has the same path.
+            is_refused = in_app is None or in_app == self._options.path
+            found = None if is_refused else self._find(method, in_app or "")
             self._routes[method, path] = found
         return found
 
-    def _app_path(self, path: str) -> str:
-        return path_in_app({"path": path, "root_path": self._scope.get("root_path", "")})
+    def _path_in_app(self, path: str) -> str | None:
+        """Return the path of an item without the prefix of the app; None if it is not below it.
+
+        Without the prefix, a request could not have reached the app: middleware that looks at paths
+        does not expect it.
+        """
+        if self._root and path.startswith(f"{self._root}/"):
+            return path.removeprefix(self._root)
+        return None if self._has_prefix else path
 
     # -- chunks --------------------------------------------------------------------------------
 
@@ -589,6 +603,8 @@ class BatchRun:
         except RequestError as error:
             return self._render(error, entry)
         path, _, query = resolved.path.partition("?")
+        if not self._has_prefix:  # as the server, or a proxy, has removed it from single requests
+            path = path.removeprefix(self._root) if path.startswith(f"{self._root}/") else path
         # The list that was made for the look at the caller, the first time.
         headers, entry.headers = entry.headers, None
         if headers is None or resolved.headers is not item.headers or resolved.body != item.body:

@@ -46,12 +46,14 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.server.app import Holdfast
+from holdfast.server.django_batch_route import batch_header
 from holdfast.server.django_routes import later_route
 from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_thread import run_in_request_thread
 from holdfast.server.response_buffer import ADDED_HEADERS
 from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
+from holdfast.server.sync_batch import BATCH_HEADER_KEY
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
     EndpointNames,
@@ -68,7 +70,16 @@ from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
 from holdfast.stores.django import DjangoStore
 from holdfast.stores.sqlstates import unstorable_error
 
-__all__ = ["HoldfastMiddleware", "django_holdfast", "execution", "guard", "user_principal"]
+__all__ = [
+    "HoldfastMiddleware",
+    "django_holdfast",
+    "django_response",
+    "execution",
+    "guard",
+    "policy_of_guard",
+    "response_of_django",
+    "user_principal",
+]
 
 View = TypeVar("View", bound=Callable[..., Any])
 # Takes the request, of Django REST framework where the view is one of its views.
@@ -84,6 +95,9 @@ _HANDLED: Final = (
     SuspiciousOperation,
     MultiPartParserError,
 )
+
+# In the guard of a view without a policy: that of the settings counts.
+_NO_POLICY: Final = Policy()
 
 
 def guard(
@@ -149,6 +163,7 @@ class _DjangoHoldfast:
                 f"settings.DATABASES, which has {', '.join(django_settings.DATABASES)}"
             )
         self.principal: GetPrincipal | None = options.pop("principal", None)
+        options.pop("batch", None)  # of the batch view
         if self.principal is not None and options.get("tenants") is not None:
             raise ConfigurationError(
                 'settings.HOLDFAST: "PRINCIPAL" says who callers are, but "TENANTS" that they are '
@@ -198,7 +213,7 @@ class HoldfastMiddleware:
             return None
         scope = scope_of(request.META, request.method or "GET", request.path_info)
         response = render_unguarded(error, django_holdfast().holdfast.error_format, scope)
-        return _django_response(
+        return django_response(
             Served(response.status, list(response.headers), response.body, is_own=False)
         )
 
@@ -237,7 +252,7 @@ class _ViewGuard:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             return self._call(view, args, kwargs)
 
-        mark_guarded(guarded, Guard(self._policy or Policy(), self._endpoint))
+        mark_guarded(guarded, Guard(self._policy or _NO_POLICY, self._endpoint))
         return _non_atomic(guarded)
 
     def _wrap_class(self, view: type) -> type:
@@ -266,6 +281,7 @@ class _ViewGuard:
             self._guard_handler(instance, request)
             return inherited(instance, request, *args, **kwargs)
 
+        mark_guarded(dispatch, Guard(self._policy or _NO_POLICY, self._endpoint))
         setattr(view, "dispatch", _non_atomic(dispatch))  # noqa: B010
         return view
 
@@ -335,9 +351,12 @@ class _ViewGuard:
                 raise _no_response(response, name)
             response = _complete(response, name, policy.max_response_bytes)
             own.append(response)
-            return _collected(response)
+            return response_of_django(response)
 
         scope, body = _scope_and_body(request, plain, policy.max_body_bytes)
+        batch = batch_header(plain)
+        if batch is not None:
+            scope[BATCH_HEADER_KEY] = batch
         served = configured.bridge.serve(
             SyncRequest(
                 scope=scope,
@@ -354,7 +373,7 @@ class _ViewGuard:
                 principal=self._principal_of(configured, request),
             )
         )
-        return _django_response(served, own[-1] if served.is_own else None)
+        return django_response(served, own[-1] if served.is_own else None)
 
     def _policy_of(self, configured: _DjangoHoldfast, view: str) -> Policy:
         """Return the policy, with the defaults of the settings. Looked up once."""
@@ -375,6 +394,12 @@ class _ViewGuard:
                 raise _no_caller(f"{request.method} {request.path} is guarded")
             chosen = user_principal
         return partial(chosen, request)
+
+
+def policy_of_guard(guard: Guard) -> Policy:
+    """Return the policy of a guarded view, with the defaults of the settings."""
+    given = None if guard.policy is _NO_POLICY else guard.policy
+    return django_holdfast().holdfast.policy_or_default(given)
 
 
 def _has_caller() -> bool:
@@ -532,7 +557,8 @@ def _complete(response: Any, view: str, max_bytes: int) -> Any:
     return plain
 
 
-def _collected(response: Any) -> Response:
+def response_of_django(response: Any) -> Response:
+    """Return a complete response, cookies included."""
     headers = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in response.items()
@@ -544,7 +570,8 @@ def _collected(response: Any) -> Response:
     return Response(response.status_code, tuple(headers), bytes(response.content))
 
 
-def _django_response(served: Served, own: Any = None) -> Any:
+def django_response(served: Served, own: Any = None) -> Any:
+    """Return what was served as a response of Django; ``own`` is that of the view."""
     if own is not None:
         for name, value in served.headers:
             if name in ADDED_HEADERS:

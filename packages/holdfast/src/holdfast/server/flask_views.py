@@ -24,6 +24,7 @@ with needs_extra("flask"):
     import flask
     from flask import current_app, request
     from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+    from werkzeug.routing import RoutingException
 
 from holdfast.core.idempotency_record import Response
 from holdfast.core.job import EnqueueOutcome
@@ -38,10 +39,12 @@ from holdfast.errors import (
 )
 from holdfast.jobs.enqueue import EnqueueOptions
 from holdfast.server.app import Holdfast
+from holdfast.server.batch_options import BatchOptions
 from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
 from holdfast.server.response_buffer import ADDED_HEADERS
-from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
+from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
+from holdfast.server.sync_batch import BATCH_HEADER_KEY, SyncBatch, batch_options
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
     EndpointNames,
@@ -53,7 +56,15 @@ from holdfast.server.view_guard import (
     render_unguarded,
     with_route,
 )
-from holdfast.server.wsgi import parsed_form, scope_of, with_content_type
+from holdfast.server.wsgi import (
+    collect,
+    parsed_form,
+    read_body,
+    scope_of,
+    send_served,
+    with_content_type,
+)
+from holdfast.stores.connection_gate import end_visit
 from holdfast.stores.sqlstates import unstorable_error
 
 __all__ = ["FlaskGuard", "login_principal"]
@@ -69,7 +80,12 @@ _GUARDED_METHODS: Final = ("dispatch_request", "post", "put", "patch", "delete")
 class _Installed:
     """A Holdfast, and what runs it for the apps that use it."""
 
-    def __init__(self, holdfast: Holdfast, principal: GetPrincipal | None) -> None:
+    def __init__(
+        self,
+        holdfast: Holdfast,
+        principal: GetPrincipal | None,
+        batch: str | BatchOptions | None = None,
+    ) -> None:
         # ``holdfast worker --app`` looks for this name.
         self.holdfast = holdfast
         if principal is not None and holdfast.is_single_tenant:
@@ -79,6 +95,9 @@ class _Installed:
             )
         self.principal: GetPrincipal | None = principal or getattr(holdfast, "principal", None)
         self.bridge = Bridge(holdfast)
+        options = batch_options(batch)
+        # The batch endpoint; its items are signed in by the app, each in its own request.
+        self.batch = None if options is None else SyncBatch(self.bridge, options)
         # By guarded view.
         self.guards: dict[Callable[..., Any], Guard] = {}
 
@@ -100,13 +119,15 @@ class _Installed:
 class _AppState:
     """What a ``FlaskGuard`` knows about one app."""
 
-    __slots__ = ("checked", "first_routes", "installed")
+    __slots__ = ("checked", "first_routes", "guarded_endpoints", "installed")
 
     def __init__(self) -> None:
         # Given to ``init_app``.
         self.installed: _Installed | None = None
         # The first route of each view and guard.
         self.first_routes: dict[tuple[str, int], str] = {}
+        # Whether the view of an endpoint is seen to be guarded.
+        self.guarded_endpoints: dict[str, bool] = {}
         # How many guards were checked.
         self.checked = -1
 
@@ -128,19 +149,27 @@ class FlaskGuard:
         app: flask.Flask | None = None,
         *,
         principal: GetPrincipal | None = None,
+        batch: str | BatchOptions | None = None,
     ) -> None:
-        """Open nothing yet: the store is opened at the first guarded request of each process."""
+        """Open nothing yet: the store is opened at the first guarded request of each process.
+
+        ``batch`` is the path of an endpoint that takes many guarded requests in one, such as
+        ``/batch``, or its options. Each of them passes through the whole app, one by one.
+        """
         if holdfast is not None and not isinstance(holdfast, Holdfast):
             raise ConfigurationError(
                 f"FlaskGuard needs a Holdfast, not {holdfast!r}: write "
                 "FlaskGuard(Holdfast(store), app)"
             )
         self._principal = principal
-        self._default = None if holdfast is None else _Installed(holdfast, principal)
+        self._batch = batch
+        self._default = None if holdfast is None else _Installed(holdfast, principal, batch)
         self._states: WeakKeyDictionary[flask.Flask, _AppState] = WeakKeyDictionary()
         self._names = EndpointNames()
         # Guarded functions, what they guard, and whether they have their own principal.
         self._guarded: list[tuple[Callable[..., Any], Callable[..., Any], bool]] = []
+        # How to make the guard of a guarded function, for one Holdfast.
+        self._guards: dict[Callable[..., Any], Callable[[_Installed], Guard]] = {}
         if app is not None:
             self.init_app(app)
 
@@ -150,7 +179,7 @@ class FlaskGuard:
         ``holdfast`` is used for this app, in place of the one given to ``FlaskGuard``.
         """
         if holdfast is not None:
-            self._state_of(app).installed = _Installed(holdfast, self._principal)
+            self._state_of(app).installed = _Installed(holdfast, self._principal, self._batch)
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
         state = self._state_of(app)
@@ -160,8 +189,56 @@ class FlaskGuard:
                 self._check_routes()
 
         app.before_request(check_routes)
+        self._admit_before_hooks(app, state)
         # Where ``holdfast worker --app`` finds it.
         app.extensions["holdfast"] = state.installed or self
+        if self._batch is not None:
+            app.wsgi_app = self._with_batch(app, app.wsgi_app)  # type: ignore[method-assign]
+
+    def _with_batch(self, app: flask.Flask, wsgi_app: Any) -> Any:
+        """Return a WSGI app that serves batches, and everything else by ``wsgi_app``."""
+
+        def serve(environ: dict[str, Any], start_response: Any) -> Any:
+            batch = self._installed(self._state_of(app)).batch
+            path = environ.get("PATH_INFO", "")
+            if (
+                batch is None
+                or environ["REQUEST_METHOD"].upper() != "POST"
+                or path != batch.options.path
+            ):
+                return wsgi_app(environ, start_response)
+            served = batch.serve(
+                scope_of(environ, "POST", path),
+                environ,
+                read=lambda limit: read_body(environ, limit),
+                find=partial(self._find, app, environ),
+                run=lambda item: collect(wsgi_app, item),
+            )
+            return send_served(served, start_response)
+
+        return serve
+
+    def _find(
+        self, app: flask.Flask, environ: dict[str, Any], method: str, path: str
+    ) -> Match | None:
+        """Return what guards a request; None if nothing certainly does."""
+        routes = app.url_map.bind_to_environ(environ, server_name=app.config["SERVER_NAME"])
+        try:
+            rule, params = routes.match(path, method=method, return_rule=True)
+        except (HTTPException, RoutingException):
+            return None
+        view = app.view_functions.get(rule.endpoint)
+        owner = getattr(view, "view_class", None)
+        handlers = [view]
+        if owner is not None:
+            handlers += [getattr(owner, "dispatch_request", None)]
+            handlers += [getattr(owner, method.lower(), None)]
+        installed = self._installed(self._state_of(app))
+        for one in (inner for handler in handlers for inner in _unwrapped(handler)):
+            if one in self._guards:
+                guard = self._guards[one](installed)
+                return Match(guard.endpoint or f"{method} {rule.rule}", guard.policy, dict(params))
+        return None
 
     @property
     def holdfast(self) -> Holdfast:
@@ -240,6 +317,7 @@ class FlaskGuard:
                 self._names.add(endpoint, name)
             mark_guarded(guarded, Guard(policy or Policy(), endpoint))
             self._guarded.append((guarded, view, principal is not None))
+            self._guards[guarded] = guard_for
             return guarded
 
         return decorate
@@ -266,6 +344,29 @@ class FlaskGuard:
         for installed in (self._default, *of_apps):
             if installed is not None:
                 installed.bridge.close()
+
+    def _admit_before_hooks(self, app: flask.Flask, state: _AppState) -> None:
+        """Wait, before other hooks take a connection, until the view may take a second one."""
+
+        def enter() -> None:
+            installed = state.installed or self._default
+            gate = None if installed is None else installed.bridge.gate
+            current = _request()
+            endpoint = current.endpoint
+            if gate is None or endpoint is None or current.method in SAFE_METHODS:
+                return
+            is_guarded = state.guarded_endpoints.get(endpoint)
+            if is_guarded is None:
+                view = app.view_functions.get(endpoint)
+                is_guarded = any(guard_of(one) is not None for one in _inside(view))
+                state.guarded_endpoints[endpoint] = is_guarded
+            gate.enter(endpoint, is_guarded=is_guarded)
+
+        def leave(_error: BaseException | None) -> None:
+            end_visit()
+
+        app.before_request_funcs.setdefault(None, []).insert(0, enter)
+        app.teardown_request(leave)
 
     # -- one request --------------------------------------------------------------------------
 
@@ -306,6 +407,9 @@ class FlaskGuard:
         if guard.endpoint is not None and rule is not None:
             params = with_route(params, self._later_route(app, state, rule, guarded))
         scope, body = _scope_and_body(current, guard.policy.max_body_bytes)
+        if installed.batch is not None:
+            prefix = current.environ.get("SCRIPT_NAME", "")
+            scope[BATCH_HEADER_KEY] = installed.batch.header(prefix)
         served = installed.bridge.serve(
             SyncRequest(
                 scope=scope,

@@ -7,6 +7,9 @@ from holdfast.core.error_code import ERROR_HEADER
 from holdfast.core.error_formats import CODES, ErrorFormat, ErrorFormatter, ProblemFormat
 from holdfast.core.keys import KeyFormat
 from holdfast.core.policy import Policy
+from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
+from holdfast.server.batch_options import BatchOptions
+from holdfast.server.openapi_batch import describe_batch
 from holdfast.server.route_table import Guard, GuardedRoute, GuardTable
 
 __all__ = ["document", "error_schema"]
@@ -37,11 +40,17 @@ _SCHEMA_NAME: Final = {
 
 
 def document(
-    app: Any, table: Callable[[], GuardTable], *, optional_kinds: Iterable[str] = ()
+    app: Any,
+    table: Callable[[], GuardTable],
+    *,
+    optional_kinds: Iterable[str] = (),
+    batch: BatchOptions | None = None,
+    error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
 ) -> None:
     """Extend a FastAPI app's OpenAPI document. ``table`` is called when the document is made.
 
     ``optional_kinds`` are errors that only some configurations send, such as ``quota_exceeded``.
+    ``batch`` are the settings of the batch endpoint, whose errors have ``error_format``.
     """
     kinds = (*_GUARD_KINDS, *optional_kinds)
     plain = app.openapi
@@ -52,16 +61,36 @@ def document(
         schema: dict[str, Any] = plain()
         if fresh:
             components = schema.setdefault("components", {}).setdefault("schemas", {})
+            described = []
             for route in table().routes:
-                error_format = route.guard.policy.error_format
-                if (known := _known_format(error_format)) is not None:
-                    components[_SCHEMA_NAME[known]] = error_schema(known)
+                _add_error_schema(components, route.guard.policy.error_format)
                 operation = schema.get("paths", {}).get(route.path, {}).get(route.method.lower())
                 if operation is not None:
                     _describe(operation, route, kinds, own_validation=formats_validation())
+                    described.append(operation)
+            if batch is not None:
+                _add_error_schema(components, error_format)
+                describe_batch(
+                    schema,
+                    batch,
+                    lambda kinds: _responses(_by_status(kinds, error_format), error_format),
+                    security=_common([operation.get("security") for operation in described]),
+                )
         return schema
 
     app.openapi = with_guards
+
+
+def _add_error_schema(
+    components: dict[str, Any], error_format: ErrorFormat | ErrorFormatter
+) -> None:
+    if (known := _known_format(error_format)) is not None:
+        components[_SCHEMA_NAME[known]] = error_schema(known)
+
+
+def _common(values: list[Any]) -> Any:
+    """Return the value that all have; None if they differ."""
+    return values[0] if values and all(value == values[0] for value in values) else None
 
 
 def _formats_validation(app: Any) -> Callable[[], bool]:
@@ -110,6 +139,8 @@ def _describe(
     policy = route.guard.policy
     if policy.key_field is None:
         operation.setdefault("parameters", []).append(_key_parameter(policy))
+    if policy.ordering == "strict":
+        operation.setdefault("parameters", []).extend(_sequence_parameters())
     responses = operation.setdefault("responses", {})
     is_own = own_validation and not route.guard.is_claimed_late
     if is_own and _is_of_fastapi(responses.get("422")):
@@ -119,19 +150,29 @@ def _describe(
             response.setdefault("headers", {}).update(_response_headers())
             if policy.rate_limit is not None:
                 response["headers"].update(_limit_headers())
-    limit_headers = {} if policy.rate_limit is None else _limit_headers()
-    for status, (description, codes) in sorted(_errors(route.guard, kinds).items()):
-        described = {
+    described = _responses(_errors(route.guard, kinds), policy.error_format)
+    if policy.rate_limit is not None and "429" in described:
+        described["429"]["headers"].update(_limit_headers())
+    for status, response in described.items():
+        responses[status] = _merged(responses.get(status), response)
+
+
+def _responses(
+    errors: dict[int, tuple[str, list[str]]], error_format: ErrorFormat | ErrorFormatter
+) -> dict[str, Any]:
+    """Return the responses of errors by status."""
+    return {
+        str(status): {
             "description": f"{description}: {', '.join(f'`{code}`' for code in codes)}",
             "headers": {
                 "X-Request-ID": _header("Id of this request."),
                 ERROR_HEADER: _header("Code of the error, in every error format."),
             }
-            | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {})
-            | (limit_headers if status == 429 else {}),  # noqa: PLR2004 - rate limited
-            "content": _error_content(policy.error_format),
+            | ({"Retry-After": _header("Seconds to wait.")} if status in (409, 429, 503) else {}),
+            "content": _error_content(error_format),
         }
-        responses[str(status)] = _merged(responses.get(str(status)), described)
+        for status, (description, codes) in sorted(errors.items())
+    }
 
 
 def _is_of_fastapi(response: dict[str, Any] | None) -> bool:
@@ -175,12 +216,24 @@ def _errors(guard: Guard, always: Iterable[str]) -> dict[int, tuple[str, list[st
         kinds.append("rate_limited")
     if policy.staleness is not None:
         kinds.append("stale_action")
+    if policy.ordering == "strict":
+        kinds += ("bad_request", "sequence_violation")
+    return _by_status(kinds, policy.error_format, ietf_statuses=policy.ietf_statuses)
+
+
+def _by_status(
+    kinds: Iterable[str],
+    error_format: ErrorFormat | ErrorFormatter,
+    *,
+    ietf_statuses: bool = False,
+) -> dict[int, tuple[str, list[str]]]:
+    """Return titles and codes of kinds of errors."""
     found: dict[int, tuple[str, list[str]]] = {}
     for kind in kinds:
         code = CODES[kind]
-        status = 422 if policy.ietf_statuses and kind == "payload_mismatch" else code.status
+        status = 422 if ietf_statuses and kind == "payload_mismatch" else code.status
         names = found.setdefault(status, (code.title, []))[1]
-        if (name := code.name(policy.error_format)) not in names:
+        if (name := code.name(error_format)) not in names:
             names.append(name)
     return found
 
@@ -205,6 +258,33 @@ def _key_parameter(policy: Policy) -> dict[str, Any]:
             "it is refused."
         ),
     }
+
+
+def _sequence_parameters() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": CLIENT_HEADER,
+            "in": "header",
+            "required": True,
+            "schema": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 128,
+                "pattern": "^[!-+\\--~]{1,128}$",
+            },
+            "description": "The client whose requests are numbered: the same in all of them.",
+        },
+        {
+            "name": SEQUENCE_HEADER,
+            "in": "header",
+            "required": True,
+            "schema": {"type": "integer", "format": "int64", "minimum": 1},
+            "description": (
+                "The number of this request among those of the client: 1, 2, 3 … without gaps. A "
+                "retry has the number and the key of the first send."
+            ),
+        },
+    ]
 
 
 def _response_headers() -> dict[str, Any]:

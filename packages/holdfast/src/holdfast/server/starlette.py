@@ -18,6 +18,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import Transaction
 from holdfast.server.asgi import MIDDLEWARE_KEY, SCOPE_KEY, GuardMiddleware, log_outage
+from holdfast.server.batch_options import BatchOptions
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import Principal
 from holdfast.server.pending_request import PENDING_KEY, PendingExecution, PendingRequest
@@ -94,11 +95,14 @@ def install(
     wrap: Callable[[Any], Any],
     table: Callable[[], GuardTable],
     optional_kinds: Iterable[str] = (),
+    batch: BatchOptions | None = None,
+    error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
 ) -> Callable[[], Sequence[GuardedRoute | OpenRoute]]:
     """Add the guard to a Starlette or FastAPI app; return a function that lists its routes.
 
     ``wrap`` puts the guard around an ASGI app; ``table`` returns the guarded routes;
-    ``optional_kinds`` are the errors that this configuration adds to the OpenAPI document.
+    ``optional_kinds`` are the errors that this configuration adds to the OpenAPI document, and
+    ``batch`` the batch endpoint, with errors in ``error_format``.
     """
     app.add_middleware(wrap)
     app.add_exception_handler(RequestError, _respond)
@@ -106,7 +110,7 @@ def install(
     if hasattr(app, "openapi"):
         from holdfast.server.openapi import document  # noqa: PLC0415 - FastAPI only
 
-        document(app, table, optional_kinds=optional_kinds)
+        document(app, table, optional_kinds=optional_kinds, batch=batch, error_format=error_format)
     return lambda: list(_routes(app.routes, ""))
 
 

@@ -23,11 +23,21 @@ from holdfast.core.idempotency_record import Response
 from holdfast.core.keys import split_joined_keys
 from holdfast.errors import ResponseTooLargeError
 from holdfast.server.app import Holdfast
-from holdfast.server.route_table import SAFE_METHODS, Match
-from holdfast.server.sync_bridge import Bridge, SyncExecution, SyncRequest
+from holdfast.server.batch_options import BatchOptions
+from holdfast.server.route_table import SAFE_METHODS
+from holdfast.server.sync_batch import BATCH_HEADER_KEY, SyncBatch, batch_options
+from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import no_caller
 
-__all__ = ["WsgiGuard", "parsed_form", "scope_of", "with_content_type"]
+__all__ = [
+    "WsgiGuard",
+    "collect",
+    "parsed_form",
+    "read_body",
+    "scope_of",
+    "send_served",
+    "with_content_type",
+]
 
 Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
@@ -37,9 +47,13 @@ WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 class WsgiGuard:
     """Guards the operations of a WSGI app that were named with ``holdfast.guard_path``."""
 
-    def __init__(self, app: WsgiApp, holdfast: Holdfast) -> None:
+    def __init__(
+        self, app: WsgiApp, holdfast: Holdfast, *, batch: str | BatchOptions | None = None
+    ) -> None:
         """Wrap an app. The store is opened at the first guarded request of each process.
 
+        ``batch`` is the path of an endpoint that takes many guarded requests in one, or its
+        options. Each request of a batch has its own transaction.
         Raises ``ConfigurationError`` if the Holdfast has neither ``identify`` nor ``tenants``.
         """
         if not holdfast.has_identify:
@@ -53,6 +67,12 @@ class WsgiGuard:
         self.holdfast = holdfast
         self._app = app
         self._bridge = Bridge(holdfast)
+        options = batch_options(batch)
+        self._batch = (
+            None
+            if options is None
+            else SyncBatch(self._bridge, options, identify=self._bridge.identify)
+        )
 
     @property
     def execution(self) -> SyncExecution:
@@ -72,14 +92,19 @@ class WsgiGuard:
         """Serve one WSGI request."""
         # Apps convert the method to upper case, and would run ``post`` as POST.
         method, path = environ["REQUEST_METHOD"].upper(), _path(environ)
+        if self._batch is not None and (method, path) == ("POST", self._batch.options.path):
+            return self._serve_batch(self._batch, environ, start_response)
         match = None if method in SAFE_METHODS else self.holdfast.table().find(method, path)
         if match is None:
             return self._app(environ, start_response)
+        scope = scope_of(environ, method, path)
+        if self._batch is not None:
+            scope[BATCH_HEADER_KEY] = self._batch.header(environ.get("SCRIPT_NAME", ""))
         # Read after the sign-in, in this thread, and once more by the app.
-        body = cache(lambda: _read_body(environ, match))
+        body = cache(lambda: read_body(environ, match.policy.max_body_bytes))
         served = self._bridge.serve(
             SyncRequest(
-                scope=scope_of(environ, method, path),
+                scope=scope,
                 match=match,
                 body=body,
                 handle=lambda: _collect(
@@ -87,15 +112,40 @@ class WsgiGuard:
                 ),
             )
         )
-        start_response(
-            f"{served.status} {_reason(served.status)}",
-            [(name.decode("latin-1"), value.decode("latin-1")) for name, value in served.headers],
+        return send_served(served, start_response)
+
+    def _serve_batch(
+        self, batch: SyncBatch, environ: Environ, start_response: StartResponse
+    ) -> Iterable[bytes]:
+        served = batch.serve(
+            scope_of(environ, "POST", batch.options.path),
+            environ,
+            read=lambda limit: read_body(environ, limit),
+            find=self.holdfast.table().find,
+            run=lambda item: collect(self, item),
         )
-        return [served.body]
+        return send_served(served, start_response)
+
+
+def send_served(served: Served, start_response: StartResponse) -> list[bytes]:
+    """Send a response to the WSGI server."""
+    start_response(
+        f"{served.status} {_reason(served.status)}",
+        [(name.decode("latin-1"), value.decode("latin-1")) for name, value in served.headers],
+    )
+    return [served.body]
 
 
 def _collect(app: WsgiApp, environ: Environ, body: bytes, max_bytes: int) -> Response:
-    """Run the app and return its complete response."""
+    """Run the app with a body that was read, and return its complete response."""
+    environ = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
+    # A file that the server would send, e.g. by its path, could not be stored.
+    environ.pop("wsgi.file_wrapper", None)
+    return collect(app, environ, max_bytes)
+
+
+def collect(app: WsgiApp, environ: Environ, max_bytes: int | None = None) -> Response:
+    """Run an app and return its complete response. Raises ``ResponseTooLargeError``."""
     started: list[tuple[str, list[tuple[str, str]]]] = []
     written: list[bytes] = []
 
@@ -105,15 +155,12 @@ def _collect(app: WsgiApp, environ: Environ, body: bytes, max_bytes: int) -> Res
         started.append((status, headers))
         return written.append
 
-    environ = {**environ, "wsgi.input": io.BytesIO(body), "CONTENT_LENGTH": str(len(body))}
-    # A file that the server would send, e.g. by its path, could not be stored.
-    environ.pop("wsgi.file_wrapper", None)
     chunks = app(environ, start_response)
     try:
         size = 0
         for chunk in chunks:
             size += len(chunk)
-            if size > max_bytes:
+            if max_bytes is not None and size > max_bytes:
                 raise ResponseTooLargeError(
                     f"the response has more than {max_bytes} bytes, too many to store for a replay"
                 )
@@ -127,9 +174,8 @@ def _collect(app: WsgiApp, environ: Environ, body: bytes, max_bytes: int) -> Res
     return Response(int(status.split(" ", 1)[0]), pairs, b"".join(written))
 
 
-def _read_body(environ: Environ, match: Match) -> bytes:
+def read_body(environ: Environ, limit: int) -> bytes:
     """Read at most one byte over the limit; the middleware then responds with 413."""
-    limit = match.policy.max_body_bytes
     source = environ["wsgi.input"]
     length = environ.get("CONTENT_LENGTH") or ""
     if length.isdigit():

@@ -30,7 +30,7 @@ from rest_framework.views import APIView
 from rest_framework.viewsets import ModelViewSet
 
 from holdfast import Policy, Principal, ServiceError
-from holdfast.django import execution, guard
+from holdfast.django import batch, execution, guard
 
 PERMISSION = "auth.add_group"
 
@@ -248,6 +248,7 @@ router.register("orders", OrderViewSet, basename="orders")
 router.register("whole", WholeViewSet, basename="whole")
 
 urlpatterns = [
+    path("v1/batch", batch),
     path("function", csrf_exempt(function)),
     path("function/<str:do>", csrf_exempt(function)),
     path("public", csrf_exempt(public)),

@@ -47,7 +47,7 @@ from holdfast.stores.rows import listed_record, record_of
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.urls import parse_store_url
 
-__all__ = ["BasePostgresStore", "PostgresOptions", "PostgresStore"]
+__all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
 
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
@@ -395,15 +395,11 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._claim_function = names.table("claim")
 
 
-class PostgresStore(BasePostgresStore[PostgresTransaction]):
-    """The store for many processes, on asyncpg. A handler gets a ``PostgresTransaction``."""
+class ChunkPostgresStore(BasePostgresStore[TransactionT_co]):
+    """A store whose transactions can hold several requests of a batch: on async drivers."""
 
     # Fewer than the 64 savepoints that PostgreSQL keeps in memory for a transaction.
     chunk_items = 50
-
-    def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
-        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
-        super().__init__(url, driver=_asyncpg_driver(), **options)
 
     @property
     def max_chunks(self) -> int:
@@ -416,6 +412,14 @@ class PostgresStore(BasePostgresStore[PostgresTransaction]):
     async def begin_chunk(self) -> PostgresChunk:
         """Return a transaction for several requests."""
         return PostgresChunk(await self.begin(), self.driver, self.sql, self.table_names)
+
+
+class PostgresStore(ChunkPostgresStore[PostgresTransaction]):
+    """The store for many processes, on asyncpg. A handler gets a ``PostgresTransaction``."""
+
+    def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
+        """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
+        super().__init__(url, driver=_asyncpg_driver(), **options)
 
 
 def _asyncpg_driver() -> DriverMaker:

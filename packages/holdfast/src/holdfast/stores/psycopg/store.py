@@ -2,14 +2,18 @@
 
 from typing import Unpack
 
-from holdfast.stores.postgres.store import BasePostgresStore, PostgresOptions
+from holdfast.stores.postgres.store import (
+    BasePostgresStore,
+    ChunkPostgresStore,
+    PostgresOptions,
+)
 from holdfast.stores.psycopg.drivers import PsycopgDriver, PsycopgThreadDriver
 from holdfast.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
 
 __all__ = ["PsycopgStore", "PsycopgSyncStore"]
 
 
-class PsycopgStore(BasePostgresStore[PsycopgTransaction]):
+class PsycopgStore(ChunkPostgresStore[PsycopgTransaction]):
     """The PostgreSQL store on psycopg's async connections. Takes the options of ``PostgresStore``.
 
     A handler gets a ``PsycopgTransaction``, whose ``connection`` is psycopg's.
