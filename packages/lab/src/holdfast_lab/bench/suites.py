@@ -233,6 +233,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "histories": measure_histories,
     "planning": measure_planning,
     "outbox": outbox_suite.measure,
+    "batch-drain": outbox_suite.measure_batches,
     "records": measure_records,
     "many-jobs": measure_many_jobs,
 }
