@@ -187,7 +187,12 @@ class GuardMiddleware:
         if match is None:
             await self._serve_unguarded(head, scope, receive, send)
         elif self._spans is None:
-            await self._guard(match, head, scope, receive, send)
+            # As ``_guard``: each coroutine more costs as much as reading the head.
+            body = RequestBody(receive, head, match.policy, self._bodies)
+            try:
+                await self._serve_guarded(match, body, head, scope, receive, send)
+            finally:
+                body.release()
         else:
             with self._spans.request(match.endpoint, {}, traceparent=head.traceparent) as span:
 
@@ -284,7 +289,9 @@ class GuardMiddleware:
                 request = head.request = self._parse_now(match, head, content, principal, None)
             else:
                 request = await self._parse(match, head, content, principal)
-            idempotency = await self._processor(head)
+            idempotency = (
+                await self._idempotency() if head.item is None else await self._processor(head)
+            )
             gate = idempotency.gate
             if gate is not None:
                 gate.begin()
@@ -461,7 +468,8 @@ class GuardMiddleware:
         send_to: Send = buffer.send
         if isinstance(claimed, PendingRequest):
             send_to = responder.passing_on_unclaimed(buffer.send)
-        remove_response_extensions(scope)
+        if scope.get("extensions"):
+            remove_response_extensions(scope)
         try:
             await self._app(scope, receive, send_to)
         except Exception as error:
@@ -480,7 +488,7 @@ class GuardMiddleware:
         finally:
             # No response, cancelled or raised: roll back and free the key.
             execution = claimed if isinstance(claimed, Execution) else claimed.outcome
-            if isinstance(execution, Execution):
+            if isinstance(execution, Execution) and not execution.ended:
                 await idempotency.abort(execution)
         if not responder.is_sent:
             misuse = buffer.misuse or UsageError(

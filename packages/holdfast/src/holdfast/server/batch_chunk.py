@@ -167,14 +167,7 @@ class RequestChunk:
         idempotency, record_id = self._idempotency, request.record_id
         if record_id is None or self._is_closed:
             raise self._postpone(is_alone=True)
-        if record_id not in self._claims:
-            try:
-                claimed = await self.claim([record_id])
-            except StoreUnavailableError:
-                raise self._postpone(is_alone=True) from None
-            if not claimed:
-                raise self._postpone()
-        claim = self._claims[record_id]
+        claim = self._claims.get(record_id) or await self._claim_one(record_id)
         now = idempotency.clock.now()
         known = self._records.get(record_id)
         if known is None and isinstance(claim, Found):
@@ -203,6 +196,16 @@ class RequestChunk:
         if idempotency.faults:
             await idempotency.faults.reach("chunk_savepoint")
         return execution
+
+    async def _claim_one(self, record_id: RecordId) -> KeyClaimed | Found:
+        """Claim a key that was not known when the chunk began."""
+        try:
+            claimed = await self.claim([record_id])
+        except StoreUnavailableError:
+            raise self._postpone(is_alone=True) from None
+        if not claimed:
+            raise self._postpone()
+        return self._claims[record_id]
 
     async def _check_number(self, request: GuardedRequest, *, is_replay: bool) -> None:
         """Raise ``SequenceViolationError`` unless the number allows a replay, or to run."""

@@ -247,11 +247,12 @@ def generated_at(request: GuardedRequest) -> datetime | None:
     """
     if request.policy.staleness is not None:
         return _generated_at_in_body(request.body)
+    if request.client_generated_at is None and _GENERATED_AT not in request.body:
+        return None
     with suppress(BodyInvalidError):
         if request.client_generated_at is not None:
             return parse_instant(request.client_generated_at, "X-Client-Generated-At")
-        if _GENERATED_AT in request.body:
-            return _generated_at_in_body(request.body)
+        return _generated_at_in_body(request.body)
     return None
 
 

@@ -41,7 +41,7 @@ from holdfast.errors import (
     SupersededError,
     UnstoredWritesError,
 )
-from holdfast.observability.noop import NullStoreMetrics
+from holdfast.observability.noop import NullMetrics, NullStoreMetrics
 from holdfast.ports import (
     BreakerMetrics,
     Claim,
@@ -153,6 +153,8 @@ class Idempotency:
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
+        # Without metrics the clock is not read for them.
+        self._times_store = type(metrics) is not NullMetrics
         self.store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
@@ -260,12 +262,13 @@ class Idempotency:
         try:
             if self.faults:
                 await self.faults.reach("after_claim")
-            try:
-                self.refuse_disabled(request)
-            except FeatureDisabledError:
-                await execution.unit.rollback()
-                self._end(execution, None)
-                raise
+            if self._is_disabled is not None:
+                try:
+                    self.refuse_disabled(request)
+                except FeatureDisabledError:
+                    await execution.unit.rollback()
+                    self._end(execution, None)
+                    raise
             if self.quota is not None:  # after the look-up: replays are not refused
                 await self.quota.check(record_id.tenant)
             if request.policy.staleness is not None:
@@ -612,7 +615,7 @@ class Idempotency:
     ) -> None:
         if self.faults:
             await self.faults.reach("before_commit")
-        started = self.clock.monotonic()
+        started = self.clock.monotonic() if self._times_store else 0.0
         try:
             if record is not None and execution.request.sequence is not None:
                 await self._use_number(execution, record)
@@ -623,7 +626,8 @@ class Idempotency:
         except StoreUnavailableError:
             self.store_metrics.commit_failed("request", "rolled_back")
             raise
-        self.metrics.store_time("commit", self.clock.monotonic() - started)
+        if self._times_store:
+            self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
         if self.quota is not None and record is not None:
@@ -788,8 +792,10 @@ class Idempotency:
 
     async def call_store(self, operation: str, work: Awaitable[Any]) -> Any:
         """Call the store, unless its breaker is open."""
-        started = self.clock.monotonic()
-        wait = self.breaker.retry_after(started)
+        breaker = self.breaker
+        is_closed = breaker.state is BreakerState.CLOSED
+        started = 0.0 if is_closed and not self._times_store else self.clock.monotonic()
+        wait = None if is_closed else breaker.retry_after(started)
         if wait is not None:
             if asyncio.iscoroutine(work):
                 work.close()
@@ -803,17 +809,19 @@ class Idempotency:
             result = await work
         except StoreUnavailableError as error:
             if error.is_outage:
-                self.breaker.failed(self.clock.monotonic())
+                breaker.failed(self.clock.monotonic())
             else:  # one statement failed: the store has responded
-                self.breaker.succeeded()
+                breaker.succeeded()
             self._report_breaker()
             raise
         except Exception:
-            self.breaker.abandoned()
+            breaker.abandoned()
             raise
-        self.breaker.succeeded()
-        self._report_breaker()
-        self.metrics.store_time(operation, self.clock.monotonic() - started)
+        breaker.succeeded()
+        if self._is_breaker_open:
+            self._report_breaker()
+        if self._times_store:
+            self.metrics.store_time(operation, self.clock.monotonic() - started)
         return result
 
     def _report_breaker(self) -> None:
