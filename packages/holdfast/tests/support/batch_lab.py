@@ -141,6 +141,10 @@ class BatchLab:
         self.runs.append(name)
         tx, new = self.holdfast.execution.statements, str(uuid.uuid4())
         values = {"id": new, "name": name}
+        if "busy" in words and self.runs.count(name) == 1:
+            return JSONResponse({"detail": "busy"}, 503)
+        if "callback" in words:
+            self.holdfast.execution.after_commit(lambda: self.gate.missing)  # type: ignore[attr-defined]
         if "slow" in words:
             await asyncio.sleep(60)
         if "own" in words:
