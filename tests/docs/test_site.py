@@ -30,6 +30,11 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 pytestmark = pytest.mark.xdist_group("site")
 
 
+def test_groups_of_tests_are_known_to_the_processes(request: pytest.FixtureRequest) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        assert request.node.nodeid.endswith("@site")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("site")

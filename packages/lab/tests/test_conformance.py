@@ -22,6 +22,7 @@ from holdfast_lab.conformance import (
     Result,
     SignIn,
     Verdict,
+    batch,
     conform,
     plan_checks,
     read_profile,
@@ -233,6 +234,28 @@ PLANTED: list[tuple[str, set[str], str]] = [
         {"integers beyond 2^53 keep their digits"},
         "Parse integers as integers",
     ),
+    ("names no limit of batches", {"batch endpoint"}, "Send a path and a limit"),
+    (
+        "keeps records of batches apart",
+        {"batch and single sends replay each other"},
+        "Give each item its own record under its key",
+    ),
+    ("runs one key twice", {"one key twice in a batch"}, "in the items before it, too"),
+    ("ends after a conflict", {"other body in a batch"}, "go on after a conflict"),
+    ("runs lanes to their end", {"lane after a failure"}, "respond 424 batch_skipped"),
+    ("stores what it skips", {"lane after a failure"}, "Store nothing for an item"),
+    ("hashes placeholders", {"id of an earlier item"}, "before the fingerprint is made"),
+    ("forgets failed items", {"id of a failed item"}, "Respond 424 batch_skipped if"),
+    ("accepts any path in a batch", {"malformed items"}, "guarded paths of the own server"),
+    ("reads any batch", {"malformed batch"}, "respond 400 to anything else"),
+    ("counts no items", {"batch with too many items"}, "Count the items before"),
+    ("runs batches without locks", {"overlapping batches at once"}, "Claim keys"),
+    ("signs in no sender of batches", {"batch without sign-in"}, "Sign the caller in"),
+    (
+        "ignores the tenant",
+        {"another tenant's key in a batch"},
+        "Decide the tenant of each item",
+    ),
 ]
 
 
@@ -286,7 +309,7 @@ async def test_second_tenant_sends_its_own_body() -> None:
     assert "other_request in the profile" in str(refused[0].change)
 
 
-def payments_app(database: Path) -> FastAPI:
+def payments_app(database: Path, *, batch: str | None = None) -> FastAPI:
     """Return an app with its own errors and sign-in, and without texts in its bodies."""
 
     def own_format(error: ErrorInfo) -> dict[str, Any]:
@@ -302,7 +325,7 @@ def payments_app(database: Path) -> FastAPI:
 
     app = FastAPI()
     holdfast = Holdfast(f"sqlite:///{database}", principal=principal, error_format=own_format)
-    holdfast.install(app)
+    holdfast.install(app, batch=batch)
 
     @app.post("/payments", status_code=201)
     @holdfast.guard()
@@ -345,6 +368,35 @@ async def test_app_with_its_own_errors_passes_if_the_profile_says_where_the_code
     assert results
     if failed:
         assert "with no code at" in found.popitem()[1]
+
+
+async def test_server_without_a_batch_endpoint_gets_one_line_about_it(tmp_path: Path) -> None:
+    results = await checked(
+        "http://payments",
+        profile=read_profile(json.dumps(PAYMENTS | {"statuses_only": True}).encode()),
+        sign_in=SignIn(),
+        only={"first request", "batch endpoint", "one key twice in a batch", "malformed batch"},
+        transport=httpx.ASGITransport(payments_app(tmp_path / "app.db")),
+    )
+    assert [(result.check, result.verdict) for result in results] == [
+        ("first request", Verdict.PASS),
+        ("batch endpoint", Verdict.SKIP),
+    ]
+    assert results[1].actual == "not offered: responses have no header Holdfast-Batch"
+
+
+async def test_app_with_its_own_errors_and_sign_in_passes_the_checks_of_batches(
+    tmp_path: Path,
+) -> None:
+    results = await checked(
+        "http://payments",
+        profile=read_profile(json.dumps(PAYMENTS | {"code_at": "error.code"}).encode()),
+        sign_in=SignIn(),
+        only={check.name for check in batch.CHECKS},
+        transport=httpx.ASGITransport(payments_app(tmp_path / "app.db", batch="/all")),
+    )
+    assert failures(results) == {}
+    assert len(results) >= 10
 
 
 async def test_operation_that_does_not_exist_is_reported_before_the_checks(tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from holdfast import SINGLE_TENANT, Holdfast
+from holdfast.core.batch import Results, check_headers, parse_batch, parse_item
 from holdfast.core.canonical_json import canonical_json
 from holdfast.core.decision import (
     HELD,
@@ -41,6 +44,8 @@ from holdfast.core.staleness import (
     parse_instant,
 )
 from holdfast.errors import (
+    BatchSkippedError,
+    BatchTooLargeError,
     BodyInvalidError,
     EntryInvalidError,
     KeyInvalidError,
@@ -57,6 +62,7 @@ from holdfast_services.walk.policy import POLICY as WALK
 CONFORMANCE = Path(__file__).parents[3] / "conformance"
 FILES = sorted(path.name for path in CONFORMANCE.glob("*.json"))
 MANUAL = {
+    "batch.json",
     "canonical.json",
     "decisions.json",
     "endpoints.json",
@@ -266,7 +272,64 @@ def transitions_hold(case: dict[str, Any]) -> None:
         after(action, status)
 
 
+def batch_holds(case: dict[str, Any]) -> None:
+    outcome: Any = None
+    try:
+        match case["about"]:
+            case "envelope":
+                limit = case.get("max_items", 200)
+                outcome = len(parse_batch(case["body"].encode(), max_items=limit))
+                assert outcome == case.get("items")
+            case "item":
+                outcome = item_as_json(case["item"])
+                assert outcome == case.get("result")
+            case "headers":
+                check_headers(item_with(headers=case["headers"]), case.get("policy", ()))
+                assert case.get("accepted")
+            case "resolve":
+                outcome = resolved(case)
+                assert outcome == case.get("result")
+            case "run":  # by a server: see below
+                return
+            case other:
+                pytest.fail(f"unknown case: {other}")
+    except (BodyInvalidError, BatchTooLargeError, BatchSkippedError, KeyInvalidError) as error:
+        outcome = error.kind
+        assert outcome == case.get("refused")
+
+
+def item_with(path: str = "/a", headers: Any = None, body: str | None = None) -> Any:
+    members: dict[str, Any] = {"method": "POST", "path": path, "headers": headers or {}}
+    text = json.dumps(members)[:-1]
+    return parse_item((text + "}" if body is None else f'{text},"body":{body}}}').encode())
+
+
+def item_as_json(raw: str) -> dict[str, Any]:
+    item = parse_item(raw.encode())
+    found = {name: getattr(item, name) for name in item.__struct_fields__}
+    found["body"] = item.body.decode()
+    return {name: value for name, value in found.items() if value not in (None, "", {})}
+
+
+def resolved(case: dict[str, Any]) -> dict[str, Any]:
+    earlier, sent = Results(), case["item"]
+    for result in case["earlier"]:
+        pairs = [(n.encode(), v.encode()) for n, v in result["headers"].items()]
+        content = json.dumps(result["body"]).encode()
+        earlier.note(result["local_id"], result["status"], pairs, content)
+    body = sent.get("body_text") or json.dumps(sent["body"])
+    item = item_with(sent["path"], sent["headers"], None if body == "null" else body)
+    found = earlier.resolve(item)
+    headers = {n: v for n, v in found.headers.items() if n != "content-type"}
+    return {
+        "path": found.path,
+        "headers": headers,
+        "body": json.loads(found.body) if found.body else None,
+    }
+
+
 HOLDS: dict[str, Callable[[dict[str, Any]], None]] = {
+    "batch.json": batch_holds,
     "canonical.json": canonical_holds,
     "decisions.json": decisions_hold,
     "endpoints.json": endpoints_hold,
@@ -354,6 +417,54 @@ def test_every_error_code_has_cases() -> None:
     cases = load("errors.json")["cases"]
     assert {case["name"] for case in cases if case["about"] == "code"} == set(CODES)
     assert {*BY_CODE, *WALK_OUTBOX.codes} <= {case.get("code") for case in cases}
+
+
+async def test_batches_are_run_as_the_vectors_say(tmp_path: Path) -> None:
+    holdfast = Holdfast(f"sqlite:///{tmp_path}/app.db", tenants=SINGLE_TENANT)
+    holdfast.guard_path("POST", "/things/{thing}", endpoint="things")
+    runs: list[str] = []
+    batches: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = json.loads((await receive())["body"])
+        status = (batches[-1] == "again" and body["later"]) or body["single"]
+        runs.append(body["name"])
+        start = {"type": "http.response.start", "status": status}
+        await send(start | {"headers": [(b"content-type", b"application/json")]})
+        content = json.dumps({"id": body["name"], "run": len(runs)}).encode()
+        await send({"type": "http.response.body", "body": content})
+
+    guarded = holdfast.wrap(app, batch="/batch")
+    cases = [case for case in load("batch.json")["cases"] if case["about"] == "run"]
+    assert len(cases) >= 10
+    await holdfast.open()
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(guarded), base_url="http://v"
+    ) as client:
+        for number, case in enumerate(cases):
+            items = [run_item(item, f"{number}-{at}") for at, item in enumerate(case["items"])]
+            for which in ("results", "again"):
+                if which in case:
+                    batches.append(which)
+                    found = (await client.post("/batch", json={"items": items})).json()
+                    statuses = [result["status"] for result in found["results"]]
+                    assert statuses == case[which], case["name"]
+            if "replayed" in case:
+                replayed = [result["replayed"] for result in found["results"]]
+                assert replayed == case["replayed"], case["name"]
+    await holdfast.close()
+
+
+def run_item(item: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an item of a ``run`` case as it is sent."""
+    members: dict[str, Any] = {n: item[n] for n in ("lane", "local_id", "client_id") if n in item}
+    place = f"{{local:{item['refers']}}}" if "refers" in item else "1"
+    body = {"name": name, "single": item.get("single"), "later": item.get("later")}
+    if "key" in item:  # the same request, or another one
+        body["name"] = item["key"] + ("-other" if "other" in item else "")
+    key = f"{name.partition('-')[0]}-{item['key']}" if "key" in item else name
+    path = "/nowhere" if item.get("malformed") else f"/things/{place}"
+    return {"method": "POST", "path": path, "key": key, "body": body, **members}
 
 
 def test_golden_hashes_are_in_the_vectors() -> None:

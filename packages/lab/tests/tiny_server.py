@@ -5,6 +5,7 @@ It shows that the conformance checks work on another server, and that they can f
 
 import asyncio
 import json
+import re
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
@@ -15,6 +16,8 @@ from holdfast.core.error_formats import render_error
 from holdfast.core.keys import KeyFormat, parse_key
 from holdfast.core.policy import VOLATILE_FIELDS, ErrorFormat
 from holdfast.errors import (
+    BatchSkippedError,
+    BatchTooLargeError,
     BodyInvalidError,
     KeyRequiredError,
     NotAuthenticatedError,
@@ -70,8 +73,9 @@ class TinyServer:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        serve = TinyBatch(self).serve if scope["path"] == "/batch" else self.serve
         try:
-            status, response_headers, out = await self.serve(scope, headers, body, request_id)
+            status, response_headers, out = await serve(scope, headers, body, request_id)
         except RequestError as error:
             rendered = render_error(error, ErrorFormat.PROBLEM, request_id)
             status, out = rendered.status, rendered.body
@@ -83,6 +87,10 @@ class TinyServer:
         own = [(b"x-request-id", request_id.encode()), (b"x-correlation-id", b"c")]
         if not any(name == b"x-request-id" for name, _ in response_headers):
             response_headers = response_headers + own
+        if scope["path"].startswith("/orders"):
+            is_wrong = self.broken == "names no limit of batches"
+            offer = b"/batch" if is_wrong else b"/batch; items=20"
+            response_headers = [*response_headers, (b"holdfast-batch", offer)]
         await send({"type": "http.response.start", "status": status, "headers": response_headers})
         await send({"type": "http.response.body", "body": out})
 
@@ -104,7 +112,9 @@ class TinyServer:
             raise NotFoundError("no such account")
         fingerprint, body_hash = self.hashes(scope, body, tenant or "", key)
         record_id = ("all" if self.broken == "ignores the tenant" else tenant or "one", key)
-        if self.broken == "checks before it locks":
+        if self.broken == "checks before it locks" or (
+            self.broken == "runs batches without locks" and "-" in request_id
+        ):
             return await self.process(record_id, fingerprint, body_hash, tenant or "", request_id)
         async with self.locks.setdefault(record_id, asyncio.Lock()):
             return await self.process(record_id, fingerprint, body_hash, tenant or "", request_id)
@@ -208,6 +218,130 @@ class TinyServer:
         if self.broken == "sends the first request's id as its own":
             headers.append((b"x-request-id", record.request_id.encode()))
         return record.status, headers, record.body
+
+
+class TinyBatch:
+    """The batch endpoint of a tiny server: runs the items one after another."""
+
+    def __init__(self, server: TinyServer) -> None:
+        self.server = server
+        self.broken = server.broken
+        # By local id: the id in the latest result, or None if it was no success.
+        self.ids: dict[str, str | None] = {}
+        self.failed_lanes: set[str] = set()
+        self.keys: set[str] = set()
+
+    async def serve(
+        self, _scope: Any, headers: list[tuple[bytes, bytes]], body: bytes, request_id: str
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        given = [pair for pair in headers if pair[0] == b"authorization"]
+        if not given and self.broken == "signs in no sender of batches":
+            given = [(b"authorization", b"Bearer one-token")]
+        if not given:
+            raise NotAuthenticatedError("sign in")
+        results = [
+            await self.run(item, given, f"{request_id}-{number}")
+            for number, item in enumerate(self.items(body))
+        ]
+        content = json.dumps({"results": results, "retry_after": None}).encode()
+        return 200, [(b"content-type", b"application/json")], content
+
+    def items(self, body: bytes) -> Any:
+        is_lenient = self.broken == "reads any batch"
+        try:
+            batch = json.loads(body, object_pairs_hook=None if is_lenient else only_once)
+            items = batch["items"]
+            is_valid = isinstance(items, list) and len(batch) == 1
+        except (ValueError, TypeError, KeyError):
+            is_valid = False
+        if not is_valid:
+            if is_lenient:
+                return []
+            raise BodyInvalidError("this is no batch")
+        if len(items) > 20 and self.broken != "counts no items":
+            raise BatchTooLargeError("too many items")
+        return items
+
+    async def run(
+        self, item: Any, given: list[tuple[bytes, bytes]], request_id: str
+    ) -> dict[str, Any]:
+        try:
+            status, headers, body = await self.respond(item, given, request_id)
+        except RequestError as error:
+            rendered = render_error(error, ErrorFormat.PROBLEM, request_id)
+            status, headers, body = rendered.status, list(rendered.headers), rendered.body
+        content = json.loads(body)
+        if isinstance(item, dict):
+            is_done = status < 300
+            if "local_id" in item:
+                self.ids[item["local_id"]] = content["id"] if is_done else None
+            if not is_done and "lane" in item:
+                self.failed_lanes.add(item["lane"])
+        return {
+            "status": status,
+            "headers": {name.decode(): value.decode() for name, value in headers},
+            "body": content,
+            "replayed": any(name == b"idempotency-replayed" for name, _ in headers),
+        }
+
+    async def respond(
+        self, item: Any, given: list[tuple[bytes, bytes]], request_id: str
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        check_item(item)
+        key = item["key"]
+        if item.get("lane") in self.failed_lanes and self.broken != "runs lanes to their end":
+            if self.broken == "stores what it skips":
+                tenant = TENANTS[given[0][1].decode()]
+                self.server.records[tenant, key] = Record("", "", 424, [], b"{}", request_id)
+            raise BatchSkippedError("the lane has failed")
+        path, sent = self.resolve(item)
+        is_path = (item["method"], path) == ("POST", "/orders")
+        if not is_path and self.broken != "accepts any path in a batch":
+            raise BodyInvalidError("this path is not guarded")
+        if key in self.keys and self.broken == "runs one key twice":
+            key += "-again"
+        self.keys.add(key)
+        if self.broken == "keeps records of batches apart":
+            key += "-batch"
+        scope = {"method": "POST", "path": "/orders", "query_string": b""}
+        headers = [*given, (b"idempotency-key", key.encode())]
+        try:
+            return await self.server.serve(scope, headers, sent, request_id)
+        except PayloadMismatchError:
+            if self.broken == "ends after a conflict":
+                raise BrokenServerError(500, "server.internal", "the batch has failed") from None
+            raise
+
+    def resolve(self, item: dict[str, Any]) -> tuple[str, bytes]:
+        text = json.dumps([item["path"], item.get("body")])
+        for local_id in re.findall(r"\{(?:local|version):([0-9a-f-]{36})\}", text):
+            if local_id not in self.ids:
+                raise BodyInvalidError("no earlier item has this id")
+            value = self.ids[local_id]
+            if value is None:
+                is_unknown = self.broken == "forgets failed items"
+                raise (BodyInvalidError if is_unknown else BatchSkippedError)("it has failed")
+            if self.broken != "hashes placeholders":
+                text = text.replace(f"{{local:{local_id}}}", value)
+        path, body = json.loads(text)
+        return path, json.dumps(body).encode()
+
+
+def check_item(item: Any) -> None:
+    """Raise for an item that cannot be read."""
+    members = {"method", "path", "key", "headers", "body", "lane", "local_id"}
+    if not isinstance(item, dict) or not {"method", "path"} <= set(item) <= members:
+        raise BodyInvalidError("this is no item")
+    for name, value in item.get("headers", {}).items():
+        if name.lower() != "if-match" or "\n" in value:
+            raise BodyInvalidError("this header is not allowed")
+
+
+def only_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; raises for a name that is there twice."""
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError("a name is there twice")
+    return dict(pairs)
 
 
 class BrokenServerError(RequestError):

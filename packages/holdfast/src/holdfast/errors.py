@@ -21,6 +21,8 @@
     │   ├── VersionRequiredError           428
     │   ├── FieldNotAllowedError           422
     │   ├── StaleActionError               422
+    │   ├── SequenceInvalidError           400  the headers of a strict sequence
+    │   ├── SequenceViolationError         422  not the next number of the client
     │   ├── RateLimitedError               429
     │   ├── QuotaExceededError             429
     │   ├── OverloadedError                503
@@ -111,6 +113,8 @@ __all__ = [
     "RequestError",
     "ResponseTooLargeError",
     "RetryLaterError",
+    "SequenceInvalidError",
+    "SequenceViolationError",
     "ServiceError",
     "StaleActionError",
     "StoreError",
@@ -252,6 +256,18 @@ class StaleActionError(RequestError):
     """The action is too old, or its time is in the server's future."""
 
     kind = "stale_action"
+
+
+class SequenceInvalidError(RequestError):
+    """A header of a strict sequence is missing or malformed."""
+
+    kind = "bad_request"
+
+
+class SequenceViolationError(RequestError):
+    """The number of the request is not the next one of its client. Never stored."""
+
+    kind = "sequence_violation"
 
 
 class RateLimitedError(RequestError):

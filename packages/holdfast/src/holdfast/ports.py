@@ -208,6 +208,12 @@ class Chunk(Protocol):
         Never waits for another holder. Keys after the first that is held are not claimed.
         """
 
+    async def statements(self) -> Transaction:
+        """Return the transaction for Holdfast's statements between two requests.
+
+        After a statement that has failed, the chunk must be rolled back.
+        """
+
     async def begin_item(self) -> "UnitOfWork":
         """Begin the part of one request. Its end is not the end of the transaction.
 
@@ -318,12 +324,8 @@ class Store(Protocol[TransactionT_co]):
 class SessionStore(Protocol):
     """A store whose transactions are sessions of the app, so that a request can share one.
 
-    Its ``claim`` also takes ``session`` and ``visit``, its ``begin`` takes ``session``.
+    Its ``claim`` and ``begin`` also take ``session``.
     """
-
-    @property
-    def gate(self) -> "Gate":
-        """Limits how many guarded requests use the app's connection pool at once."""
 
     def new_session(self) -> Any:
         """Return a session for one request: a plain one until it is given to ``claim``."""
@@ -380,14 +382,42 @@ class EpochStore(Protocol):
 class Gate(Protocol):
     """Admits guarded requests to a pool of connections, so that they cannot deadlock."""
 
-    async def enter(self, operation: str) -> Any:
-        """Return a visit: counts the connections that this task takes from now on."""
+    def begin(self) -> None:
+        """Count the connections that this task takes from now on."""
 
-    def before_claim(self, visit: Any, operation: str) -> bool:
-        """Return whether the request holds a connection."""
+    async def enter(self, operation: str) -> None:
+        """Count the connections of this task; wait until its dependencies may take one."""
 
-    def leave(self, visit: Any) -> None:
-        """Admit the next request. Idempotent."""
+
+@runtime_checkable
+class GatedStore(Protocol):
+    """A store on the app's own connection pool."""
+
+    @property
+    def gate(self) -> Gate | None:
+        """Limits how many guarded requests use the pool at once.
+
+        None in the thread of a request of a sync framework, where ``thread_gate`` does.
+        """
+
+
+class BlockingGate(Protocol):
+    """A ``Gate`` for sync frameworks, which have a thread for each request."""
+
+    def begin(self) -> None:
+        """Count the connections that this thread takes from now on."""
+
+    def enter(self, operation: str, *, is_guarded: bool) -> None:
+        """Count the connections of this thread; wait until its hooks may take one."""
+
+
+@runtime_checkable
+class ThreadGatedStore(Protocol):
+    """A store on the app's own connection pool, whose requests may have threads."""
+
+    @property
+    def thread_gate(self) -> BlockingGate:
+        """Limits how many guarded requests use the pool at once."""
 
 
 class Notifier(Protocol):

@@ -230,6 +230,8 @@ async def test_move_killed_at_every_step_continues(
     assert {table.table: table.rows for table in report.tables} == {
         "holdfast_secret": 1,
         "holdfast_idempotency_records": 30,
+        "holdfast_sequences": 0,
+        "holdfast_sequence_numbers": 0,
         "holdfast_audit_events": 55,
         "holdfast_audit_seals": 4,
         "holdfast_jobs": 25,

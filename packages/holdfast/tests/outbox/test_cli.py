@@ -60,11 +60,12 @@ class Outbox:
             *more,
         )
 
-    def drain(self, *more: str, url: str | None = None) -> Any:
+    def drain(self, *more: str, url: str | None = None, **variables: str) -> Any:
         return self(
             "drain",
             *("--user", self.user, "--server", url or self.server.url),
             *("--token", token_of(self.user), *more),
+            **variables,
         )
 
 
@@ -97,7 +98,8 @@ def test_lost_responses_are_retried_within_max_seconds(outbox: Outbox, user: str
     for number in range(4):
         outbox.add(f"visit {number}")
     with CuttingProxy(outbox.server.url) as proxy:
-        report = outbox.drain("--max-seconds", "20", url=proxy.url)
+        singly = {"HOLDFAST_OUTBOX_BATCH_ITEMS": "1"}
+        report = outbox.drain("--max-seconds", "20", url=proxy.url, **singly)
     assert (report["ended"], report["succeeded"], proxy.lost) == ("empty", 4, 1)
     assert len(titles_of(outbox.server.url, user)) == 4
 

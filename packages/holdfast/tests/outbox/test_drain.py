@@ -18,6 +18,7 @@ from holdfast.outbox.events import Event
 from holdfast.outbox.transport import HttpTransport
 from packages.holdfast.tests.outbox.queue_harness import PocketClock
 from packages.holdfast.tests.support.outbox_harness import (
+    SINGLY,
     SOON,
     CuttingProxy,
     activity,
@@ -38,7 +39,7 @@ def user() -> str:
 
 @pytest.fixture
 def queue(tmp_path: Path, user: str) -> Iterator[OutboxQueue]:
-    with OutboxQueue.open(tmp_path / "outbox.db") as queue:
+    with OutboxQueue.open(tmp_path / "outbox.db", settings=SINGLY) as queue:
         queue.add_user(user)
         yield queue
 

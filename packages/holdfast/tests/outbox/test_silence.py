@@ -36,7 +36,7 @@ from packages.services.tests.cli.conftest import Server
 
 FIFO = Profile(name="fifo", strict_order=True)
 SILENCE = NoResponse("no response: the server took too long")
-SOON_OUT = QueueSettings(response_floor_seconds=0.4, response_ceiling_seconds=6)
+SOON_OUT = QueueSettings(response_floor_seconds=0.4, response_ceiling_seconds=6, batch=False)
 LATER = RetryPolicy(first_seconds=0.2, ceiling_seconds=0.5, jitter=Jitter.UP_TO)
 
 

@@ -21,6 +21,7 @@ from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Respon
 from holdfast.outbox.versions import Produced
 from packages.holdfast.tests.outbox.queue_harness import Lab, undo_versions
 from packages.holdfast.tests.support.outbox_harness import (
+    SINGLY,
     SOON,
     Scripted,
     drain,
@@ -38,7 +39,7 @@ class Device:
         self.server = server
         self.file = path
         self.user = f"user-{uuid4()}"
-        self.queue = OutboxQueue.open(path)
+        self.queue = OutboxQueue.open(path, settings=SINGLY)
         self.queue.add_user(self.user)
         self.kinds: list[EventKind] = []
         self.queue.subscribe(lambda event: self.kinds.append(event.kind))
@@ -124,7 +125,7 @@ def test_ten_edits_of_one_version_do_not_conflict_with_each_other(device: Device
         if how == "with a second wake-up" and number == 4:
             device.drain()
             device.queue.close()
-            device.queue = OutboxQueue.open(device.file)
+            device.queue = OutboxQueue.open(device.file, settings=SINGLY)
     device.drain()
     assert device.statuses() == ["succeeded"] * 10
     assert (device.read(path)["phone"], device.read(path)["version"]) == ("9", 11)

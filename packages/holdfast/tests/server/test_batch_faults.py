@@ -29,10 +29,10 @@ from packages.holdfast.tests.support.serving import ROOT
 KILLS = [
     ("after_claim", 1, 0),
     ("after_business_write", 2, 0),
-    ("before_commit", 1, 0),
-    ("after_commit", 1, 3),
+    ("chunk_before_commit", 1, 0),
+    ("chunk_after_commit", 1, 3),
     ("after_claim", 5, 3),
-    ("after_commit", 2, 6),
+    ("chunk_after_commit", 2, 6),
 ]
 
 

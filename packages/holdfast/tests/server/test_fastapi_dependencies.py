@@ -653,6 +653,34 @@ async def test_forty_requests_on_a_pool_of_five_do_not_deadlock(
         assert time.monotonic() - started < 15, "a deadlock ends with the pool's time-out, 30 s"
 
 
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+async def test_forty_stored_errors_on_a_pool_of_five_do_not_deadlock(url: str) -> None:
+    """Their records are written after a rollback, while each has its own session open."""
+    shop = Shop(url, **POOL)
+
+    async def own_session() -> AsyncIterator[AsyncSession]:
+        async with shop.sessions() as session:
+            yield session
+
+    async def user(session: Annotated[AsyncSession, Depends(own_session)]) -> User | None:
+        return await session.get(User, 1)
+
+    @shop.app.post("/orders")
+    @shop.holdfast.guard("orders.create")
+    async def create(by: Annotated[User, Depends(user)]) -> None:
+        raise HTTPException(409, f"sold out, {by.org}")
+
+    async with served(shop) as client:
+        started = time.monotonic()
+        for is_replay in (False, True):
+            responses = await asyncio.gather(
+                *(client.post("/orders", headers=sent_by("ada", str(n))) for n in range(40))
+            )
+            assert [r.status_code for r in responses] == [409] * 40
+            assert {"idempotency-replayed" in r.headers for r in responses} == {is_replay}
+        assert time.monotonic() - started < 25, "a deadlock ends with the pool's time-out, 30 s"
+
+
 # -- refused ---------------------------------------------------------------------------------------
 
 

@@ -7,18 +7,25 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import pytest
 from anyio.from_thread import run as run_on_loop
-from fastapi import FastAPI
-from flask import Flask, request
+from fastapi import Depends, FastAPI, HTTPException
+from flask import Flask, g, request
 from flask_sqlalchemy import SQLAlchemy
-from sqlalchemy import create_engine, event, func, select, text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, scoped_session, sessionmaker
+from sqlalchemy import Engine, create_engine, event, func, select, text
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    scoped_session,
+    sessionmaker,
+)
 
-from holdfast import SINGLE_TENANT, Holdfast, Policy
+from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal
 from holdfast.errors import ConfigurationError, NoTransactionError, UsageError
 from holdfast.flask import FlaskGuard
 from holdfast.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
@@ -396,4 +403,156 @@ async def test_handler_cancelled_while_its_session_begins_keeps_no_lock(tmp_path
     await commit(store, second)
     await store.close()
     assert engine.pool.status().endswith("Current Checked out connections: 0")
+    engine.dispose()
+
+
+# -- requests that hold a second connection of the pool -----------------------------------------
+
+
+@pytest.fixture
+def pool_of_five(postgres_url: str) -> Iterator[Engine]:
+    engine = create_engine(
+        postgres_url.replace("postgresql", "postgresql+psycopg", 1),
+        pool_size=5,
+        max_overflow=0,
+        pool_timeout=30,
+    )
+    Base.metadata.create_all(engine)
+    yield engine
+    engine.dispose()
+
+
+def count_orders(engine: Engine) -> int:
+    with sessionmaker(engine)() as session:
+        return int(session.scalar(select(func.count()).select_from(Order)) or 0)
+
+
+# Items and keys of 40 parallel requests, their status, and how many orders they add.
+BURSTS: list[tuple[list[tuple[str, int]], int, int]] = [
+    ([("boots", number) for number in range(40)], 201, 40),
+    ([("boots", 100)] * 40, 201, 1),
+    ([("none", number) for number in range(200, 240)], 409, 0),  # stored after a rollback
+]
+# An exhausted pool ends with its time-out, 30 seconds.
+SECONDS_PER_BURST = 25
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["identify", "principal"])
+async def test_def_handlers_with_their_own_session_do_not_exhaust_the_pool(
+    pool_of_five: Engine, *, is_late: bool
+) -> None:
+    app, sessions = FastAPI(), sessionmaker(pool_of_five)
+    one = Principal(tenant="mill", actor="ada")
+    caller: dict[str, Any] = {"principal": lambda: one} if is_late else {"identify": lambda _: one}
+    holdfast = Holdfast(SqlAlchemySyncStore(pool_of_five), **caller)
+    holdfast.install(app)
+
+    def own_session() -> Iterator[Session]:
+        with sessions() as session:
+            yield session
+
+    def signed_in(session: Annotated[Session, Depends(own_session)]) -> int:
+        return session.scalar(text("SELECT 1")) or 0  # and keeps its connection
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard("orders.create", policy=Policy(wait=timedelta(seconds=60)))
+    def create(item: str, user: Annotated[int, Depends(signed_in)]) -> dict[str, int]:
+        order = Order(item=item)
+        holdfast.transaction.add(order)
+        holdfast.transaction.flush()
+        if item == "none":
+            raise HTTPException(409, "sold out")
+        return {"id": order.id, "user": user}
+
+    async with client_of(app) as client:
+        for sent, status, orders in BURSTS:
+            before, started = count_orders(pool_of_five), time.monotonic()
+            responses = await asyncio.gather(
+                *(client.post(f"/orders?item={item}", headers=key(number)) for item, number in sent)
+            )
+            assert [response.status_code for response in responses] == [status] * 40
+            assert time.monotonic() - started < SECONDS_PER_BURST
+            assert count_orders(pool_of_five) == before + orders
+    await holdfast.close()
+
+
+@pytest.mark.parametrize("where", ["hook", "view"])
+def test_flask_views_with_their_own_session_do_not_exhaust_the_pool(
+    pool_of_five: Engine, where: str
+) -> None:
+    app, sessions = Flask(__name__), sessionmaker(pool_of_five)
+
+    def read() -> None:
+        g.session = sessions()
+        g.session.scalar(text("SELECT 1"))  # and keeps its connection
+
+    @app.before_request
+    def sign_in() -> None:
+        if where == "hook":
+            read()
+
+    @app.teardown_request
+    def close(_error: object) -> None:
+        if "session" in g:
+            g.session.close()
+
+    holdfast = Holdfast(SqlAlchemySyncStore(pool_of_five), tenants=SINGLE_TENANT)
+    guard = FlaskGuard(holdfast, app)  # after the hook
+
+    @app.post("/orders/<item>")
+    @guard("orders.create", policy=Policy(wait=timedelta(seconds=60)))
+    def create(item: str) -> Any:
+        if where == "view":
+            read()
+        holdfast.transaction.add(Order(item=item))
+        holdfast.transaction.flush()
+        return {}, 409 if item == "none" else 201
+
+    def post(what: tuple[str, int]) -> int:
+        return app.test_client().post(f"/orders/{what[0]}", headers=key(what[1])).status_code
+
+    with ThreadPoolExecutor(40) as threads:
+        for sent, status, orders in BURSTS:
+            before, started = count_orders(pool_of_five), time.monotonic()
+            assert list(threads.map(post, sent)) == [status] * 40
+            assert time.monotonic() - started < SECONDS_PER_BURST
+            assert count_orders(pool_of_five) == before + orders
+    guard.close()
+
+
+def test_request_that_gets_no_connection_in_time_is_a_503_with_retry_after(
+    postgres_url: str,
+) -> None:
+    engine = create_engine(
+        postgres_url.replace("postgresql", "postgresql+psycopg", 1),
+        pool_size=1,
+        max_overflow=0,
+        pool_timeout=0.1,
+    )
+    app = Flask(__name__)
+    guard = FlaskGuard(Holdfast(SqlAlchemySyncStore(engine), tenants=SINGLE_TENANT), app)
+    is_running, may_end = threading.Event(), threading.Event()
+
+    @app.post("/orders")
+    @guard("orders.create")
+    def create() -> Any:
+        is_running.set()
+        assert may_end.wait(60)
+        return {}, 201
+
+    def post(number: int) -> Any:
+        return app.test_client().post("/orders", headers=key(number))
+
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(post, 1)
+        try:
+            assert is_running.wait(60)
+            refused = post(2)
+        finally:
+            may_end.set()
+        assert first.result(60).status_code == 201
+    assert refused.status_code == 503
+    assert int(refused.headers["Retry-After"]) >= 1
+    assert refused.get_json()["code"] == "idempotency.store_unavailable"
+    guard.close()
     engine.dispose()

@@ -37,6 +37,8 @@ OLD_TABLES = {
     *("idempotency_records", "audit_events", "holdfast_secret", "holdfast_migrations"),
     "holdfast_job_causes",
     "holdfast_audit_seals",
+    "holdfast_sequences",
+    "holdfast_sequence_numbers",
     *("jobs", "job_completions", "dead_letters", "job_failures", "job_steps"),
 }
 CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")

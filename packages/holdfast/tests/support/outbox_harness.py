@@ -31,6 +31,10 @@ SOON = RetryPolicy(
 )
 
 
+SINGLY = QueueSettings(batch=False)
+"""One request for each entry, for tests about requests."""
+
+
 def token_of(user: str) -> str:
     from holdfast.server.jwt_auth import mint_token
 
@@ -218,14 +222,14 @@ def drain_once(
     nth: int = 1,
     lease_seconds: float = 0.15,
     max_seconds: float = 20,
+    batch: bool = False,
 ) -> None:
     """Drain an outbox; the process kills itself when ``point`` is reached for the n-th time."""
     points = KillAt(point, nth)
+    settings = QueueSettings(lease_seconds=lease_seconds, batch=batch)
     with (
         HttpTransport(server, timeout_seconds=10) as transport,
-        OutboxQueue.open(
-            path, settings=QueueSettings(lease_seconds=lease_seconds), fault_points=points
-        ) as queue,
+        OutboxQueue.open(path, settings=settings, fault_points=points) as queue,
     ):
         drain(
             queue,

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 _K = TypeVar("_K")
 
 # Temporary: the next attempt may get another response.
-_TEMPORARY: Final = frozenset({401, 403, 408, 425, 429})
+_TEMPORARY: Final = frozenset({401, 403, 408, 424, 425, 429})
 _SERVER_ERROR: Final = 500
 _ERROR: Final = 400
 _IN_PROGRESS: Final = frozenset({"IDEMPOTENCY_IN_PROGRESS", "idempotency.in_progress"})
@@ -55,6 +55,9 @@ class Rule(StrEnum):
     OTHER_PAYLOAD = "same key, other payload: refused"
     OWN_RESPONSES = "tenants never see each other's responses"
     ORDER = "per-user effects in the device's order"
+    LANES = "effects of a lane of batches in its order"
+    RECORDED = "a response is sent once its record is committed, and equals it"
+    SKIPPED = "what is skipped or fails leaves neither record nor effect"
     JOB_WITH_EFFECT = "effect if and only if job"
     JOB_ENDS_ONCE = "every job ends in one marker or one dead letter"
     JOB_EFFECT_ONCE = "a completed job has one effect, a dead-lettered job none"
@@ -137,7 +140,7 @@ def _entries(history: History) -> Iterator[Violation]:
     entries_by_action = _grouped(history.entries, lambda entry: entry.action)
     for action in history.actions:
         entries = entries_by_action.get(action.id, [])
-        if action.acknowledged and not entries:
+        if action.acknowledged and action.has_entry and not entries:
             yield Violation(Rule.NEVER_LOST, f"{action.id} is not in the file of {action.device}")
         if len(entries) > 1:
             yield Violation(Rule.ONE_ENTRY, f"{action.id} has {len(entries)} entries")
@@ -151,17 +154,17 @@ def _entries(history: History) -> Iterator[Violation]:
 
 def _order(history: History) -> Iterator[Violation]:
     actions = {action.id: action for action in history.actions if action.in_order}
-    last: dict[tuple[str, str], UserAction] = {}
+    last: dict[tuple[str, str, str | None], UserAction] = {}
     for effect in sorted(history.effects, key=lambda effect: effect.number):
         action = actions.get(effect.action)
         if action is None:
             continue
-        before = last.get((action.device, action.user))
+        line = (action.device, action.user, action.lane)
+        before = last.get(line)
         if before is not None and before.position > action.position:
-            yield Violation(
-                Rule.ORDER, f"{action.id} took effect after {before.id}, a later action"
-            )
-        last[action.device, action.user] = action
+            rule = Rule.ORDER if action.lane is None else Rule.LANES
+            yield Violation(rule, f"{action.id} took effect after {before.id}, a later action")
+        last[line] = action
 
 
 # -- responses --------------------------------------------------------------------------------
@@ -189,6 +192,13 @@ def _responses(history: History) -> Iterator[Violation]:
             if len(seen) > 1:
                 statuses = " and ".join(str(status) for status, _ in sorted(seen))
                 yield Violation(Rule.SAME_RESPONSE, f"{key} got different responses: {statuses}")
+
+
+def _records(history: History) -> Iterator[Violation]:
+    for what in history.unrecorded:
+        yield Violation(Rule.RECORDED, what)
+    for what in history.left_behind:
+        yield Violation(Rule.SKIPPED, what)
 
 
 def _after_restore(history: History) -> Iterator[Violation]:
@@ -460,6 +470,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _entries,
     _order,
     _responses,
+    _records,
     _after_restore,
     _jobs_of_effects,
     _job_endings,

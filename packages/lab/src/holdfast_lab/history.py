@@ -58,6 +58,10 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     expect: Expect = Expect.EFFECT
     # Effects of such actions of one user must come in the order of ``position``.
     in_order: bool = False
+    # Effects of one lane must come in this order; None for those of the whole device.
+    lane: str | None = None
+    # It is in the outbox of the device.
+    has_entry: bool = True
     # Its effect enqueues one job.
     enqueues_job: bool = False
     # The database has lost its effect, or what it needs, in a restore. It may have happened again.
@@ -277,6 +281,10 @@ class History(msgspec.Struct, kw_only=True):
     are_versions_lost: bool = False
     # Descriptions of retries that named another version than the first send.
     changed_retries: Sequence[str] = ()
+    # Descriptions of responses that differ from the records at the time they were sent.
+    unrecorded: Sequence[str] = ()
+    # Descriptions of requests that were not run and have left a record or an effect.
+    left_behind: Sequence[str] = ()
     # Descriptions of sends of a chain after its refusal.
     sent_after_refusal: Sequence[str] = ()
     # Descriptions of what had not finished before the deadline.

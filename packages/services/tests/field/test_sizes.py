@@ -18,7 +18,7 @@ from holdfast_services.field.model import (
     response_text,
     server_fields,
 )
-from holdfast_services.field.repository import next_change
+from holdfast_services.field.repository import add_next, next_change
 from holdfast_services.large_bodies import decode_document
 from packages.services.tests.conftest import Serve
 
@@ -121,7 +121,7 @@ async def test_large_documents_are_decoded_and_encoded_in_the_thread(
     monkeypatch.setattr(
         "holdfast_services.large_bodies.decode_document", recording(decode_document)
     )
-    monkeypatch.setattr("holdfast_services.field.api.encode", recording(encode))
+    monkeypatch.setattr("holdfast_services.field.document_writer.encode", recording(encode))
     body = {"a": [1.0, 12345678901234567890123, 5e-324, "é"] * 5000}
     made = await client.post(ACTIVITIES, json=body, headers=key())
     assert made.status_code == 201
@@ -137,15 +137,20 @@ async def test_one_large_document_is_decoded_at_a_time(
 ) -> None:
     running, most = 0, 0
 
-    async def counting(*arguments: Any) -> Any:
-        nonlocal running, most
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.02)
-        running -= 1
-        return await next_change(*arguments)
+    def counted(write: Any) -> Any:
+        async def counting(*arguments: Any, **named: Any) -> Any:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(0.02)
+            running -= 1
+            return await write(*arguments, **named)
 
-    monkeypatch.setattr("holdfast_services.field.api.next_change", counting)
+        return counting
+
+    for write in (next_change, add_next):  # of SQLite and of PostgreSQL
+        name = f"holdfast_services.field.document_writer.{write.__name__}"
+        monkeypatch.setattr(name, counted(write))
     body = of_bytes(100_000)
     made = await asyncio.gather(
         *(client.post(ACTIVITIES, content=body, headers=key()) for _ in range(3))

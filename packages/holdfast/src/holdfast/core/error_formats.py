@@ -140,6 +140,7 @@ CODES: Final[dict[str, Code]] = {
     "not_found":         Code(404, "NOT_FOUND", "resource.not_found", "Not found"),
     "method_not_allowed": Code(405, "METHOD_NOT_ALLOWED", "request.method_not_allowed", "Method not allowed"),  # noqa: E501
     "stale_action":      Code(422, "STALE_ACTION", "action.stale", "Action is stale"),
+    "sequence_violation": Code(422, "ORDERING_VIOLATION", "sequence.violation", "Not the next number of the client"),  # noqa: E501
     "record_unreadable": Code(500, "RECORD_UNREADABLE", "idempotency.record_unreadable", "Stored response cannot be read"),  # noqa: E501
     "internal":          Code(500, "INTERNAL", "server.internal", "Internal error"),
 }

@@ -14,6 +14,7 @@ __all__ = ["AuditEvent", "Record", "RecordId", "RequestFingerprint", "Response"]
 # The headers a replay repeats; all others belong to the exchange they were sent in. The encoding
 # belongs to the bytes: without it a compressed body could not be read.
 STORED_HEADERS = (b"content-type", b"content-encoding", b"etag", b"location")
+_STORED_NAMES = {name: name.decode("ascii") for name in STORED_HEADERS}
 
 
 class RecordId(NamedTuple):
@@ -44,9 +45,9 @@ class Response(msgspec.Struct, frozen=True, gc=False):
         Several values of an extra one become one, with commas, as RFC 9110 §5.3 allows.
         """
         stored = {
-            name.decode("latin-1"): value.decode("latin-1")
+            _STORED_NAMES[name]: value.decode("latin-1")
             for name, value in self.headers
-            if name in STORED_HEADERS
+            if name in _STORED_NAMES
         }
         for name in extra:
             raw = name.encode("latin-1")

@@ -12,6 +12,7 @@ from typing import Final, TypedDict, Unpack
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
 from holdfast.core.fingerprint import FingerprintInput
 from holdfast.core.keys import KEY_HEADER, KeyFormat
+from holdfast.core.sequence import Ordering
 from holdfast.errors import ConfigurationError
 
 __all__ = [
@@ -134,6 +135,7 @@ class PolicyChanges(TypedDict, total=False):
     audit: bool
     batch_headers: tuple[str, ...]
     batch_alone: bool
+    ordering: Ordering
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,9 @@ class Policy:
     # In a batch, each request has its own transaction: for handlers that write through another
     # connection, or take seconds.
     batch_alone: bool = False
+    # "strict": the requests of a client are numbered, and run in this order without gaps. The
+    # numbers of a client count for all its strict endpoints together.
+    ordering: Ordering = "none"
 
     def __post_init__(self) -> None:
         if self.success_ttl <= timedelta(0) or self.error_ttl <= timedelta(0):
@@ -210,6 +215,15 @@ class Policy:
             raise ConfigurationError(f"policy {self.name}: the body's deadline must be positive")
         if self.max_body_bytes < 0 or self.max_response_bytes < 0:
             raise ConfigurationError(f"policy {self.name}: a size limit cannot be negative")
+        if self.ordering not in {"none", "strict"}:
+            raise ConfigurationError(
+                f'policy {self.name}: ordering is "none" or "strict", not {self.ordering!r}'
+            )
+        if self.ordering == "strict" and not self.key_required:
+            raise ConfigurationError(
+                f'policy {self.name}: ordering="strict" needs key_required=True: a number is used '
+                "for a key"
+            )
         check_error_format(self.error_format)
         self._check_headers()
         # A tuple or a set is accepted, too.

@@ -33,6 +33,8 @@ _OTHERS: Final = (
     "move",
     "job_causes",
     "audit_seals",
+    "sequences",
+    "sequence_numbers",
     "claim",
     "finish",
     "save_record",

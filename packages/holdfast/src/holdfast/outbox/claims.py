@@ -42,6 +42,7 @@ from holdfast.outbox.versions import Produced, record_read, record_success
 __all__ = [
     "ABANDONED",
     "AttemptResult",
+    "Claiming",
     "claim_some",
     "conflict",
     "expire",
@@ -102,45 +103,79 @@ def claim_some(
     First the heads of their lanes; if there are fewer than ``limit``, also those behind them, as
     far as only the one before blocks them.
     """
-    tx.rows("promote_due", user_id=user_id, ms=tx.ms)
-    columns = {
-        "claimed_by": worker,
-        "now": tx.now_text,
-        "ms": tx.ms,
-        "lease_ms": tx.ms + int(lease_seconds * 1000),
-    }
-    skip = {
-        "skip": msgspec.json.encode(sorted(skip_profiles)).decode(),
-        "held": _patterns(held_paths),
-    }
-    versions: dict[str, str] = {}
-
-    def claimed(name: str, **params: Any) -> list[Entry]:
-        found = []
-        for *row, version in tx.rows(name, **params, **columns):
-            entry = entry_of(row)
-            found.append(entry)
-            if version:
-                versions[entry.id] = version
-        return found
-
-    heads = claimed("claim_some", user_id=user_id, limit=limit, **skip)
+    claiming = Claiming(
+        tx,
+        lease_seconds=lease_seconds,
+        worker=worker,
+        skip_profiles=skip_profiles,
+        held_paths=held_paths,
+    )
+    heads = claiming.claim_heads(user_id, limit)
     behind: dict[str, deque[Entry]] = {}
     left = limit - len(heads)
     for head in heads:
-        ids = _sendable_behind(tx, head, left, skip) if left > 0 else []
+        ids = _sendable_behind(tx, head, left, claiming.skip) if left > 0 else []
         if ids:
-            followers = claimed("claim_behind", ids=msgspec.json.encode(ids).decode())
+            followers = claiming.claim_behind(ids)
             followers.sort(key=attrgetter("sequence_number"))
             behind[str(head.lane)] = deque(followers)
             left -= len(followers)
-    entries = _in_send_order(heads, behind)
-    for entry in entries:
-        tx.emit(EventKind.CLAIMED, entry)
-    return [
-        Claimed(entry, entry.claim_number, lease_seconds, versions.get(entry.id))
-        for entry in entries
-    ]
+    return claiming.claimed(_in_send_order(heads, behind))
+
+
+class Claiming:
+    """Claims of one transaction, which have the same lease."""
+
+    def __init__(
+        self,
+        tx: Transaction,
+        *,
+        lease_seconds: float,
+        worker: str,
+        skip_profiles: Iterable[str],
+        held_paths: Iterable[str],
+    ) -> None:
+        self._tx = tx
+        self._lease_seconds = lease_seconds
+        self._columns = {
+            "claimed_by": worker,
+            "now": tx.now_text,
+            "ms": tx.ms,
+            "lease_ms": tx.ms + int(lease_seconds * 1000),
+        }
+        # Parameters of statements that leave out profiles and endpoints.
+        self.skip = {
+            "skip": msgspec.json.encode(sorted(skip_profiles)).decode(),
+            "held": _patterns(held_paths),
+        }
+        self._versions: dict[str, str] = {}
+
+    def claim_heads(self, user_id: str, limit: int) -> list[Entry]:
+        """Claim the heads of lanes that can be sent now, in no particular order."""
+        self._tx.rows("promote_due", user_id=user_id, ms=self._tx.ms)
+        return self._claim("claim_some", user_id=user_id, limit=limit, **self.skip)
+
+    def claim_behind(self, ids: list[str]) -> list[Entry]:
+        """Claim entries that can be sent after others, in no particular order."""
+        return self._claim("claim_behind", ids=msgspec.json.encode(ids).decode())
+
+    def claimed(self, entries: Iterable[Entry]) -> list[Claimed]:
+        """Return the claims on entries, in this order, and emit their events."""
+        found = []
+        for entry in entries:
+            self._tx.emit(EventKind.CLAIMED, entry)
+            version = self._versions.get(entry.id)
+            found.append(Claimed(entry, entry.claim_number, self._lease_seconds, version))
+        return found
+
+    def _claim(self, name: str, **params: Any) -> list[Entry]:
+        found = []
+        for *row, version in self._tx.rows(name, **params, **self._columns):
+            entry = entry_of(row)
+            found.append(entry)
+            if version:
+                self._versions[entry.id] = version
+        return found
 
 
 def _patterns(paths: Iterable[str]) -> str:
@@ -247,10 +282,12 @@ def retry_later(
     delay_seconds: float | None,
     retry_after_seconds: float | None,
     steps_aside: bool = False,
+    keeps_version: bool = True,
 ) -> Entry:
     """Return the entry to the queue with a delay, or fail it after its last attempt.
 
     ``steps_aside``: the entries behind it need not wait for it, see ``step_aside``.
+    ``keeps_version``: the version of the claim was sent; if not, it is derived again.
     """
     attempt = claimed.entry.attempt_count
     if give_up and policy.gives_up_after(attempt, max_attempts=claimed.entry.max_attempts):
@@ -270,6 +307,7 @@ def retry_later(
         due_ms=tx.ms + int(seconds * 1000) if seconds > 0 else None,
         next_retry_at=instant(tx.now + timedelta(seconds=seconds)),
         outcome_unknown=outcome_unknown,
+        keeps_version=keeps_version,
     )
     tx.emit(
         EventKind.RETRYING,
@@ -481,6 +519,7 @@ def _end_claim(
     theirs_version: str | None = None,
     base: str | None = None,
     conflict_fields: str | None = None,
+    keeps_version: bool = True,
 ) -> Entry:
     """End a claim in a status that is not final."""
     found = tx.rows(
@@ -501,7 +540,7 @@ def _end_claim(
         base=base,
         conflict_fields=conflict_fields,
         sent_version=(claimed.version or "")
-        if _is_frozen(transition, result, unknown=bool(outcome_unknown))
+        if keeps_version and _is_frozen(transition, result, unknown=bool(outcome_unknown))
         else None,
     )
     if not found:

@@ -33,6 +33,29 @@ SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL
  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN AND sequence_number > :sequence_number
  ORDER BY sequence_number LIMIT :limit;
 
+-- name: behind_in_batch
+-- The next entries of a lane: whether each could be sent if all before it had succeeded, but for the
+-- entries and mappings that it waits for, a JSON array.
+WITH HELD_PATTERNS
+SELECT id, operation, local_id, lane, entity,
+       status = 'pending' AND due_ms IS NULL
+           AND profile NOT IN (SELECT value FROM json_each(:skip)) AND NOT IS_HELD,
+       CASE waiting_for WHEN 0 THEN '[]' ELSE WAITS_FOR END
+  FROM offline_sync_queue
+ WHERE user_id = :user_id AND lane = :lane AND IS_OPEN AND sequence_number > :sequence_number
+ ORDER BY sequence_number LIMIT :limit;
+
+-- name: awaiting_in_batch
+-- The heads of other lanes that wait for one of these entries and mappings.
+WITH HELD_PATTERNS
+SELECT id, operation, local_id, lane, entity, 1, WAITS_FOR
+  FROM offline_sync_queue
+ WHERE id IN (SELECT entry_id FROM entry_waits
+               WHERE awaited IN (SELECT value FROM json_each(:names)) AND met = 0)
+   AND user_id = :user_id AND status = 'pending' AND turn = 1 AND due_ms IS NULL
+   AND profile NOT IN (SELECT value FROM json_each(:skip)) AND NOT IS_HELD AND ENTITY_IS_FREE
+ ORDER BY sequence_number LIMIT :limit;
+
 -- name: claim_behind
 UPDATE offline_sync_queue
    SET status = 'in_flight', attempt_count = attempt_count + 1, claim_number = claim_number + 1,

@@ -19,8 +19,11 @@ from threading import Thread
 from typing import Final, Self
 
 from holdfast.clock import SystemClock
-from holdfast.core.outbox_entry import Claimed, Entry, Status
+from holdfast.core.outbox_entry import Claimed, Entry, Operation, Status
 from holdfast.errors import ClaimLostError, HoldfastError
+from holdfast.outbox.batch_offer import OFFER_HEADER, Batches
+from holdfast.outbox.batch_request import BatchRequest
+from holdfast.outbox.batch_sender import BatchSender, sendable
 from holdfast.outbox.conflicts import Merge
 from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
@@ -56,6 +59,12 @@ _UNDECIDED: Final = frozenset({401, 408, 409, 425, 429})
 
 _SERVER_ERROR: Final = 500
 
+_ITEM_SECONDS: Final = 0.1
+"""How much longer the response to a batch may take for each of its entries."""
+
+_SINGLES_SECONDS: Final = 1.0
+"""How long to send single requests after no batch could be made."""
+
 _POLL_SECONDS: Final = 0.5
 """How often to check whether another process has ended its claims."""
 
@@ -79,18 +88,21 @@ class Drain:
         fault_points: SyncFaultPoints | None = None,
         outages: Outages | None = None,
         round_trips: RoundTrips | None = None,
+        batches: Batches | None = None,
     ) -> None:
         """Configure a drain; nothing is sent yet.
 
         ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` returns
         headers that are made anew at each send. ``retry``, one policy or a function of the profile,
-        replaces the profile's own. ``outages`` and ``round_trips`` are what is
+        replaces the profile's own. ``outages``, ``round_trips`` and ``batches`` are what is
         known about the server, for drains that share it.
         """
         self._queue = queue
         self._clock = clock or SystemClock()
         self._transport = transport
         self._server: str = getattr(transport, "origin", "")
+        # With the path that comes before all others: another one may be another app.
+        self._base_url: str = getattr(transport, "base_url", self._server)
         self._round_trips = round_trips or RoundTrips.of(queue.settings)
         # What is known about outages of the server.
         self.outages = outages or Outages(self._clock.monotonic)
@@ -105,10 +117,14 @@ class Drain:
             fault_points=fault_points,
             outages=self.outages,
         )
+        # What is known about batches to the server.
+        self.batches = batches or Batches(queue.settings, self._clock.monotonic)
+        self._batch_sender = BatchSender(queue, self._sender, self.batches, self.outages)
 
     def wake_up(self) -> None:
         """Reset the counts of attempts per wake-up."""
         self._sender.reset_attempts()
+        self.batches.reset()
 
     def run(
         self,
@@ -128,11 +144,16 @@ class Drain:
 
         The functions of the app (``token``, ``at_send``, ``merge``) are called on this thread.
         """
-        self.outages.restore(self._queue.holds(self._server))
+        holds, offer = self._queue.server_state(self._server, self._base_url)
+        self.outages.restore(holds)
+        self.batches.restore(offer)
         run = _Run(
             self._queue,
             self._sender,
             user_id,
+            batch_sender=self._batch_sender,
+            batches=self.batches,
+            base_url=self._base_url,
             clock=self._clock,
             exchanges=Exchanges(self._transport),
             round_trips=self._round_trips,
@@ -172,14 +193,14 @@ class LeaseRenewer:
             self._renew_all()
 
     def _renew_all(self) -> None:
-        for held in self._held:
-            try:
-                self._queue.renew(held)
-            except ClaimLostError:
-                # Its outcome was just recorded, or another process has it: recording finds out.
-                continue
-            except HoldfastError:
-                _log.warning("a lease could not be renewed", exc_info=True)
+        if not self._held:
+            return
+        try:
+            # Without those whose outcome was just recorded, or that another process has: recording
+            # finds out.
+            self._queue.renew_all(self._held)
+        except HoldfastError:
+            _log.warning("leases could not be renewed", exc_info=True)
 
 
 class _InFlight:
@@ -187,6 +208,7 @@ class _InFlight:
 
     def __init__(self, claimed: Claimed, sending: Sending) -> None:
         self.claimed = claimed
+        self.claims = (claimed,)
         self._sending = sending
         self._call: Call | None = None
         # When to send the request once more on another connection; None for never.
@@ -253,6 +275,23 @@ class _InFlight:
         self._call = self.repeat = self.repeat_at = None
 
 
+class _BatchInFlight:
+    """A batch while it waits for its response."""
+
+    # It is not repeated on another connection: its keys are claimed by the first copy.
+    repeat_at = None
+
+    def __init__(self, batch: BatchRequest, call: Call, started: float) -> None:
+        self.batch = batch
+        self.call = call
+        self.started = started
+        self.claims = tuple(part.claimed for part in batch.parts)
+
+    def has(self, call: Call) -> bool:
+        """Return whether this waits for the call."""
+        return call is self.call
+
+
 class _Run:
     """One drain of one user."""
 
@@ -262,6 +301,9 @@ class _Run:
         sender: Sender,
         user_id: str,
         *,
+        batch_sender: BatchSender,
+        batches: Batches,
+        base_url: str,
         clock: Clock,
         exchanges: Exchanges,
         round_trips: RoundTrips,
@@ -273,6 +315,9 @@ class _Run:
     ) -> None:
         self._queue = queue
         self._sender = sender
+        self._batch_sender = batch_sender
+        self._batches = batches
+        self._base_url = base_url
         self._clock = clock
         self._exchanges = exchanges
         self._round_trips = round_trips
@@ -288,8 +333,14 @@ class _Run:
         self._claims: deque[Claimed] = deque()
         self._outcomes: list[tuple[Claimed, Outcome]] = []
         self._unsent: list[Claimed] = []
-        # By entry: claimed, sent, and without a response so far.
-        self._in_flight: dict[str, _InFlight] = {}
+        # By entry, for a batch its first: claimed, sent, and without a response so far.
+        self._in_flight: dict[str, _InFlight | _BatchInFlight] = {}
+        # The results of a batch that are not looked at so far.
+        self._received: deque[tuple[Claimed, Response | Outcome]] = deque()
+        # The token that the last batch was sent with.
+        self._batch_token: str | None = None
+        # Until when the server wants no more batches, and until when none are made here.
+        self._paused_until = self._singles_until = float("-inf")
         # How many to claim at once: as many as can be sent in one commit interval.
         self._size = self._least_size = 1
         self._lanes = max(1, min(queue.settings.parallel_lanes, exchanges.connections))
@@ -305,8 +356,8 @@ class _Run:
         with LeaseRenewer(queue) as renewer:
             try:
                 self._commit(renewer)
-                while self._claims or self._in_flight or self._wait():
-                    if self._claims or self._in_flight:
+                while self._claims or self._in_flight or self._received or self._wait():
+                    if self._claims or self._in_flight or self._received:
                         self._send_claims()
                     self._commit(renewer)
             except BaseException:
@@ -321,6 +372,13 @@ class _Run:
     def _send_claims(self) -> None:
         """Send what is claimed, and receive responses, until it is time for a commit."""
         state, started = self._state, self._clock.monotonic()
+        self._end_received()
+        if self._may_batch():
+            self._send_batch()
+        elif any(claimed.entry.waiting_for for claimed in self._claims):
+            # They were claimed for a batch, behind those that they wait for.
+            claims, waiting = sendable(list(self._claims))
+            self._claims, self._unsent = deque(claims), self._unsent + waiting
         while (claimed := self._next_claim()) is not None:
             self._advance(_InFlight(claimed, self._sender.send(claimed, state)))
             if state.hold_seconds is not None or state.has_aged:
@@ -338,12 +396,12 @@ class _Run:
         state = self._state
         if not self._claims or not self._has_free_lane() or self._is_over():
             return None
-        if state.hold_seconds is not None or self._outages.server_seconds() > 0:
+        if state.hold_seconds is not None or self._pause_seconds() > 0 or self._received:
             return None
         # Removed before it is sent: if the sender raises, it has ended the claim.
         if not self._in_flight:
             return self._claims.popleft()
-        entries = [flight.claimed.entry for flight in self._in_flight.values()]
+        entries = [claimed.entry for claimed in self._sent_claims()]
         lanes = {entry.lane for entry in entries} - {None}
         # Edits of one entity in several lanes: the version of the next one is that of the last.
         entities = {entry.entity for entry in entries} - {None}
@@ -360,12 +418,101 @@ class _Run:
         """Return whether no other request probes the same server or endpoint."""
         probed = self._outages.probed_by(entry.endpoint)
         return probed is None or all(
-            self._outages.probed_by(flight.claimed.entry.endpoint) != probed
-            for flight in self._in_flight.values()
+            self._outages.probed_by(claimed.entry.endpoint) != probed
+            for claimed in self._sent_claims()
         )
 
+    def _sent_claims(self) -> list[Claimed]:
+        return [claimed for flight in self._in_flight.values() for claimed in flight.claims]
+
     def _has_free_lane(self) -> bool:
+        """Return whether one more request may be sent: while a batch is in flight, none."""
+        if any(isinstance(flight, _BatchInFlight) for flight in self._in_flight.values()):
+            return False
         return len(self._in_flight) < self._lanes
+
+    # ------------------------------------------------------------------ batches
+
+    def _batch_size(self) -> int:
+        """Return how many entries the next batch may have; below 2, they are sent one by one."""
+        is_paused = self._clock.monotonic() < self._singles_until
+        return 0 if is_paused or self._is_probing() else self._batches.limit
+
+    def _is_probing(self) -> bool:
+        """Return whether the server was down, and the next request finds out if it still is."""
+        return self._outages.probed_by("") is not None
+
+    def _may_batch(self) -> bool:
+        """Return whether to make a batch: nothing is in flight, and there are several claims."""
+        return (
+            len(self._claims) > 1
+            and not self._in_flight
+            and not self._received
+            and self._batch_size() > 1
+            and self._state.hold_seconds is None
+            and self._pause_seconds() == 0
+            and not self._is_over()
+        )
+
+    def _send_batch(self) -> None:
+        """Send the claims in one request, as far as possible."""
+        # Claims that are not in the batch are released if it raises, as after any exception.
+        made = self._batch_sender.assemble(self._claims, self._state)
+        self._unsent += made.left
+        self._claims = deque(made.alone)
+        batch = made.batch
+        if batch is None:
+            # Singles for a while: most of what is queued cannot be in a batch.
+            self._singles_until = self._clock.monotonic() + _SINGLES_SECONDS
+            return
+        self._batch_token = batch.token
+        first = batch.parts[0].claimed.entry
+        request, began = batch.request, self._clock.monotonic()
+        result = self._exchanges.start(request, self._batch_seconds(batch))
+        if isinstance(result, Call):
+            self._in_flight[first.id] = _BatchInFlight(batch, result, began)
+        else:
+            self._end_batch(batch, result, self._clock.monotonic() - began)
+
+    def _end_batch(self, batch: BatchRequest, result: Result, seconds: float) -> None:
+        """Take the results of a batch apart, so that each entry gets its outcome."""
+        if isinstance(result, BaseException):
+            for part in batch.parts:
+                self._end(part.claimed, self._sender.abandon(part.claimed))
+            raise result
+        if self._exchanges.connections and isinstance(result, Response):
+            self._round_trips.observe(batch.path, seconds)
+        received = self._batch_sender.receive(batch, result, self._state)
+        if received.pause_seconds > 0:
+            pause = min(received.pause_seconds, self._queue.settings.max_probe_seconds)
+            self._paused_until = self._clock.monotonic() + pause
+        self._received.extend(received.results)
+        self._end_received()
+
+    def _end_received(self) -> None:
+        """Give entries the outcomes of their results, as far as connections are free for reads."""
+        while self._received and self._has_free_lane():
+            claimed, result = self._received.popleft()
+            if isinstance(result, Response):
+                sending = self._sender.receive(claimed, self._state, result, self._batch_token)
+                self._advance(_InFlight(claimed, sending))
+            else:
+                self._end(claimed, result)
+
+    def _batch_seconds(self, batch: BatchRequest) -> float:
+        """Return how long the response to a batch may take."""
+        if not self._exchanges.connections:
+            return 0.0  # the transport has its own
+        settings = self._queue.settings
+        seconds = self._round_trips.timeout_seconds(batch.path, size=len(batch.body))
+        seconds = min(seconds + len(batch.parts) * _ITEM_SECONDS, settings.response_ceiling_seconds)
+        left = self._started + self._max_seconds - self._clock.monotonic()
+        return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)
+
+    def _pause_seconds(self) -> float:
+        """Return for how long nothing may be sent: the server is down, or wants a pause."""
+        paused = self._paused_until - self._clock.monotonic()
+        return max(0.0, self._outages.server_seconds(), paused)
 
     def _advance(self, flight: "_InFlight", result: Result | None = None) -> None:
         """Continue the sending of an entry, until it waits for a response or has its outcome."""
@@ -391,6 +538,7 @@ class _Run:
         """Note the outcome of an entry, to be recorded with the next commit."""
         self._outcomes.append((claimed, outcome))
         if isinstance(outcome, Succeeded):
+            self._note_success(claimed.entry, outcome)
             # The server responds: from now on as many as there are lanes are claimed.
             self._least_size = self._lanes
             self._size = max(self._size, self._lanes) if self._lanes > 1 else self._size
@@ -398,6 +546,14 @@ class _Run:
         else:
             self._hold_back_lane(claimed.entry.lane)
             self._hold_back_held()
+
+    def _note_success(self, entry: Entry, outcome: Succeeded) -> None:
+        if self._batches.path is None:
+            return
+        self._batches.note_single_success(entry.id, entry.endpoint)
+        if entry.operation is not Operation.DELETE:
+            is_known = outcome.produced.version is not None
+            self._batches.note_version(entry.endpoint, is_known=is_known)
 
     def _receive(self) -> None:
         """Wait for a response. Repeats silent requests, and gives up when the time is over."""
@@ -417,6 +573,10 @@ class _Run:
             return
         call, result = found
         flight = next(one for one in self._in_flight.values() if one.has(call))
+        if isinstance(flight, _BatchInFlight):
+            del self._in_flight[flight.claims[0].entry.id]
+            self._end_batch(flight.batch, result, call.elapsed_seconds)
+            return
         entry = flight.claimed.entry
         self._observe(entry, result, call.elapsed_seconds)
         final = flight.receive(call, result)
@@ -427,6 +587,8 @@ class _Run:
         """Send requests once more, with the same key, on other connections."""
         now = self._clock.monotonic()
         for flight in self._in_flight.values():
+            if isinstance(flight, _BatchInFlight):
+                continue
             if flight.repeat_at is None or flight.repeat_at > now:
                 continue
             if self._is_over():
@@ -449,10 +611,19 @@ class _Run:
     def _abandon_all(self) -> None:
         """Give up what is in flight: its outcome is unknown, and it is sent again."""
         for flight in list(self._in_flight.values()):
+            if isinstance(flight, _BatchInFlight):
+                flight.call.abandon()
+                abandoned = self._batch_sender.abandon(flight.batch, self._state)
+                self._received.extend(abandoned.results)
+                continue
             flight.abandon()
             self._state.report.sent += 1
             self._end(flight.claimed, self._sender.abandon(flight.claimed))
         self._in_flight.clear()
+        for claimed, result in self._received:
+            outcome = self._sender.abandon(claimed) if isinstance(result, Response) else result
+            self._end(claimed, outcome)
+        self._received.clear()
 
     def _may_repeat(self, entry: Entry) -> bool:
         """Return whether to repeat a silent request: others wait for it, or there are no others.
@@ -480,6 +651,8 @@ class _Run:
         return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)
 
     def _observe(self, entry: Entry, result: Result, seconds: float) -> None:
+        if isinstance(result, Response):
+            self._batches.note_offer(result.headers.get(OFFER_HEADER))
         if self._exchanges.connections and isinstance(result, Response):
             self._round_trips.observe(entry.endpoint, seconds)
 
@@ -496,7 +669,9 @@ class _Run:
             self._outcomes.clear()
             if self._outages.is_unsaved:
                 self._queue.save_holds(self._server, self._outages.to_store())
-            is_held = state.hold_seconds is not None or self._outages.server_seconds() > 0
+            if self._batches.is_unsaved:
+                self._queue.save_batch_offer(self._base_url, self._batches.to_store())
+            is_held = state.hold_seconds is not None or self._pause_seconds() > 0
             self._was_held = is_held
             if is_held:
                 # The next request is a probe.
@@ -506,7 +681,8 @@ class _Run:
             else:
                 self._hold_back_waiting()
                 # If the network has become slower, the rest can be cancelled meanwhile.
-                self._hold_back_from(max(0, self._size - len(self._in_flight)))
+                size = max(self._size, self._batch_size() if self._batch_size() > 1 else 0)
+                self._hold_back_from(max(0, size - len(self._in_flight)))
             self._release_unsent()
             if state.has_aged:
                 state.has_aged = False
@@ -515,23 +691,26 @@ class _Run:
             if not is_held:
                 self._claim()
             self._may_claim_more = len(self._claims) > before
-        in_flight = (flight.claimed for flight in self._in_flight.values())
-        renewer.hold((*self._claims, *in_flight))
+        received = (claimed for claimed, _ in self._received)
+        renewer.hold((*self._claims, *self._sent_claims(), *received))
         if has_outcomes:
             self._sender.reach("drain.recorded")
 
     def _claim(self) -> None:
-        state, wanted = self._state, self._size - len(self._claims) - len(self._in_flight)
-        if state.ended is not None or wanted <= 0:
+        state, batch_size = self._state, self._batch_size()
+        wanted = self._size - len(self._claims) - len(self._in_flight)
+        if batch_size > 1:
+            # A batch is the only request in flight. The rest of the last claims goes first.
+            wanted = 0 if self._claims or self._in_flight else batch_size
+        if state.ended is not None or wanted <= 0 or self._received:
             return
         unknown = state.unknown_profiles
         known_before = len(unknown)
         again: list[Claimed] = []
         held_paths = self._outages.paths()
         self._was_held = bool(held_paths)
-        for claimed in self._queue.claim_some(
-            self._user_id, wanted, skip_profiles=unknown, held_paths=held_paths
-        ):
+        claim = self._queue.claim_batch if batch_size > 1 else self._queue.claim_some
+        for claimed in claim(self._user_id, wanted, skip_profiles=unknown, held_paths=held_paths):
             if self._queue.profiles.find(claimed.entry.profile) is None:
                 # Never sent under the rules of another profile: later claims skip it.
                 self._queue.release(claimed)
@@ -539,7 +718,7 @@ class _Run:
             elif self._sender.attempts_exhausted(claimed.entry):
                 self._queue.release(claimed)
                 state.end(Ended.WAITING, "an entry has had all attempts of one wake-up")
-            elif claimed.entry.attempt_count > 1:
+            elif claimed.entry.attempt_count > 1 and batch_size < 2:  # noqa: PLR2004 - no batch
                 again.append(claimed)
             else:
                 self._claims.append(claimed)
@@ -564,8 +743,13 @@ class _Run:
 
     def _follow(self, done: Claimed, outcome: Succeeded) -> None:
         """Give edits that are claimed already the version that an earlier one produced."""
+        produced = outcome.produced
         if self._claims and done.entry.entity is not None:
-            self._claims = deque(follow(behind, done, outcome.produced) for behind in self._claims)
+            self._claims = deque(follow(behind, done, produced) for behind in self._claims)
+        if self._received:
+            self._received = deque(
+                (follow(behind, done, produced), result) for behind, result in self._received
+            )
 
     def _hold_back_lane(self, lane: str | None) -> None:
         """Send nothing more of a lane whose head has not succeeded."""
@@ -578,7 +762,8 @@ class _Run:
         now = self._clock.monotonic()
         for flight in self._in_flight.values():
             if now - flight.started >= _COMMIT_SECONDS:
-                self._hold_back_lane(flight.claimed.entry.lane)
+                for claimed in flight.claims:
+                    self._hold_back_lane(claimed.entry.lane)
 
     def _hold_back_held(self) -> None:
         """Send nothing more to an endpoint that is held, nor what is behind that in its lane."""
@@ -638,7 +823,7 @@ class _Run:
         queue, user_id, outages = self._queue, self._user_id, self._outages
         due, server, paths = (
             queue.next_due_seconds(user_id),
-            outages.server_seconds(),
+            self._pause_seconds(),
             outages.paths(),
         )
         if not server and not paths and not self._was_held:

@@ -14,16 +14,17 @@ from holdfast.outbox.profile import Profile
 from holdfast.outbox.sql import instant
 from holdfast.outbox.transport import Request
 
-__all__ = ["build_request", "entity_path"]
+__all__ = ["Mappings", "build_request", "entity_path"]
 
 _Ids = Mapping[str, str | int]
-_Mappings = Callable[[str, Iterable[str]], _Ids]
+Mappings = Callable[[str, Iterable[str]], _Ids]
+"""Returns the server ids of a user's local ids, those that have one."""
 
 
 def build_request(
     entry: Entry,
     profile: Profile,
-    mappings: _Mappings,
+    mappings: Mappings,
     *,
     now: Callable[[], datetime],
     extra: Mapping[str, str],
@@ -58,14 +59,14 @@ def build_request(
     return Request(METHODS[entry.operation], target, headers | dict(extra), body)
 
 
-def entity_path(entry: Entry, mappings: _Mappings) -> str:
+def entity_path(entry: Entry, mappings: Mappings) -> str:
     """Return the path of the entity that an entry changes, without a query."""
     ids = _resolve_ids(entry, mappings)
     target = replace_in_path(entry.endpoint, ids) if ids else entry.endpoint
     return target.partition("?")[0]
 
 
-def _resolve_ids(entry: Entry, mappings: _Mappings) -> _Ids:
+def _resolve_ids(entry: Entry, mappings: Mappings) -> _Ids:
     if not entry.local_refs:
         return {}
     ids = mappings(entry.user_id, entry.local_refs)

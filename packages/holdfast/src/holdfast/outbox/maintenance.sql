@@ -116,13 +116,19 @@ SELECT 1 FROM outbox_meta WHERE name = 'former_default_profile';
 -- name: former_default_checked
 DELETE FROM outbox_meta WHERE name = 'former_default_profile';
 
--- name: holds
-SELECT value FROM outbox_meta WHERE name = :row;
+-- name: server_rows
+SELECT name, value FROM outbox_meta WHERE name IN (:holds, :offer);
 
 -- name: save_holds
 INSERT OR REPLACE INTO outbox_meta (name, value) VALUES (:row, :value);
 
 -- name: forget_holds
+DELETE FROM outbox_meta WHERE name = :row;
+
+-- name: save_batch_offer
+INSERT OR REPLACE INTO outbox_meta (name, value) VALUES (:row, :value);
+
+-- name: forget_batch_offer
 DELETE FROM outbox_meta WHERE name = :row;
 
 -- name: has_profile

@@ -23,6 +23,7 @@ __all__ = [
     "TOO_MANY",
     "Outages",
     "StoredHold",
+    "holds_row",
     "is_outage",
     "path_template",
     "read_holds",
@@ -246,12 +247,11 @@ class _Row(msgspec.Struct, frozen=True):
     why: str
 
 
-def read_holds(tx: Transaction, server: str) -> dict[str, StoredHold]:
-    """Return the holds on a server that have not passed, by key."""
-    found = tx.rows("holds", row=_row(server))
-    if not found:
+def read_holds(tx: Transaction, stored: str | None) -> dict[str, StoredHold]:
+    """Return the holds in the row of a server that have not passed, by key."""
+    if stored is None:
         return {}
-    rows = msgspec.json.decode(found[0][0], type=dict[str, _Row])
+    rows = msgspec.json.decode(stored, type=dict[str, _Row])
     left = {
         # The file's clock stops while the device is off, the other one can be set. At worst a
         # request is sent too early.
@@ -264,7 +264,7 @@ def read_holds(tx: Transaction, server: str) -> dict[str, StoredHold]:
 def write_holds(tx: Transaction, server: str, holds: Mapping[str, StoredHold]) -> None:
     """Store these holds on a server, and no others."""
     if not holds:
-        tx.rows("forget_holds", row=_row(server))
+        tx.rows("forget_holds", row=holds_row(server))
         return
     rows = {
         key: _Row(
@@ -272,8 +272,9 @@ def write_holds(tx: Transaction, server: str, holds: Mapping[str, StoredHold]) -
         )
         for key, hold in holds.items()
     }
-    tx.rows("save_holds", row=_row(server), value=msgspec.json.encode(rows).decode())
+    tx.rows("save_holds", row=holds_row(server), value=msgspec.json.encode(rows).decode())
 
 
-def _row(server: str) -> str:
+def holds_row(server: str) -> str:
+    """Return the name of the row with the holds on a server."""
     return f"holds {server}"

@@ -35,6 +35,7 @@ from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import UsageError
 from holdfast.outbox.async_calls import AsyncCalls, AsyncUserOutbox, drain_on_thread, finished
 from holdfast.outbox.background import IDLE_SECONDS, BackgroundDrain
+from holdfast.outbox.batch_offer import Batches
 from holdfast.outbox.conflicts import Merge, resolve_conflict
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
@@ -116,6 +117,7 @@ class Outbox:
 
         outages = Outages(SystemClock().monotonic)
         round_trips = RoundTrips.of(queue.settings)
+        batches = Batches(queue.settings, SystemClock().monotonic)
 
         def new_drain() -> Drain:
             return Drain(
@@ -127,6 +129,7 @@ class Outbox:
                 retry=retry,
                 outages=outages,
                 round_trips=round_trips,
+                batches=batches,
             )
 
         self._new_drain = new_drain

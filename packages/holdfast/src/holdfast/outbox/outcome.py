@@ -59,6 +59,8 @@ class RetryLater(msgspec.Struct, frozen=True, kw_only=True):
     retry_after_seconds: float | None = None
     # Whether the strict order of the user goes on without it.
     steps_aside: bool = False
+    # Whether the version of the claim was sent. In a batch, the server may have put in another.
+    keeps_version: bool = True
 
 
 class Released(msgspec.Struct, frozen=True):
@@ -148,6 +150,7 @@ def record(  # noqa: C901, PLR0911 - one for each outcome
                 delay_seconds=outcome.delay_seconds,
                 retry_after_seconds=outcome.retry_after_seconds,
                 steps_aside=outcome.steps_aside,
+                keeps_version=outcome.keeps_version,
                 **outcome.result._asdict(),
             )
         case Released():

@@ -174,6 +174,12 @@ class Profile:
     key_header: str = KEY_HEADER
     """The header in which the server expects the key."""
 
+    batch_headers: frozenset[str] = frozenset()
+    """Headers that entries in a batch have each for itself, such as an attestation: those that the
+    policies of the API allow (``Policy.batch_headers``), names in any case. Other headers that
+    an entry has, or that are made at each send, travel with the whole batch: it then has
+    only entries for which they are the same."""
+
     conflict_resolution: ConflictResolution = ConflictResolution.MANUAL
     """Strategy for conflicts of entries that name none."""
 
@@ -232,6 +238,13 @@ class Profile:
                 f"profile {self.name}: 0 < response_floor_seconds <= response_ceiling_seconds "
                 "must hold"
             )
+        if isinstance(self.batch_headers, str):
+            raise ConfigurationError(
+                f'profile {self.name}: batch_headers is a set of names, such as {{"x-app"}}, not '
+                f"{self.batch_headers!r}"
+            )
+        names = frozenset(name.lower() for name in self.batch_headers)
+        object.__setattr__(self, "batch_headers", names)
         object.__setattr__(self, "priorities", MappingProxyType(dict(self.priorities)))
         object.__setattr__(self, "on_refusal", member_named(OnRefusal, self.on_refusal))
         object.__setattr__(self, "unknown_base", member_named(UnknownBase, self.unknown_base))

@@ -19,7 +19,8 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.errors import UsageError
 from holdfast.outbox import maintenance
-from holdfast.outbox.outage import StoredHold, read_holds
+from holdfast.outbox.batch_offer import BatchOffer, offer_row, read_offer
+from holdfast.outbox.outage import StoredHold, holds_row, read_holds
 from holdfast.outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from holdfast.outbox.transaction import Transaction
 
@@ -161,10 +162,17 @@ class QueueQueries:
         with self._read() as tx:
             return dict(tx.rows("mappings", user_id=user_id, local_ids=wanted))
 
-    def holds(self, server: str) -> dict[str, StoredHold]:
-        """Return what the server has set by ``Retry-After``, by path; see ``Outages``."""
+    def server_state(
+        self, server: str, base_url: str
+    ) -> tuple[dict[str, StoredHold], BatchOffer | None]:
+        """Return what the server has set by ``Retry-After``, by path, and its batch endpoint.
+
+        See ``Outages`` and ``Batches``.
+        """
+        holds, offer = holds_row(server), offer_row(base_url)
         with self._read() as tx:
-            return read_holds(tx, server)
+            rows = dict(tx.rows("server_rows", holds=holds, offer=offer))
+            return read_holds(tx, rows.get(holds)), read_offer(tx, rows.get(offer))
 
     def base_of(self, claimed: Claimed) -> str | None:
         """Return the entity as it was when the claimed edit was made, as a JSON text, if known."""

@@ -10,7 +10,7 @@ One queue object may be used from several threads; several processes may each op
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from datetime import datetime
 from pathlib import Path
 from random import random
@@ -35,8 +35,10 @@ from holdfast.core.outbox_entry import (
     member_named,
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
-from holdfast.errors import OutboxFileError, UsageError
+from holdfast.errors import ClaimLostError, OutboxFileError, UsageError
 from holdfast.outbox import bulk, claims, enqueue, maintenance, pruning, resolution
+from holdfast.outbox.batch_claims import claim_batch
+from holdfast.outbox.batch_offer import BatchOffer, write_offer
 from holdfast.outbox.bulk import Filter
 from holdfast.outbox.claim_holder import claim_holder
 from holdfast.outbox.claims import AttemptResult
@@ -357,6 +359,35 @@ class OutboxQueue(QueueQueries):
                 held_paths=held_paths,
             )
 
+    def claim_batch(
+        self,
+        user_id: str,
+        limit: int,
+        *,
+        skip_profiles: Iterable[str] = (),
+        held_paths: Iterable[str] = (),
+    ) -> list[Claimed]:
+        """Claim up to ``limit`` entries to be sent in one request, in this order.
+
+        Like ``claim_some``, and also what waits for others of the same batch: such an entry
+        (its ``waiting_for`` is above 0) may be sent in a batch behind them only.
+        """
+        with self._write("claim") as tx:
+            return claim_batch(
+                tx,
+                user_id,
+                limit=limit,
+                lease_seconds=self.settings.lease_seconds,
+                worker=self._worker,
+                skip_profiles=skip_profiles,
+                held_paths=held_paths,
+            )
+
+    def save_batch_offer(self, server: str, offer: BatchOffer | None) -> None:
+        """Store what is known about the batch endpoint of a server; None stores nothing."""
+        with self._write("save_batch_offer") as tx:
+            write_offer(tx, server, offer)
+
     def save_holds(self, server: str, holds: Mapping[str, StoredHold]) -> None:
         """Store what the server has set by ``Retry-After``, so that a later process keeps to it."""
         with self._write("save_holds") as tx:
@@ -366,6 +397,13 @@ class OutboxQueue(QueueQueries):
         """Restart the lease, for a send that takes long. Raises ``ClaimLostError``."""
         with self._write("renew") as tx:
             claims.renew(tx, claimed)
+
+    def renew_all(self, held: Iterable[Claimed]) -> None:
+        """Restart the leases of several claims in one commit; those that are lost are left out."""
+        with self._write("renew") as tx:
+            for claimed in held:
+                with suppress(ClaimLostError):
+                    claims.renew(tx, claimed)
 
     def succeed(
         self,
@@ -397,6 +435,7 @@ class OutboxQueue(QueueQueries):
         delay_seconds: float | None = None,
         retry_after_seconds: float | None = None,
         steps_aside: bool = False,
+        keeps_version: bool = True,
         policy: RetryPolicy = QUEUE,
         give_up: bool = True,
         outcome_unknown: bool = False,
@@ -411,7 +450,8 @@ class OutboxQueue(QueueQueries):
         ``retry_after_seconds`` is a floor in either case. With ``give_up``, an entry that has had
         ``max_attempts`` becomes ``failed`` instead (reason ``attempts``), and its dependents are
         parked: check the status of the returned entry. ``steps_aside``: in strict order, a create
-        in no chain lets the entries behind it go first.
+        in no chain lets the entries behind it go first. ``keeps_version``: the version of the claim
+        was sent, and every later send has the same.
 
         ``outcome_unknown``: no conclusive response came, so it may have happened. Such an entry is
         not edited or cancelled without ``force``. It is sent again with the same key and body while
@@ -430,6 +470,7 @@ class OutboxQueue(QueueQueries):
                 delay_seconds=delay_seconds,
                 retry_after_seconds=retry_after_seconds,
                 steps_aside=steps_aside,
+                keeps_version=keeps_version,
             )
 
     def release(

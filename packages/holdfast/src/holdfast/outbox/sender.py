@@ -8,7 +8,7 @@ the drain can record outcomes and claim the next entries in one short transactio
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from email.utils import parsedate_to_datetime
 from random import random
 from typing import Final, TypeVar, assert_never
@@ -49,7 +49,7 @@ from holdfast.outbox.claims import ABANDONED, AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
 from holdfast.outbox.correlation import correlation_headers, without_correlation
 from holdfast.outbox.drain_state import DrainState, Ended
-from holdfast.outbox.entry_request import build_request, entity_path
+from holdfast.outbox.entry_request import Mappings, build_request, entity_path
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.outage import TOO_MANY, Outages, is_outage, path_template
 from holdfast.outbox.outcome import (
@@ -191,7 +191,7 @@ class Sender:
         if self._fault_points is not None:
             self._fault_points.reach(point)
 
-    def send(  # noqa: C901, PLR0912 - each step ends the claim in its own way
+    def send(  # noqa: C901 - each step ends the claim in its own way
         self, claimed: Claimed, state: DrainState
     ) -> Sending:
         """Send an entry: yields requests, is sent their responses, and returns the outcome.
@@ -206,15 +206,7 @@ class Sender:
             token = bearer_token(self._token, entry.user_id)
             if token is None and callable(self._token):
                 return self._sign_in(entry, state, token, "there is no token: sign in")
-            extra = self._headers(entry, token)
-            request = build_request(
-                entry,
-                profile,
-                queue.mappings,
-                now=queue.server_now,
-                extra=extra,
-                version=claimed.version,
-            )
+            request = self.request_of(claimed, token)
             unsent = None
             if entry.outcome_unknown:
                 unsent = yield from self._check_key(entry, state, token)
@@ -244,14 +236,19 @@ class Sender:
         if isinstance(response, NoResponse):
             queue.emit_about(EventKind.SENT, entry, detail=response.reason)
             return self._no_response(entry, state, response)
+        return (yield from self.receive(claimed, state, response, token))
+
+    def receive(
+        self, claimed: Claimed, state: DrainState, response: Response, token: str | None
+    ) -> Sending:
+        """Return the outcome of an entry from its response, which may need further requests.
+
+        The same for a response and for the result of an item of a batch.
+        """
+        entry, queue = claimed.entry, self._queue
+        profile = queue.profiles.get(entry.profile)
         state.note_received(entry.id)
-        queue.emit_about(
-            EventKind.SENT,
-            entry,
-            http_status=response.status,
-            code=response.code,
-            detail=str(response.status),
-        )
+        self._emit_sent(entry, response)
         try:
             self._learn_time(response, profile, state)
             return (yield from self._outcome(claimed, state, response, token))
@@ -337,23 +334,50 @@ class Sender:
 
     # ------------------------------------------------------------------ retries
 
+    def request_of(
+        self,
+        claimed: Claimed,
+        token: str | None,
+        *,
+        mappings: Mappings | None = None,
+    ) -> Request:
+        """Return the request of an entry: the same on every send, alone or in a batch.
+
+        ``mappings`` returns the server ids of local ids; by default those that are stored. Raises
+        ``EntryInvalidError``, and what the app's ``at_send`` raises.
+        """
+        entry, queue = claimed.entry, self._queue
+        return build_request(
+            entry,
+            queue.profiles.get(entry.profile),
+            mappings or queue.mappings,
+            now=queue.server_now,
+            extra=self._headers(entry, token),
+            version=claimed.version,
+        )
+
+    def token_of(self, user_id: str) -> tuple[str | None, bool]:
+        """Return the user's current token, and whether they are signed in."""
+        token = bearer_token(self._token, user_id)
+        return token, token is not None or not callable(self._token)
+
+    def has_to_read(self, claimed: Claimed) -> bool:
+        """Return whether something has to be read, or checked, before an entry is sent."""
+        entry, queue = claimed.entry, self._queue
+        if entry.outcome_unknown and (queue.has_gap() or queue.key_expired(entry)):
+            return True
+        return _has_unknown_base(claimed, queue.profiles.get(entry.profile))
+
     def repeat(self, claimed: Claimed) -> Request | None:
         """Return the request of an entry once more, for a second connection; None without a token.
 
         The key and the body are the same.
         """
-        entry, queue = claimed.entry, self._queue
+        entry = claimed.entry
         token = bearer_token(self._token, entry.user_id)
         if token is None and callable(self._token):
             return None
-        request = build_request(
-            entry,
-            queue.profiles.get(entry.profile),
-            queue.mappings,
-            now=queue.server_now,
-            extra=self._headers(entry, token),
-            version=claimed.version,
-        )
+        request = self.request_of(claimed, token)
         self._repeated.add(entry.id)
         return request
 
@@ -375,6 +399,134 @@ class Sender:
             outcome_unknown=True,
             delay_seconds=0,
         )
+
+    # ------------------------------------------------------------------ batches as a whole
+
+    def begin_batch(self, claims: Iterable[Claimed], state: DrainState) -> None:
+        """Note that the send of a batch begins."""
+        self.reach("drain.before_send")
+        for claimed in claims:
+            self._repeated.discard(claimed.entry.id)
+            state.note_sent(claimed.entry.id)
+
+    def no_response_to_batch(
+        self, claims: Sequence[Claimed], state: DrainState, failure: NoResponse
+    ) -> list[Outcome]:
+        """Return the outcomes of entries whose batch got no response.
+
+        One that was not sent is an attempt of its first entry alone.
+        """
+        first, *rest = claims
+        if not failure.may_have_been_sent:
+            unsent = Released(AttemptResult(error=failure.reason), sent=False)
+            for claimed in rest:
+                state.note_received(claimed.entry.id)
+            return [self._not_sent(first.entry, state, failure.reason), *(unsent for _ in rest)]
+        is_alone = not self._count_silent_send(first.entry, state, failure.reason)
+        may_hurry = is_alone and not self._attempts[first.entry.id]
+        # It says nothing about a single entry.
+        result = AttemptResult(code=SILENT, error=failure.reason)
+        return self.retry_batch(claims, state, result, delay_seconds=0 if may_hurry else None)
+
+    def foreign_response_to_batch(
+        self, claims: Sequence[Claimed], state: DrainState, response: Response
+    ) -> list[Outcome]:
+        """Return the outcomes of entries whose batch got a response that is not the service's."""
+        state.note_verdict(NotTheService())
+        self._count_silent_send(claims[0].entry, state, _NOT_THE_SERVICE)
+        result = _result(response, _NOT_THE_SERVICE)._replace(code=UNRECOGNISED)
+        return self.retry_batch(claims, state, result)
+
+    def outage_of_batch(
+        self, claims: Sequence[Claimed], state: DrainState, response: Response
+    ) -> list[Outcome]:
+        """Hold the server, or all endpoints of a batch, after an outage's response to it."""
+        state.note_verdict(TryLater(outcome_unknown=True))
+        by_path = {path_template(claimed.entry.endpoint): claimed for claimed in reversed(claims)}
+        held = by_path.values() if response.status == TOO_MANY else claims[:1]
+        seconds = max(self._begin_hold(claimed.entry, response) for claimed in held)
+        result = _outage_result(response)
+        return self.retry_batch(claims, state, result, delay_seconds=seconds, counts=False)
+
+    def retry_batch(
+        self,
+        claims: Sequence[Claimed],
+        state: DrainState,
+        result: AttemptResult,
+        *,
+        delay_seconds: float | None = None,
+        retry_after_seconds: float | None = None,
+        counts: bool = True,
+    ) -> list[Outcome]:
+        """Return all entries of a batch to the queue; what happened to them is unknown.
+
+        They have one delay, so that they are sent together again.
+        """
+        if delay_seconds is None:
+            delay_seconds = self._delay(claims[0].entry)
+        outcomes: list[Outcome] = []
+        for claimed in claims:
+            state.note_received(claimed.entry.id)
+            outcomes.append(
+                self._retry_later(
+                    claimed.entry,
+                    result,
+                    outcome_unknown=True,
+                    delay_seconds=delay_seconds,
+                    retry_after_seconds=retry_after_seconds,
+                    counts=counts,
+                )
+            )
+        return outcomes
+
+    def sign_in_for_batch(
+        self, claims: Sequence[Claimed], state: DrainState, response: Response, token: str | None
+    ) -> list[Outcome]:
+        """Pause, because the server does not accept the token of a batch."""
+        state.note_verdict(SignInNeeded())
+        first, *rest = claims
+        for claimed in claims:
+            state.note_received(claimed.entry.id)
+        outcome = self._sign_in(first.entry, state, token, _refusal_of(token), response)
+        return [outcome, *(Released(AttemptResult(), sent=False) for _ in rest)]
+
+    def receive_again(self, claimed: Claimed, state: DrainState, response: Response) -> Outcome:
+        """Return the outcome of an item with the same 401 or outage as an earlier one of its batch.
+
+        That one has paused the drain, or has begun the hold.
+        """
+        entry = claimed.entry
+        state.note_received(entry.id)
+        self._emit_sent(entry, response)
+        if response.status == _UNAUTHORIZED:
+            unknown = self._may_have_happened(entry)
+            return Released(_result(response, _SIGN_IN), sent=True, outcome_unknown=unknown)
+        return RetryLater(
+            result=_outage_result(response),
+            policy=self._policy(entry),
+            give_up=False,
+            outcome_unknown=True,
+            retry_after_seconds=self._retry_after(response),
+        )
+
+    def retry_after_of(self, response: Response) -> float | None:
+        """Return the seconds of ``Retry-After``; None without one."""
+        return self._retry_after(response)
+
+    def learn_time_of(self, response: Response, entry: Entry, state: DrainState) -> None:
+        """Learn the server's time from the response to a batch with this entry."""
+        self._learn_time(response, self._queue.profiles.get(entry.profile), state)
+
+    def _emit_sent(self, entry: Entry, response: Response) -> None:
+        self._queue.emit_about(
+            EventKind.SENT,
+            entry,
+            http_status=response.status,
+            code=response.code,
+            detail=str(response.status),
+        )
+
+    # ------------------------------------------------------------------ outages
 
     def _hold(self, entry: Entry, response: Response) -> Outcome:
         """Send nothing to the server, or the endpoint, for a while. No attempt is counted."""

@@ -25,12 +25,14 @@ VARIABLES: Final[Mapping[str, str]] = {
     "response_ceiling_seconds": "HOLDFAST_OUTBOX_RESPONSE_CEILING_SECONDS",
     "max_probe_seconds": "HOLDFAST_OUTBOX_MAX_PROBE_SECONDS",
     "parallel_lanes": "HOLDFAST_OUTBOX_PARALLEL_LANES",
+    "batch_items": "HOLDFAST_OUTBOX_BATCH_ITEMS",
 }
 """Environment variable by setting."""
 
 # The elapsed clock has milliseconds.
 _MIN_SPAN: Final = timedelta(milliseconds=1)
-_MAX_LANES: Final = 64
+# By setting: what is counted, and the maximum.
+_COUNTS: Final = {"parallel_lanes": ("lanes", 64), "batch_items": ("entries", 1000)}
 # Unit and maximum, by the last word of a variable's name.
 _UNITS: Final = {
     "SECONDS": (timedelta(seconds=1), 86_400),
@@ -88,6 +90,12 @@ class QueueSettings:
     parallel_lanes: int = 4
     """How many lanes a drain sends from at once, each over its own connection."""
 
+    batch: bool = True
+    """Whether several entries are sent in one request to a server that offers it."""
+
+    batch_items: int = 50
+    """How many entries a batch may have, up to the server's limit."""
+
     response_floor_seconds: float = 2.0
     """The shortest time that a response may take. Within this and the ceiling the time-out follows
     the round trips seen; for the head of a strict order the request is repeated after half of it,
@@ -104,6 +112,10 @@ class QueueSettings:
         """Raise ``ConfigurationError`` for invalid numbers."""
         if self.max_probe_seconds <= 0 or self.parallel_lanes < 1:
             raise ConfigurationError("max_probe_seconds and parallel_lanes must be more than 0")
+        if self.batch_items < 1:
+            raise ConfigurationError(
+                "batch_items must be more than 0; batch=False sends no batches"
+            )
         if not 0 < self.response_floor_seconds <= self.response_ceiling_seconds:
             raise ConfigurationError(
                 "0 < response_floor_seconds <= response_ceiling_seconds must hold"
@@ -118,15 +130,16 @@ class QueueSettings:
         """Return settings from the environment; what is not set there has its default.
 
         The variables of ``VARIABLES``, such as ``HOLDFAST_OUTBOX_CAP_DAYS``, are numbers above 0,
-        fractions too, except for the number of lanes. An empty one counts as not set. Anything else
+        fractions too, except for the numbers of lanes and of entries in a batch (1 sends no
+        batches). An empty one counts as not set. Anything else
         raises a ``ConfigurationError`` that names the variable. ``holdfast outbox`` reads them, an
         app only if it calls this; ``dataclasses.replace`` sets the rest.
         """
         given: dict[str, Any] = {}
         for name, variable in VARIABLES.items():
-            if name == "parallel_lanes":
-                lanes = _lanes_in(environment, variable)
-                given |= {} if lanes is None else {name: lanes}
+            if name in _COUNTS:
+                count = _count_in(environment, variable, *_COUNTS[name])
+                given |= {} if count is None else {name: count}
                 continue
             span = span_in(environment, variable)
             if span is not None:
@@ -134,15 +147,15 @@ class QueueSettings:
         return cls(**given)
 
 
-def _lanes_in(environment: Mapping[str, str], variable: str) -> int | None:
-    """Return a number of lanes; None if not set."""
+def _count_in(environment: Mapping[str, str], variable: str, what: str, maximum: int) -> int | None:
+    """Return a whole number; None if not set."""
     given = environment.get(variable)
     if not given:
         return None
-    if given.isascii() and given.isdigit() and 0 < int(given[:9]) <= _MAX_LANES:
+    if given.isascii() and given.isdigit() and 0 < int(given[:9]) <= maximum:
         return int(given)
     raise ConfigurationError(
-        f"{variable} should be a number of lanes from 1 to {_MAX_LANES}, not {given!r}"
+        f"{variable} should be a number of {what} from 1 to {maximum}, not {given!r}"
     )
 
 

@@ -74,6 +74,12 @@ _MACROS: Final = (
                                       WHERE value = base_version) END),
                 base_version) END""",
     ),
+    # What the entry waits for, as ``entry_waits`` names it: a JSON array.
+    (
+        re.compile(r"\bWAITS_FOR\b"),
+        """(SELECT json_group_array(wait.awaited) FROM entry_waits AS wait
+             WHERE wait.entry_id = offline_sync_queue.id AND wait.met = 0)""",
+    ),
     # Patterns of endpoints, as the claims pass them: read once, not for each of the entries.
     (
         re.compile(r"\bHELD_PATTERNS\b"),

@@ -257,6 +257,8 @@ class HttpTransport:
         self._max_response_bytes = max_response_bytes
         # Scheme, host and port of the server.
         self.origin = url.origin
+        # The same with the path that comes before those of requests.
+        self.base_url = f"{url.origin}{url.path}"
         self._path = url.path
         fixed = {"Host": url.authority} | _HEADERS
         self._fixed = "\r\n".join(f"{name}: {value}" for name, value in fixed.items())
@@ -589,7 +591,7 @@ class HttpxTransport:
 
         url = ServerUrl.parse(server, allow_http=allow_http)
         self.origin = url.origin
-        self._prefix = f"{url.origin}{url.path}"
+        self.base_url = self._prefix = f"{url.origin}{url.path}"
         self._timeout_seconds = timeout_seconds
         self._connect_seconds = connect_seconds
         self._max_response_bytes = max_response_bytes

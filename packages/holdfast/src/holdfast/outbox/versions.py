@@ -21,6 +21,7 @@ __all__ = [
     "base_later_edits_on",
     "current_version",
     "follow",
+    "is_next_of",
     "produced_by",
     "record_adopted",
     "record_read",
@@ -70,18 +71,30 @@ def produced_by(response: Response) -> Produced:
 
 def follow(behind: Claimed, done: Claimed, produced: Produced) -> Claimed:
     """Return a claimed entry with its version after an earlier entry of the drain succeeded."""
-    entry = behind.entry
-    is_same_chain = (
-        entry.entity is not None
-        and entry.entity == done.entry.entity
-        and entry.sent_version is None
-        and behind.version in (done.version, None)
-    )
-    if not is_same_chain:
+    if not is_next_of(behind, done):
         return behind
     if done.entry.operation is Operation.DELETE:
         produced = Produced()
     return msgspec.structs.replace(behind, version=produced.version, base=produced.body)
+
+
+def is_next_of(behind: Claimed, done: Claimed) -> bool:
+    """Return whether an edit is sent with the version that an earlier entry produces."""
+    entry = behind.entry
+    return (
+        entry.entity is not None
+        and entry.entity == _entity_of(done.entry)
+        and entry.sent_version is None
+        and behind.version in (done.version, None)
+    )
+
+
+def _entity_of(entry: Entry) -> str | None:
+    """Return the entity that an entry creates or changes."""
+    if entry.operation is not Operation.CREATE:
+        return entry.entity
+    made = entry.local_id or entry.server_id
+    return None if made is None else f"{entry.entity_type}/{made}"
 
 
 def record_success(tx: Transaction, claimed: Claimed, entry: Entry, produced: Produced) -> None:
@@ -90,10 +103,7 @@ def record_success(tx: Transaction, claimed: Claimed, entry: Entry, produced: Pr
     if entry.operation is Operation.DELETE:
         # What is made there again has no version yet, and must not be checked against the old one.
         produced = Produced()
-    entity = entry.entity
-    if entry.operation is Operation.CREATE:
-        made = entry.local_id or entry.server_id
-        entity = None if made is None else f"{entry.entity_type}/{made}"
+    entity = _entity_of(entry)
     # Nothing to store for a server without versions.
     if entity is None or (produced.version is None and sent is None):
         return

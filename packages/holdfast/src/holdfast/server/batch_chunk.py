@@ -9,9 +9,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
-from holdfast.core.decision import decide
+from holdfast.core.decision import Mismatched, Replayed, decide
 from holdfast.core.error_formats import render_error
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, Response
 from holdfast.core.policy import ErrorsStored
@@ -20,13 +20,25 @@ from holdfast.errors import (
     CommitUnknownError,
     RequestError,
     StoreUnavailableError,
+    SupersededError,
 )
 from holdfast.ports import Chunk, ChunkStore, Found, KeyClaimed, Metrics, Outcome, UnitOfWork
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, stale_error
 from holdfast.server.idempotency import Idempotency, Replay, ttl_of
+from holdfast.server.strict_sequences import ChunkSequences, key_of, number_of
 
-__all__ = ["PostponedError", "RequestChunk"]
+__all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
+
+# Where tests kill the process, beside the points of single requests before the commit.
+FAULT_POINTS: Final = (
+    "chunk_claimed",
+    "chunk_savepoint",
+    "chunk_item_ended",
+    "chunk_before_commit",
+    "chunk_after_commit",
+    "batch_before_response",
+)
 
 _FIRST_REDIRECT = 300
 _FIRST_ERROR = 400
@@ -48,6 +60,7 @@ class RequestChunk:
     """
 
     session_store = None
+    gate = None
 
     def __init__(self, idempotency: Idempotency, store: ChunkStore) -> None:
         self.store = idempotency.store
@@ -62,6 +75,7 @@ class RequestChunk:
         # The first request with a record: its key tells whether the chunk was committed.
         self._first: tuple[GuardedRequest, Record] | None = None
         self._held: list[tuple[Execution, asyncio.Future[bool]]] = []
+        self._sequences = ChunkSequences(idempotency.sequences)
         self._metrics = _DeferredMetrics()
         self._has_writes = False
         self._is_closed = False
@@ -108,6 +122,8 @@ class RequestChunk:
             self._led.remove(record_id)
             idempotency.in_flight.leave(record_id, None)
             count = min(count, record_ids.index(record_id))
+        if idempotency.faults:
+            await idempotency.faults.reach("chunk_claimed")
         return count
 
     def _lead(self, record_ids: Sequence[RecordId], now: datetime) -> tuple[int, list[RecordId]]:
@@ -163,9 +179,10 @@ class RequestChunk:
         known = self._records.get(record_id)
         if known is None and isinstance(claim, Found):
             known = claim.record
-        replay = idempotency.resolve(
-            request, decide(known, request.fingerprint, now), self._metrics
-        )
+        decision = decide(known, request.fingerprint, now)
+        if request.sequence is not None and not isinstance(decision, Mismatched):
+            await self._check_number(request, is_replay=isinstance(decision, Replayed))
+        replay = idempotency.resolve(request, decision, self._metrics)
         if replay is not None:
             return replay
         if isinstance(claim, Found):  # it has expired since
@@ -182,8 +199,33 @@ class RequestChunk:
             unit = await (await self._begun()).begin_item()
         except StoreUnavailableError:
             raise self._postpone() from None
-        self._current = Execution(request, unit, self._epoch)
-        return self._current
+        execution = self._current = Execution(request, unit, self._epoch)
+        if idempotency.faults:
+            await idempotency.faults.reach("chunk_savepoint")
+        return execution
+
+    async def _check_number(self, request: GuardedRequest, *, is_replay: bool) -> None:
+        """Raise ``SequenceViolationError`` unless the number allows a replay, or to run."""
+        sequences = self._idempotency.sequences
+        try:
+            on = None
+            # On SQLite a statement would take the turn to write, which a replay does not need.
+            if not is_replay or sequences.numbers.has_locks:
+                on = await (await self._begun()).statements()
+            position = await self._sequences.position(request, on, is_replay=is_replay)
+            if position is None:  # another request of this client runs
+                raise self._postpone()
+            if is_replay:
+                is_allowed = position.key_hash == key_of(request)
+            else:
+                is_allowed = position.expected == number_of(request)
+            if is_allowed:
+                return
+            refusal = await sequences.refusal(request, position, on)
+        except (StoreUnavailableError, AbortedTransactionError):
+            raise self._postpone(is_alone=True) from None
+        self._metrics.outcome(request.endpoint, "refused")
+        raise refusal
 
     def _refuse_stale(self, request: GuardedRequest) -> None:
         """Raise ``StaleActionError`` for an action that is too old, and keep its record."""
@@ -213,6 +255,8 @@ class RequestChunk:
             raise self._postpone()
         await self._conclude(execution, response)
         execution.ended = True
+        if self._idempotency.faults:
+            await self._idempotency.faults.reach("chunk_item_ended")
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held.append((execution, settled))
         self._on_response(response)
@@ -277,9 +321,15 @@ class RequestChunk:
             self._settle()
             return True
         if idempotency.faults:
-            await idempotency.faults.reach("before_commit")
+            await idempotency.faults.reach("chunk_before_commit")
         started = idempotency.clock.monotonic()
         try:
+            if self._sequences.has_numbers:
+                on = await chunk.statements()
+                if not await self._sequences.save(idempotency.clock.now(), on):
+                    raise SupersededError(  # noqa: TRY301 - rolled back below
+                        "another request with one of these numbers was committed first"
+                    )
             await chunk.commit(list(self._records.values()), self._audits)
         except CommitUnknownError:
             idempotency.store_metrics.commit_failed("request", "unknown")
@@ -292,7 +342,7 @@ class RequestChunk:
             return False
         idempotency.metrics.store_time("commit", idempotency.clock.monotonic() - started)
         if idempotency.faults:
-            await idempotency.faults.reach("after_commit")
+            await idempotency.faults.reach("chunk_after_commit")
         if idempotency.quota is not None:
             for record_id in self._records:
                 await idempotency.quota.added(record_id.tenant)
@@ -306,6 +356,7 @@ class RequestChunk:
             if self._chunk is not None:
                 await self._chunk.rollback()
         finally:
+            self._sequences.leave()
             for record_id in self._led:
                 self._idempotency.in_flight.leave(record_id, None)
             self._led.clear()
@@ -347,6 +398,7 @@ class RequestChunk:
                 except Exception:  # noqa: BLE001 - the others are committed, too
                     _log.exception("a callback after the commit raised")
         self._metrics.report_to(idempotency.metrics)
+        self._sequences.leave()
         for record_id in self._led:
             record = self._records.get(record_id)
             if record is not None:
@@ -362,6 +414,8 @@ class RequestChunk:
     ) -> None:
         if record is not None:
             self._records[record.id] = record
+            if request.sequence is not None:
+                self._sequences.use(request)
             if self._first is None:
                 self._first = request, record
         if audit is not None:

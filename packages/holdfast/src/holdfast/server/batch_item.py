@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from holdfast.core.idempotency_record import Response
-from holdfast.ports import SessionStore, Store, UnitOfWork
+from holdfast.ports import Gate, SessionStore, Store, UnitOfWork
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, Principal
 from holdfast.server.idempotency import Replay
@@ -27,6 +27,10 @@ class RequestProcessor(Protocol):
     @property
     def session_store(self) -> SessionStore | None:
         """The same store, if its transactions are sessions of the app."""
+
+    @property
+    def gate(self) -> Gate | None:
+        """Limits how many requests use the app's connection pool at once."""
 
     async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed."""

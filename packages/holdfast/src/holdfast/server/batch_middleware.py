@@ -109,6 +109,8 @@ class BatchMiddleware:
                 error_format=error_format,
             )
             responses = await run.run()
+            if idempotency.faults:
+                await idempotency.faults.reach("batch_before_response")
         except Disconnected:
             return
         except (RequestError, StoreUnavailableError) as error:

@@ -17,17 +17,10 @@ with needs_extra("django"):
     from django.core.handlers.wsgi import WSGIHandler, WSGIRequest
     from django.db import connections
     from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
-    from django.urls import (
-        NoReverseMatch,
-        get_script_prefix,
-        get_urlconf,
-        resolve,
-        reverse,
-        set_urlconf,
-    )
+    from django.urls import get_urlconf, resolve, set_urlconf
 
 from holdfast.core.idempotency_record import Response
-from holdfast.server.batch_options import BatchOptions
+from holdfast.server.django_batch_route import mark_batch_view, options_of_batch
 from holdfast.server.django_views import (
     django_holdfast,
     django_response,
@@ -35,10 +28,10 @@ from holdfast.server.django_views import (
     response_of_django,
 )
 from holdfast.server.route_table import Guard, Match, guard_of
-from holdfast.server.sync_batch import SyncBatch, batch_options
+from holdfast.server.sync_batch import SyncBatch
 from holdfast.server.wsgi import scope_of
 
-__all__ = ["batch", "batch_header"]
+__all__ = ["batch"]
 
 
 class _EveryDatabase(set[str]):
@@ -74,30 +67,11 @@ def batch(request: HttpRequest) -> HttpResponse:
 # Each item is checked for CSRF, with the headers and cookies of the batch, and has its transaction.
 setattr(batch, "csrf_exempt", True)  # noqa: B010 - what Django's decorators set
 setattr(batch, "_non_atomic_requests", _EveryDatabase())  # noqa: B010
-
-
-def batch_header(request: HttpRequest) -> bytes | None:
-    """Return the value of ``Holdfast-Batch``; None if the project has no route to the view."""
-    urlconf = getattr(request, "urlconf", None) or django_settings.ROOT_URLCONF
-    look_up = _path_of_batch if isinstance(urlconf, str) else _path_of_batch.__wrapped__
-    path = look_up(urlconf, get_script_prefix())
-    return None if path is None else f"{path}; items={_options().max_items}".encode("latin-1")
-
-
-@cache
-def _path_of_batch(urlconf: Any, _prefix: str) -> str | None:
-    with suppress(NoReverseMatch):
-        return str(reverse(batch, urlconf=urlconf))
-    return None
-
-
-def _options() -> BatchOptions:
-    given: Mapping[str, Any] = getattr(django_settings, "HOLDFAST", {})
-    return batch_options(given.get("BATCH")) or BatchOptions()
+mark_batch_view(batch)
 
 
 def _sync_batch() -> SyncBatch:
-    return SyncBatch(django_holdfast().bridge, _options())
+    return SyncBatch(django_holdfast().bridge, options_of_batch())
 
 
 # -- one item ---------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.server.app import Holdfast
+from holdfast.server.django_batch_route import batch_header
 from holdfast.server.django_routes import later_route
 from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
@@ -179,14 +180,6 @@ class _DjangoHoldfast:
             raise ConfigurationError(f"settings.HOLDFAST: {error}") from error
         self.bridge = Bridge(self.holdfast)
         self.names = EndpointNames()
-
-    @staticmethod
-    def batch_header(request: HttpRequest) -> bytes | None:
-        """Return the value of ``Holdfast-Batch``; None if the project takes no batches."""
-        # Not at import: views are imported before the routes are known.
-        from holdfast.server.django_batch import batch_header  # noqa: PLC0415
-
-        return batch_header(request)
 
 
 @cache
@@ -361,7 +354,7 @@ class _ViewGuard:
             return response_of_django(response)
 
         scope, body = _scope_and_body(request, plain, policy.max_body_bytes)
-        batch = configured.batch_header(plain)
+        batch = batch_header(plain)
         if batch is not None:
             scope[BATCH_HEADER_KEY] = batch
         served = configured.bridge.serve(

@@ -43,7 +43,7 @@ from holdfast.server.batch_options import BatchOptions
 from holdfast.server.guarded_endpoint import refuse_generator
 from holdfast.server.guarded_request import Principal
 from holdfast.server.response_buffer import ADDED_HEADERS
-from holdfast.server.route_table import SAFE_METHODS, Guard, Match, mark_guarded
+from holdfast.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from holdfast.server.sync_batch import BATCH_HEADER_KEY, SyncBatch, batch_options
 from holdfast.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from holdfast.server.view_guard import (
@@ -64,6 +64,7 @@ from holdfast.server.wsgi import (
     send_served,
     with_content_type,
 )
+from holdfast.stores.connection_gate import end_visit
 from holdfast.stores.sqlstates import unstorable_error
 
 __all__ = ["FlaskGuard", "login_principal"]
@@ -118,13 +119,15 @@ class _Installed:
 class _AppState:
     """What a ``FlaskGuard`` knows about one app."""
 
-    __slots__ = ("checked", "first_routes", "installed")
+    __slots__ = ("checked", "first_routes", "guarded_endpoints", "installed")
 
     def __init__(self) -> None:
         # Given to ``init_app``.
         self.installed: _Installed | None = None
         # The first route of each view and guard.
         self.first_routes: dict[tuple[str, int], str] = {}
+        # Whether the view of an endpoint is seen to be guarded.
+        self.guarded_endpoints: dict[str, bool] = {}
         # How many guards were checked.
         self.checked = -1
 
@@ -186,6 +189,7 @@ class FlaskGuard:
                 self._check_routes()
 
         app.before_request(check_routes)
+        self._admit_before_hooks(app, state)
         # Where ``holdfast worker --app`` finds it.
         app.extensions["holdfast"] = state.installed or self
         if self._batch is not None:
@@ -340,6 +344,29 @@ class FlaskGuard:
         for installed in (self._default, *of_apps):
             if installed is not None:
                 installed.bridge.close()
+
+    def _admit_before_hooks(self, app: flask.Flask, state: _AppState) -> None:
+        """Wait, before other hooks take a connection, until the view may take a second one."""
+
+        def enter() -> None:
+            installed = state.installed or self._default
+            gate = None if installed is None else installed.bridge.gate
+            current = _request()
+            endpoint = current.endpoint
+            if gate is None or endpoint is None or current.method in SAFE_METHODS:
+                return
+            is_guarded = state.guarded_endpoints.get(endpoint)
+            if is_guarded is None:
+                view = app.view_functions.get(endpoint)
+                is_guarded = any(guard_of(one) is not None for one in _inside(view))
+                state.guarded_endpoints[endpoint] = is_guarded
+            gate.enter(endpoint, is_guarded=is_guarded)
+
+        def leave(_error: BaseException | None) -> None:
+            end_visit()
+
+        app.before_request_funcs.setdefault(None, []).insert(0, enter)
+        app.teardown_request(leave)
 
     # -- one request --------------------------------------------------------------------------
 

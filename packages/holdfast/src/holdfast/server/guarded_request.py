@@ -13,6 +13,7 @@ from holdfast.core.fingerprint import FingerprintInput, body_hash, request_finge
 from holdfast.core.idempotency_record import RecordId, RequestFingerprint
 from holdfast.core.keys import check_key, parse_key
 from holdfast.core.policy import Policy
+from holdfast.core.sequence import SequenceNumber, Stream, parse_sequence
 from holdfast.core.staleness import (
     check_not_stale,
     check_submitted_after_generated,
@@ -97,6 +98,14 @@ class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     traceparent: str | None = None
     # The header ``X-Client-Generated-At`` as sent, not checked.
     client_generated_at: str | None = None
+    # None, unless the policy has a strict order.
+    sequence: SequenceNumber | None = None
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the client. Only with a ``sequence``."""
+        assert self.sequence is not None  # noqa: S101 - the caller has checked
+        return Stream(self.principal.tenant, self.sequence.client_id)
 
 
 def parse_request(
@@ -116,11 +125,14 @@ def parse_request(
     path: str = "",
     traceparent: str | None = None,
     client_generated_at: str | None = None,
+    client_ids: Sequence[bytes] = (),
+    sequences: Sequence[bytes] = (),
 ) -> GuardedRequest:
     """Read the key, then compute the fingerprint. Errors of the key are raised first.
 
     ``payload_hash`` is what ``hash_payload`` or ``own_fingerprint`` returned, if it was called
-    before; with a fingerprint of the policy it must be given.
+    before; with a fingerprint of the policy it must be given. ``client_ids`` and ``sequences`` are
+    the values of ``X-Client-ID`` and ``X-Sequence``, for a policy with a strict order.
     """
     check_storable(principal.tenant, principal.actor, endpoint)
     if policy.key_field is None:
@@ -132,6 +144,9 @@ def parse_request(
     if key is None and policy.key_required:
         where = f"header {policy.key_header}" if policy.key_field is None else policy.key_field
         raise KeyRequiredError(f"this operation needs an idempotency key ({where})")
+    sequence = None
+    if policy.ordering == "strict":
+        sequence = parse_sequence(client_ids, sequences)
     if payload_hash is None:
         payload_hash = hash_payload(body, content_type, policy)
     request_hash = request_fingerprint(
@@ -154,6 +169,7 @@ def parse_request(
         path=path,
         traceparent=traceparent,
         client_generated_at=client_generated_at,
+        sequence=sequence,
     )
 
 
@@ -231,11 +247,12 @@ def generated_at(request: GuardedRequest) -> datetime | None:
     """
     if request.policy.staleness is not None:
         return _generated_at_in_body(request.body)
+    if request.client_generated_at is None and _GENERATED_AT not in request.body:
+        return None
     with suppress(BodyInvalidError):
         if request.client_generated_at is not None:
             return parse_instant(request.client_generated_at, "X-Client-Generated-At")
-        if _GENERATED_AT in request.body:
-            return _generated_at_in_body(request.body)
+        return _generated_at_in_body(request.body)
     return None
 
 

@@ -4,6 +4,7 @@ One request, top to bottom::
 
     process ──▶ Replay                             the key has a record: send it
         │   ──▶ PayloadMismatchError, InProgressError, StaleActionError, StoreUnavailableError
+        │       SequenceViolationError
         └───▶ Execution ──▶ (the handler runs) ──▶ finish ──▶ Response   committed: send it
                                               │          └──▶ Replay     another record counts
                                               └──▶ abort                 raised or cancelled
@@ -34,12 +35,13 @@ from holdfast.errors import (
     FeatureDisabledError,
     InProgressError,
     PayloadMismatchError,
+    SequenceViolationError,
     StaleActionError,
     StoreUnavailableError,
     SupersededError,
     UnstoredWritesError,
 )
-from holdfast.observability.noop import NullStoreMetrics
+from holdfast.observability.noop import NullMetrics, NullStoreMetrics
 from holdfast.ports import (
     BreakerMetrics,
     Claim,
@@ -47,6 +49,8 @@ from holdfast.ports import (
     Clock,
     FaultPoints,
     Found,
+    Gate,
+    GatedStore,
     Metrics,
     Outcome,
     PositionCache,
@@ -70,6 +74,8 @@ from holdfast.server.record_quota import RecordQuota
 from holdfast.server.redirects import leads_to_sign_in
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
+from holdfast.server.strict_sequences import StrictSequences, number_of
+from holdfast.stores.connection_gate import current_visit
 
 __all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "Replay", "ttl_of"]
 
@@ -130,6 +136,7 @@ class Idempotency:
         self.store = store
         # The same store, if its transactions are sessions of the app.
         self.session_store = store if isinstance(store, SessionStore) else None
+        self._gated_store = store if isinstance(store, GatedStore) else None
         self._thread_sessions = store if isinstance(store, ThreadSessionStore) else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
@@ -142,9 +149,12 @@ class Idempotency:
         most = limits.records_per_tenant
         self.quota = None if most is None else RecordQuota(store, clock, most)
         self.in_flight = SingleFlight(limits.waiting_per_tenant)
+        self.sequences = StrictSequences(store, self.call_store)
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
+        # Without metrics the clock is not read for them.
+        self._times_store = type(metrics) is not NullMetrics
         self.store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
         self.new_id = new_id
         self.faults = faults
@@ -160,6 +170,11 @@ class Idempotency:
         # Endpoints whose unstored redirects were logged.
         self._logged_redirects: set[str] = set()
         self._cache_writes: set[asyncio.Task[None]] = set()
+
+    @property
+    def gate(self) -> Gate | None:
+        """Limits how many requests use the app's connection pool at once."""
+        return None if self._gated_store is None else self._gated_store.gate
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
@@ -202,7 +217,7 @@ class Idempotency:
                 if record is None:
                     continue
             if record is not None:
-                replay = self.resolve(request, decide(record, request.fingerprint, now))
+                replay = await self._resolve(request, decide(record, request.fingerprint, now))
                 if replay is not None:
                     return replay
                 continue
@@ -224,14 +239,15 @@ class Idempotency:
             # Of before the claim: a request on a connection of an earlier epoch must not put its
             # record into the caches of a later one.
             epoch = self.epoch.current
-            claim = await self.claim(request, record_id, now, deadline, sharing)
+            claiming = self.claim if request.sequence is None else self._claim_in_turn
+            claim = await claiming(request, record_id, now, deadline, sharing)
         except BaseException:
             self.in_flight.leave(record_id, None)
             raise
         if isinstance(claim, Found):
             self.in_flight.leave(record_id, claim.record)
             decision = decide(claim.record, request.fingerprint, self.clock.now())
-            replay = self.resolve(request, decision)
+            replay = await self._resolve(request, decision)
             if replay is None:  # it expired between the look-up and now
                 raise StoreUnavailableError(
                     "the record expired just now; send it again",
@@ -246,12 +262,13 @@ class Idempotency:
         try:
             if self.faults:
                 await self.faults.reach("after_claim")
-            try:
-                self.refuse_disabled(request)
-            except FeatureDisabledError:
-                await execution.unit.rollback()
-                self._end(execution, None)
-                raise
+            if self._is_disabled is not None:
+                try:
+                    self.refuse_disabled(request)
+                except FeatureDisabledError:
+                    await execution.unit.rollback()
+                    self._end(execution, None)
+                    raise
             if self.quota is not None:  # after the look-up: replays are not refused
                 await self.quota.check(record_id.tenant)
             if request.policy.staleness is not None:
@@ -301,6 +318,84 @@ class Idempotency:
             pause = min(pause * 2, _POLL_MAX_SECONDS)
             now = self.clock.now()
 
+    async def _claim_in_turn(
+        self,
+        request: GuardedRequest,
+        record_id: RecordId,
+        now: datetime,
+        deadline: float | None,
+        sharing: Mapping[str, Any],
+    ) -> Claimed | Found:
+        """Wait until no other request of the stream runs, then claim the key.
+
+        A claim returns with the turn, which ``_end`` passes on. Raises ``SequenceViolationError``
+        if the number is not the next one, unless the key has a record.
+        """
+        turns, stream = self.sequences.turns, request.stream
+        if not turns.take(stream):
+            deadline = self.deadline_of(request) if deadline is None else deadline
+            await self._wait_for_turn(request, deadline)
+        try:
+            claim = await self._claim_next(request, record_id, now, deadline, sharing)
+        except BaseException:
+            turns.leave(stream)
+            raise
+        if isinstance(claim, Found):
+            turns.leave(stream)
+        return claim
+
+    async def _wait_for_turn(self, request: GuardedRequest, deadline: float) -> None:
+        started = self.clock.monotonic()
+        await self.release_connection()
+        try:
+            with self.in_flight.waiting(request.principal.tenant):
+                await self.sequences.turns.wait(
+                    request.stream, number_of(request), max(0.0, deadline - started)
+                )
+        except TimeoutError:
+            raise self.in_progress(request) from None
+        finally:
+            self.metrics.waited(request.endpoint, self.clock.monotonic() - started)
+
+    async def _claim_next(
+        self,
+        request: GuardedRequest,
+        record_id: RecordId,
+        now: datetime,
+        deadline: float | None,
+        sharing: Mapping[str, Any],
+    ) -> Claimed | Found:
+        """Claim the key and lock the stream; while another process has it, poll as for a key."""
+        sequences, pause = self.sequences, _POLL_FIRST_SECONDS
+        # A session of the app cannot be claimed twice, and on SQLite a statement in the transaction
+        # would take the turn to write before the handler does: those look first.
+        has_locks = sequences.numbers.has_locks
+        looks_first = not has_locks or bool(sharing) or self._thread_sessions is not None
+        while True:
+            position = await sequences.look(request) if looks_first else None
+            if position is not None or not looks_first:
+                claim = await self.claim(request, record_id, now, deadline, sharing)
+                if isinstance(claim, Found):
+                    return claim
+                try:
+                    if has_locks:
+                        position = await sequences.lock(request, claim.unit.statements)
+                except BaseException:
+                    await claim.unit.rollback()
+                    raise
+                if position is not None and position.expected == number_of(request):
+                    return claim
+                await claim.unit.rollback()
+                if position is not None:
+                    self.metrics.outcome(request.endpoint, "refused")
+                    raise await sequences.refusal(request, position)
+                if looks_first:
+                    raise self.in_progress(request)
+            deadline = self.deadline_of(request) if deadline is None else deadline
+            await self._sleep(request, record_id, min(pause, deadline - self.clock.monotonic()))
+            pause = min(pause * 2, _POLL_MAX_SECONDS)
+            now = self.clock.now()
+
     async def _sleep(self, request: GuardedRequest, record_id: RecordId, seconds: float) -> None:
         """Wait as a duplicate, unless the time is up or too many of its tenant wait."""
         if seconds <= 0:
@@ -326,10 +421,15 @@ class Idempotency:
     async def release_connection(self) -> None:
         """Return the connection that the sign-in of a sync app has read with, before a wait.
 
-        If duplicates kept theirs, the first request could find none in the pool.
+        If duplicates kept theirs, the first request could find none in the pool. Nor must they
+        count as requests that are about to take one.
         """
         if self._thread_sessions is not None:
             await self._thread_sessions.release_connection()
+        if self._gated_store is not None:
+            visit = current_visit()
+            if visit is not None:
+                visit.leave_without_connection()
 
     def deadline_of(self, request: GuardedRequest) -> float:
         """Return the monotonic time until which a duplicate may wait."""
@@ -339,7 +439,10 @@ class Idempotency:
         """Count a duplicate that has waited too long, and return its error."""
         self.metrics.outcome(request.endpoint, "in_progress")
         return InProgressError(
-            "the first request with this key is still running", retry_after_seconds=1
+            "the first request with this key is still running"
+            if request.sequence is None
+            else "this request, or an earlier one of this client, is still running",
+            retry_after_seconds=1,
         )
 
     def resolve(
@@ -370,6 +473,16 @@ class Idempotency:
                 return None
             case _:
                 assert_never(decision)
+
+    async def _resolve(self, request: GuardedRequest, decision: Decision) -> Replay | None:
+        """Do as ``resolve``, but replay only if the number was used for the key."""
+        if request.sequence is not None and isinstance(decision, Replayed):
+            try:
+                await self.sequences.check_replay(request)
+            except SequenceViolationError:
+                self.metrics.outcome(request.endpoint, "refused")
+                raise
+        return self.resolve(request, decision)
 
     async def _refuse_stale(self, execution: Execution, error: StaleActionError) -> None:
         """Commit the record of a stale action: its audit trail. The handler did not run."""
@@ -484,7 +597,7 @@ class Idempotency:
         claim = await self.call_store("claim", self.store.claim(record.id, record.created_at))
         if isinstance(claim, Found):
             decision = decide(claim.record, request.fingerprint, record.created_at)
-            return self.resolve(request, decision) or response, claim.record
+            return await self._resolve(request, decision) or response, claim.record
         if isinstance(claim, Held):  # another process runs it now; its response will count
             raise self.in_progress(request)
         execution.unit = claim.unit
@@ -502,8 +615,10 @@ class Idempotency:
     ) -> None:
         if self.faults:
             await self.faults.reach("before_commit")
-        started = self.clock.monotonic()
+        started = self.clock.monotonic() if self._times_store else 0.0
         try:
+            if record is not None and execution.request.sequence is not None:
+                await self._use_number(execution, record)
             await execution.unit.commit(record, audit)
         except CommitUnknownError:
             self.store_metrics.commit_failed("request", "unknown")
@@ -511,20 +626,40 @@ class Idempotency:
         except StoreUnavailableError:
             self.store_metrics.commit_failed("request", "rolled_back")
             raise
-        self.metrics.store_time("commit", self.clock.monotonic() - started)
+        if self._times_store:
+            self.metrics.store_time("commit", self.clock.monotonic() - started)
         if self.faults:
             await self.faults.reach("after_commit")
         if self.quota is not None and record is not None:
             await self.quota.added(record.id.tenant)
 
+    async def _use_number(self, execution: Execution, record: Record) -> None:
+        """Use the number of the request. Raises ``SupersededError`` if another process has."""
+        unit = execution.unit
+        try:
+            is_next = await self.sequences.use(
+                execution.request, record.created_at, unit.statements
+            )
+        except BaseException:
+            await unit.rollback()
+            raise
+        if not is_next:
+            await unit.rollback()
+            raise SupersededError("another request with this number was committed first")
+
     async def _replay_winner(self, execution: Execution) -> Replay:
-        """Roll back and replay the record that another request committed for this key."""
+        """Roll back and replay the record that another request committed for this key.
+
+        Raises ``SequenceViolationError`` if another key has used the number.
+        """
         request = execution.request
         await execution.unit.rollback()
         assert request.record_id is not None  # noqa: S101 - without a key there is no record
         now = self.clock.now()
         record = await self.call_store("find", self.store.find(request.record_id, now))
-        replay = self.resolve(request, decide(record, request.fingerprint, now))
+        replay = await self._resolve(request, decide(record, request.fingerprint, now))
+        if replay is None and request.sequence is not None:
+            await self.sequences.check_replay(request)
         if replay is None:
             raise StoreUnavailableError(
                 "the record of this key has been removed; try again",
@@ -565,7 +700,7 @@ class Idempotency:
         if claim.record == pending:
             return pending
         decision = decide(claim.record, request.fingerprint, self.clock.now())
-        replay = self.resolve(request, decision)
+        replay = await self._resolve(request, decision)
         return replay.record if replay is not None else claim.record
 
     async def abort(self, execution: Execution) -> None:
@@ -580,8 +715,14 @@ class Idempotency:
     def _end(self, execution: Execution, kept: Record | None) -> None:
         """Mark the end and pass the committed record, if any, to the duplicates that wait."""
         execution.ended = True
+        if self._gated_store is not None:
+            visit = current_visit()
+            if visit is not None:  # what the app does now needs no second connection
+                visit.leave()
         if kept is not None:
             self.remember(kept, execution.epoch)
+        if execution.request.sequence is not None:
+            self.sequences.turns.leave(execution.request.stream)
         if execution.request.record_id is not None:
             self.in_flight.leave(execution.request.record_id, kept)
 
@@ -651,8 +792,10 @@ class Idempotency:
 
     async def call_store(self, operation: str, work: Awaitable[Any]) -> Any:
         """Call the store, unless its breaker is open."""
-        started = self.clock.monotonic()
-        wait = self.breaker.retry_after(started)
+        breaker = self.breaker
+        is_closed = breaker.state is BreakerState.CLOSED
+        started = 0.0 if is_closed and not self._times_store else self.clock.monotonic()
+        wait = None if is_closed else breaker.retry_after(started)
         if wait is not None:
             if asyncio.iscoroutine(work):
                 work.close()
@@ -666,17 +809,19 @@ class Idempotency:
             result = await work
         except StoreUnavailableError as error:
             if error.is_outage:
-                self.breaker.failed(self.clock.monotonic())
+                breaker.failed(self.clock.monotonic())
             else:  # one statement failed: the store has responded
-                self.breaker.succeeded()
+                breaker.succeeded()
             self._report_breaker()
             raise
         except Exception:
-            self.breaker.abandoned()
+            breaker.abandoned()
             raise
-        self.breaker.succeeded()
-        self._report_breaker()
-        self.metrics.store_time(operation, self.clock.monotonic() - started)
+        breaker.succeeded()
+        if self._is_breaker_open:
+            self._report_breaker()
+        if self._times_store:
+            self.metrics.store_time(operation, self.clock.monotonic() - started)
         return result
 
     def _report_breaker(self) -> None:

@@ -7,6 +7,7 @@ from holdfast.core.error_code import ERROR_HEADER
 from holdfast.core.error_formats import CODES, ErrorFormat, ErrorFormatter, ProblemFormat
 from holdfast.core.keys import KeyFormat
 from holdfast.core.policy import Policy
+from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.openapi_batch import describe_batch
 from holdfast.server.route_table import Guard, GuardedRoute, GuardTable
@@ -138,6 +139,8 @@ def _describe(
     policy = route.guard.policy
     if policy.key_field is None:
         operation.setdefault("parameters", []).append(_key_parameter(policy))
+    if policy.ordering == "strict":
+        operation.setdefault("parameters", []).extend(_sequence_parameters())
     responses = operation.setdefault("responses", {})
     is_own = own_validation and not route.guard.is_claimed_late
     if is_own and _is_of_fastapi(responses.get("422")):
@@ -213,6 +216,8 @@ def _errors(guard: Guard, always: Iterable[str]) -> dict[int, tuple[str, list[st
         kinds.append("rate_limited")
     if policy.staleness is not None:
         kinds.append("stale_action")
+    if policy.ordering == "strict":
+        kinds += ("bad_request", "sequence_violation")
     return _by_status(kinds, policy.error_format, ietf_statuses=policy.ietf_statuses)
 
 
@@ -253,6 +258,33 @@ def _key_parameter(policy: Policy) -> dict[str, Any]:
             "it is refused."
         ),
     }
+
+
+def _sequence_parameters() -> list[dict[str, Any]]:
+    return [
+        {
+            "name": CLIENT_HEADER,
+            "in": "header",
+            "required": True,
+            "schema": {
+                "type": "string",
+                "minLength": 1,
+                "maxLength": 128,
+                "pattern": "^[!-+\\--~]{1,128}$",
+            },
+            "description": "The client whose requests are numbered: the same in all of them.",
+        },
+        {
+            "name": SEQUENCE_HEADER,
+            "in": "header",
+            "required": True,
+            "schema": {"type": "integer", "format": "int64", "minimum": 1},
+            "description": (
+                "The number of this request among those of the client: 1, 2, 3 … without gaps. A "
+                "retry has the number and the key of the first send."
+            ),
+        },
+    ]
 
 
 def _response_headers() -> dict[str, Any]:

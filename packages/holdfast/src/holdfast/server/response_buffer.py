@@ -98,15 +98,24 @@ class ResponseBuffer:
             return
         kind = message["type"]
         if kind == "http.response.start":
-            self._start, self._parts, self._size = message, [], 0
+            self._start = message
+            if self._parts:
+                self._parts, self._size = [], 0
         elif kind == "http.response.body":
-            await self._add_body(message)
+            response = self._add_body(message)
+            if response is None:
+                return
+            self.is_discarded = not await self._commit_and_send(response)
+            self.is_complete = True
+            if self.is_discarded:
+                raise ResponseDiscarded
         elif kind == _DEBUG:
             await self._send(message)
         else:
             self._refuse_streaming(kind)
 
-    async def _add_body(self, message: Message) -> None:
+    def _add_body(self, message: Message) -> Response | None:
+        """Return the response once it is complete."""
         chunk = message.get("body", b"")
         start = self._start
         assert start is not None  # noqa: S101 - ASGI: start comes first
@@ -115,16 +124,11 @@ class ResponseBuffer:
                 self._refuse_streaming("no Content-Length")
             self._parts.append(chunk)
             self._count(len(chunk))
-            return
+            return None
         self._count(len(chunk))
         body = b"".join((*self._parts, chunk)) if self._parts else bytes(chunk)
         headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
-        self.is_discarded = not await self._commit_and_send(
-            Response(start["status"], headers, body)
-        )
-        self.is_complete = True
-        if self.is_discarded:
-            raise ResponseDiscarded
+        return Response(start["status"], headers, body)
 
     def _count(self, size: int) -> None:
         self._size += size
@@ -179,9 +183,14 @@ async def send_response(
     headers += head.added_headers
     if response.body or response.status not in _WITHOUT_BODY:
         headers.append((b"content-length", str(len(response.body)).encode()))
+    request_id, correlation_id = head.request_id, head.correlation_id
+    raw_id = request_id.encode("latin-1")
     headers += (
-        (b"x-request-id", head.request_id.encode("latin-1")),
-        (b"x-correlation-id", head.correlation_id.encode("latin-1")),
+        (b"x-request-id", raw_id),
+        (
+            b"x-correlation-id",
+            raw_id if correlation_id is request_id else correlation_id.encode("latin-1"),
+        ),
     )
     await send({"type": "http.response.start", "status": response.status, "headers": headers})
     await send({"type": "http.response.body", "body": response.body})

@@ -27,6 +27,7 @@ from holdfast.core.job import EnqueueOutcome
 from holdfast.core.keys import KEY_HEADER, split_joined_keys
 from holdfast.errors import ConfigurationError, NoTransactionError
 from holdfast.jobs.enqueue import EnqueueOptions
+from holdfast.ports import ThreadGatedStore
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
 from holdfast.server.execution import Execution, executing
@@ -42,6 +43,7 @@ from holdfast.server.request_thread import (
     serving_thread,
 )
 from holdfast.server.route_table import Match
+from holdfast.stores.connection_gate import end_visit
 from holdfast.stores.sync_transaction import SyncTransaction
 
 __all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest"]
@@ -149,6 +151,9 @@ class Bridge:
             and holdfast.idempotency.cache is None
             and holdfast.limiter is None
         )
+        store = holdfast.store
+        # Limits how many requests use the app's connection pool at once.
+        self.gate = store.thread_gate if isinstance(store, ThreadGatedStore) else None
         # For all requests: it holds its lock for each step of the async code.
         self._direct = DirectThread(threading.RLock())
         self._is_open = False
@@ -196,12 +201,15 @@ class Bridge:
 
         _split_joined_header(request.scope, request.match.policy.key_header)
         token = _sync_request.set(request)
+        if self.gate is not None:
+            self.gate.begin()
         try:
             thread = self._new_thread()
             with serving_in(thread):
                 thread.wait(self._middleware(request.scope, receive, send))
         finally:
             _sync_request.reset(token)
+            end_visit()
         start = messages[0]
         content: bytes = messages[1]["body"] if len(messages) == 2 else _joined(messages)  # noqa: PLR2004
         own: Response | None = request.scope.get("holdfast.own_response")

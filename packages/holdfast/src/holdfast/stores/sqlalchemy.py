@@ -38,7 +38,7 @@ from holdfast.ports import (
     Row,
     StoreMetrics,
 )
-from holdfast.stores.connection_gate import ConnectionGate, Visit
+from holdfast.stores.connection_gate import ConnectionGate, current_visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -224,12 +224,11 @@ class SqlAlchemyStore:
         now: datetime,
         *,
         session: AsyncSession | None = None,
-        visit: Visit | None = None,
     ) -> Claimed | Found | Held:
         """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite.
 
         ``session`` is one of ``new_session``; its transaction must have been ended by
-        ``release_session``. ``visit`` is what ``gate.enter`` returned, if it was called.
+        ``release_session``.
         """
         check_storable(*record_id)
         if self.is_sqlite:
@@ -237,7 +236,7 @@ class SqlAlchemyStore:
             if record is not None:
                 return Found(record)
         unit = self._unit(record_id, now, session)
-        await unit.enter(visit)
+        await unit.enter()
         if self.is_sqlite:
             unit.guard()
             return Claimed(unit)
@@ -254,6 +253,9 @@ class SqlAlchemyStore:
                 values = (*record_id, now)
                 row = (await connection.exec_driver_sql(self._sql["find_record"], values)).first()
             await unit.rollback()
+        visit = current_visit()
+        if visit is not None:
+            visit.leave_without_connection()
         # No row although there was one: it expired and was swept in between.
         return Found(record_of(record_id, row)) if row is not None else HELD
 

@@ -34,6 +34,7 @@ from holdfast.ports import (
     Row,
     StoreMetrics,
 )
+from holdfast.stores.connection_gate import ConnectionGate, ThreadGate, Visit, current_visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
     Migration,
@@ -159,12 +160,17 @@ class SqlAlchemySyncStore:
         self._epochs = EpochReader()
         self._replaced_file = ReplacedFile(self._engine, self.sqlite_path)
         self._app_begins = False
-        wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
+        self._wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
         self._threads = StoreThreads(
             self.max_connections or _MOST_CONNECTIONS,
-            wait_seconds=wait_seconds,
+            wait_seconds=self._wait_seconds,
             on_wait=self._pool_waited,
         )
+        # Limits how many guarded requests of a sync framework use the pool at once.
+        self.thread_gate = ThreadGate(self.max_connections, self._wait_seconds, self._pool_waited)
+        self._gate = self._new_gate()
+        # Now: hooks of the request that opens the store hold connections already.
+        self._listen_to_pool()
         self._is_open = False
 
     @property
@@ -178,6 +184,11 @@ class SqlAlchemySyncStore:
         """How many connections the engine's pool allows; None if there is no limit."""
         return max_connections(self._engine.pool)
 
+    @property
+    def gate(self) -> ConnectionGate | None:
+        """Limits how many guarded requests of an async framework use the pool at once."""
+        return self._gate if request_thread.get(None) is None else None
+
     def report_to(self, metrics: StoreMetrics) -> None:
         """Report waits for a connection of the engine's pool to ``metrics``."""
         self._metrics = metrics
@@ -187,6 +198,7 @@ class SqlAlchemySyncStore:
         if self._is_open:
             return
         self._threads.open()
+        self._gate = self._new_gate()  # a semaphore belongs to one event loop
         self._is_open = True
         create_database_file(self.sqlite_path, of_app=True)
         listen_to_driver_calls(self._engine)
@@ -225,15 +237,30 @@ class SqlAlchemySyncStore:
         check_storable(*record_id)
         self._refuse_scoped_session_elsewhere()
         self._refuse_closed()
-        has_slot = await self._threads.take_slot()
-        unit = SqlAlchemySyncUnit(self, self._threads, record_id, now, has_slot=has_slot)
+        visit = current_visit()
+        own_visit = Visit() if visit is None else None
+        admitted = visit or own_visit
+        assert admitted is not None  # noqa: S101 - one of the two
         try:
-            claim = await unit.run(lambda: self._claim(unit, record_id, now))
+            if request_thread.get(None) is None:
+                self._gate.before_claim(admitted)
+                await self._gate.admit(admitted)
+            has_slot = await self._threads.take_slot()
+        except BaseException:
+            if own_visit is not None:
+                own_visit.leave()
+            raise
+        unit = SqlAlchemySyncUnit(
+            self, self._threads, record_id, now, has_slot=has_slot, visit=own_visit
+        )
+        try:
+            claim = await unit.run(lambda: self._claim(unit, admitted, record_id, now))
         except BaseException:
             await unit.rollback()
             raise
         if not isinstance(claim, Claimed):
             await unit.rollback()
+            admitted.leave_without_connection()
         return claim
 
     async def begin(self, *, idle_seconds: float | None = None) -> SqlAlchemySyncUnit:  # noqa: ARG002
@@ -390,9 +417,12 @@ class SqlAlchemySyncStore:
         self._messages.finish_and_commit(raw, self._finish_function, record, audit)
 
     def _claim(
-        self, unit: SqlAlchemySyncUnit, record_id: RecordId, now: datetime
+        self, unit: SqlAlchemySyncUnit, visit: Visit, record_id: RecordId, now: datetime
     ) -> Claimed | Found | Held:
         session = unit.start()
+        if not unit.has_slot:  # and the transaction of the request's session has ended by now
+            self.thread_gate.before_claim(visit)
+            self.thread_gate.admit(visit)
         if self.is_sqlite:
             with self._engine.connect() as connection:
                 record = self.find_on(connection, record_id, now)
@@ -487,6 +517,18 @@ class SqlAlchemySyncStore:
             return session.connection()
         finally:
             self._pool_waited(time.monotonic() - started)
+
+    def _new_gate(self) -> ConnectionGate:
+        return ConnectionGate(self.max_connections, self._wait_seconds, self._pool_waited)
+
+    def _listen_to_pool(self) -> None:
+        """Count the connections that requests hold. Not undone: see ``listen_to_driver_calls``."""
+        for name, listener in (
+            ("checkout", ConnectionGate.on_checkout),
+            ("checkin", ConnectionGate.on_checkin),
+        ):
+            if not event.contains(self._engine, name, listener):
+                event.listen(self._engine, name, listener)
 
     def _pool_waited(self, seconds: float) -> None:
         if self._metrics is not None:

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import CommitUnknownError, NoTransactionError, SupersededError, UsageError
 from holdfast.ports import Params, Row
+from holdfast.stores.connection_gate import Visit
 from holdfast.stores.rows import HAS_WRITTEN
 from holdfast.stores.sqlalchemy_errors import (
     driver_error,
@@ -149,8 +150,12 @@ class SqlAlchemySyncUnit(GuardedUnit):
         claimed_at: datetime | None,
         *,
         has_slot: bool,
+        visit: Visit | None = None,
     ) -> None:
-        """Use a slot of ``threads`` that the caller has taken, or the request's thread."""
+        """Use a slot of ``threads`` that the caller has taken, or the request's thread.
+
+        ``visit`` is left at the end.
+        """
         super().__init__()
         self._store = store
         self._threads = threads
@@ -159,7 +164,9 @@ class SqlAlchemySyncUnit(GuardedUnit):
         self._session: Session | None = None
         self._is_the_apps = False
         self._has_turn = False
-        self._has_slot = has_slot
+        # Whether it runs in the threads of the store, else in that of the request.
+        self.has_slot = has_slot
+        self._visit = visit
         self._ended = False
         # Rows that SQLite's connection has changed since it was opened, without those of this unit.
         self._changes_before = 0
@@ -240,9 +247,7 @@ class SqlAlchemySyncUnit(GuardedUnit):
 
     def start(self) -> Session:
         """Get the session. From now on, only this unit ends its transaction."""
-        session, self._is_the_apps = self._store.session_for(
-            is_in_request_thread=not self._has_slot
-        )
+        session, self._is_the_apps = self._store.session_for(is_in_request_thread=not self.has_slot)
         self._session = session
         session.info[UNIT] = self
         return session
@@ -332,9 +337,13 @@ class SqlAlchemySyncUnit(GuardedUnit):
             self._store.pass_turn_on()
 
     def _free_slot(self) -> None:
-        if self._ended and self._has_slot:
-            self._has_slot = False
+        if not self._ended:
+            return
+        if self.has_slot:
+            self.has_slot = False
             self._threads.free_slot()
+        if self._visit is not None:
+            self._visit.leave()
 
     # -- called by the listeners below --------------------------------------------------------
 
@@ -358,7 +367,7 @@ class SqlAlchemySyncUnit(GuardedUnit):
         if not self._store.owns(connection):  # a session may have several engines
             return
         self.guard_connection(connection)
-        if self._has_slot:  # else the handler has no other thread
+        if self.has_slot:  # else the handler has no other thread
             event.listen(connection, "after_cursor_execute", self.end_statement)
         if self._store.is_sqlite:
             self._is_beginning = True
@@ -425,7 +434,7 @@ class SqlAlchemySyncUnit(GuardedUnit):
                 raise UsageError(TRANSACTION_CONTROL)
             if not is_insert:  # its text may be long and different every time
                 self.refuse_control(sql)
-        if self._has_slot:
+        if self.has_slot:
             self._begin_statement()
 
     def _begin_statement(self) -> None:

@@ -31,7 +31,7 @@ from holdfast.ports import (
     Row,
 )
 from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with
-from holdfast.stores.connection_gate import ConnectionGate, Visit
+from holdfast.stores.connection_gate import ConnectionGate, Visit, current_visit
 from holdfast.stores.postgres.params import (
     finish_statement,
     instant_literal,
@@ -206,13 +206,14 @@ class SqlAlchemyUnit(GuardedUnit):
         # The session that handlers use.
         self.transaction = store.new_session() if session is None else session
 
-    async def enter(self, visit: Visit | None) -> None:
-        """Wait until this request may take a connection; a visit that was admitted already has."""
+    async def enter(self) -> None:
+        """Wait until this request may take a connection, if it has not been admitted yet."""
+        visit = current_visit()
         if visit is None:
             visit = self._own_visit = Visit()
-        elif not visit.is_admitted:
-            self._own_visit = visit
-        await self._store.gate.admit(visit)
+        gate = self._store.gate
+        gate.before_claim(visit)
+        await gate.admit(visit)
 
     def begin_and_claim(self, session: Session) -> int:
         """Begin and claim on PostgreSQL; return the number of rows of ``holdfast_claim``.
@@ -367,7 +368,7 @@ class SqlAlchemyUnit(GuardedUnit):
     def _leave(self) -> None:
         self._shared_transaction = None  # which refers to the unit
         if self._own_visit is not None:
-            self._store.gate.leave(self._own_visit)
+            self._own_visit.leave()
 
     # -- called by the listeners below, in SQLAlchemy's greenlet ----------------------------
 

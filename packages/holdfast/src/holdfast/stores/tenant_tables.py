@@ -37,7 +37,13 @@ _BEFORE_OTHERS: Final = (
     "dead_letters",
     "job_completions",
 )
-_AFTER_OTHERS: Final = ("idempotency_records", "audit_events", "audit_seals")
+_AFTER_OTHERS: Final = (
+    "idempotency_records",
+    "sequence_numbers",
+    "sequences",
+    "audit_events",
+    "audit_seals",
+)
 
 _SQLITE_COLUMNS: Final = (
     "SELECT name, type, pk AS position FROM pragma_table_info(:name) ORDER BY cid"

@@ -29,7 +29,6 @@ from holdfast.errors import RequestError, SupersededError
 from holdfast.ports import Claimed, Found, RecordQuery, Store
 from holdfast.server.cache_epoch import CacheEpoch
 from holdfast.server.record_removal import RecordRemoval
-from holdfast.testing.lifecycle_contract import LifecycleContract
 from holdfast.testing.samples import (
     AWKWARD_NAMES,
     BODIES,
@@ -39,6 +38,7 @@ from holdfast.testing.samples import (
     claimed,
     commit,
 )
+from holdfast.testing.sequence_contract import SequenceContract
 
 __all__ = ["NOW", "StoreContract", "a_record", "an_audit_event"]
 
@@ -46,7 +46,7 @@ _DAY: Final = timedelta(days=1)
 _RACERS: Final = 30
 
 
-class StoreContract(LifecycleContract):
+class StoreContract(SequenceContract):
     """Tests that an adapter of ``ports.Store`` inherits."""
 
     rounds: ClassVar[int] = 50

@@ -132,8 +132,11 @@ class Response(msgspec.Struct, frozen=True):
 class RequestFactory(Protocol):
     """Creates requests for the guarded operation."""
 
-    async def new_request(self, harness: "Harness") -> Request:
-        """Return a valid request that was not sent before."""
+    async def new_request(self, harness: "Harness", text: str | None = None) -> Request:
+        """Return a valid request that was not sent before.
+
+        ``text`` takes the place of ``{unique}``.
+        """
 
     def other_request(self) -> Request | None:
         """Return a valid request of the second tenant; None if it may send the first one's."""
@@ -156,6 +159,8 @@ class Harness:
         self.profile = profile
         self.credentials = credentials
         self._factory = factory
+        # The header Holdfast-Batch of a response; None if none has had it.
+        self.batch_offer: str | None = None
         self._other_credentials = other_credentials
 
     @property
@@ -167,9 +172,12 @@ class Harness:
             )
         return self._other_credentials
 
-    async def new_request(self) -> Request:
-        """Return a valid request that was not sent before."""
-        return await self._factory.new_request(self)
+    async def new_request(self, text: str | None = None) -> Request:
+        """Return a valid request that was not sent before.
+
+        ``text`` takes the place of ``{unique}``.
+        """
+        return await self._factory.new_request(self, text)
 
     def other_request(self) -> Request | None:
         """Return a valid request of the second tenant; None if it may send the first one's."""
@@ -231,6 +239,7 @@ class Harness:
         response = await self.client.request(
             request.method, request.path + query, content=body, headers=raw
         )
+        self.batch_offer = response.headers.get("holdfast-batch", self.batch_offer)
         return Response(response.status_code, response.headers, response.content)
 
     async def request(

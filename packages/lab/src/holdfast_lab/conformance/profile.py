@@ -58,6 +58,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     volatile_fields: tuple[str, ...] = tuple(sorted(VOLATILE_FIELDS))
     # Two executions of one body give different responses, for example because of an id.
     responses_are_unique: bool = True
+    # The body of a success has the id of what was created.
+    gives_id: bool = True
     # A success has a Location header.
     gives_location: bool = True
     # The operation accepts unknown members, so that checks can add any JSON.
@@ -124,6 +126,7 @@ BUILT_IN: Final[Mapping[str, Profile]] = MappingProxyType(
             error_format=ErrorFormat.ENVELOPE,
             key_format=KeyFormat.UUID4,
             responses_are_unique=False,
+            gives_id=False,
             gives_location=False,
         ),
         "planning": _ours("planning", "/v1/projects", {"name": f"conformance {_UNIQUE}"}),
@@ -133,6 +136,7 @@ BUILT_IN: Final[Mapping[str, Profile]] = MappingProxyType(
             {"start": {"lat": 55.95, "lon": -3.19}, "minutes": 30, "interests": [_UNIQUE]},
             key_format=KeyFormat.UUID4,
             key_required=False,
+            gives_id=False,
         ),
         "field": _ours(
             "field",

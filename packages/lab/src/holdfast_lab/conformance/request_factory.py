@@ -23,10 +23,10 @@ class TemplateRequests:
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
 
-    async def new_request(self, harness: Harness) -> Request:
-        """Return the template with new random values."""
+    async def new_request(self, harness: Harness, text: str | None = None) -> Request:
+        """Return the template with new random values, or with this text."""
         del harness
-        return _request(self._profile.request)
+        return _request(self._profile.request, text)
 
     def other_request(self) -> Request | None:
         """Return the second tenant's template with new random values."""
@@ -40,8 +40,8 @@ class WalkRequests:
     def other_request(self) -> None:
         """Return None: every walker may send the same request."""
 
-    async def new_request(self, harness: Harness) -> Request:
-        """Return the next possible step of the walker."""
+    async def new_request(self, harness: Harness, text: str | None = None) -> Request:
+        """Return the next possible step of the walker; its body has no text."""
         response = await harness.request("GET", "/quest/available")
         if not response.is_success:
             raise CheckFailedError(f"GET /quest/available got {response.summary()}")
@@ -50,7 +50,7 @@ class WalkRequests:
             if quest["status"] == "in_progress" and quest["currentStep"] > quest["steps"]:
                 body = {"questId": quest["questId"], "clientGeneratedAt": timestamp()}
                 await harness.request("POST", "/quest/complete", body, key=str(uuid4()))
-                return await self.new_request(harness)
+                return await self.new_request(harness, text)
             if quest["status"] == "in_progress":
                 return _advance(quest["questId"], quest["currentStep"])
         for quest in quests:
@@ -78,14 +78,14 @@ def _advance(quest: str, step: int) -> Request:
     )
 
 
-def _request(template: RequestTemplate) -> Request:
+def _request(template: RequestTemplate, text: str | None = None) -> Request:
     # Small: it may be a price or an amount.
     number = 1 + secrets.randbelow(1_000_000)
     return Request(
         method=template.method,
         path=template.path,
         headers=template.headers,
-        body=_filled(template.body, unique(), number),
+        body=_filled(template.body, text or unique(), number),
         other_body=_filled(template.body, unique(), number + 1),
     )
 

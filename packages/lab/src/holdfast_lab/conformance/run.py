@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.server.jwt_auth import mint_token
 from holdfast_lab.conformance import (
+    batch,
     bodies,
     error_caching,
     keys,
@@ -54,10 +55,21 @@ _COMMON: Final = (
     *tenants.CHECKS,
 )
 _BY_SERVICE: Final[dict[str, tuple[Check, ...]]] = {
-    "walk": (*ops.PATH_CHECKS, *error_caching.WALK_CHECKS, *staleness.CHECKS),
-    "planning": (*ops.PATH_CHECKS, *versions.PLANNING_CHECKS),
-    "routes": (*ops.PATH_CHECKS, *error_caching.ROUTES_CHECKS),
-    "field": (*ops.PATH_CHECKS, *versions.FIELD_CHECKS),
+    "walk": (
+        *ops.PATH_CHECKS,
+        *error_caching.WALK_CHECKS,
+        *staleness.CHECKS,
+        # Its steps depend on each other, so two of them cannot be in one batch.
+        *batch.WALK_CHECKS,
+    ),
+    "planning": (
+        *ops.PATH_CHECKS,
+        *versions.PLANNING_CHECKS,
+        *batch.CHECKS,
+        *batch.PLANNING_CHECKS,
+    ),
+    "routes": (*ops.PATH_CHECKS, *error_caching.ROUTES_CHECKS, *batch.CHECKS),
+    "field": (*ops.PATH_CHECKS, *versions.FIELD_CHECKS, *batch.CHECKS, *batch.FIELD_CHECKS),
 }
 _HOUR: Final = timedelta(hours=1)
 _UNAUTHORIZED: Final = 401
@@ -127,7 +139,7 @@ class Plan(msgspec.Struct, frozen=True):
 def plan_checks(profile: Profile | None, service: str | None) -> list[Plan]:
     """Return the plans for one profile, for one built-in service, or for all of them."""
     if profile is not None:
-        return [Plan(profile, _applying(profile, _COMMON))]
+        return [Plan(profile, _applying(profile, (*_COMMON, *batch.CHECKS)))]
     plans = []
     for name in [service] if service is not None else list(BUILT_IN):
         ours = BUILT_IN[name]
@@ -167,9 +179,14 @@ async def conform(
             if harness.profile not in BUILT_IN.values():
                 await _send_valid_request(harness)
         for plan, harness in zip(plans, harnesses, strict=True):
+            has_batch = True
             for check in plan.checks:
+                if check.section == batch.OFFER.section and not has_batch:
+                    continue  # one line says that there is none
                 on_check(f"{plan.profile.name}: {check.name}")
-                yield await _run_check(harness, check)
+                result = await _run_check(harness, check)
+                has_batch = has_batch and (check is not batch.OFFER or _is_offered(result))
+                yield result
 
 
 def _harness(client: httpx.AsyncClient, profile: Profile, sign_in: SignIn) -> Harness:
@@ -272,6 +289,10 @@ async def _run_check(harness: Harness, check: Check) -> Result:
         why=check.why if verdict is Verdict.FAIL else None,
         change=change if verdict is Verdict.FAIL else None,
     )
+
+
+def _is_offered(result: Result) -> bool:
+    return result.verdict is not Verdict.SKIP
 
 
 def _applying(profile: Profile, checks: Sequence[Check]) -> tuple[Check, ...]:

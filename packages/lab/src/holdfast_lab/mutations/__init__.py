@@ -6,6 +6,7 @@
 ``response_bugs``  bugs of the outbox about versions, refusals, outages and foreign responses
 ``hold_bugs``      bugs of the outbox about holds: while a server is down, and after it
 ``server_bugs``    bugs of the server and of the store of idempotency records
+``batch_bugs``     bugs of batches: chunks, lanes, placeholders
 ``job_bugs``       bugs of the jobs: store, executor, relay
 ``runner``         runs seeds with one bug at a time until a guarantee is violated
 =================  ==============================================================================

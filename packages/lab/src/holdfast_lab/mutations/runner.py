@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast_lab.mutations import (
+    batch_bugs,
     hold_bugs,
     job_bugs,
     outbox_bugs,
@@ -43,7 +44,15 @@ _TRACED_SEEDS: Final = 5
 # The files with the code of planted bugs.
 _BUG_FILES: tuple[str, ...] = tuple(
     str(module.__file__)
-    for module in (hold_bugs, job_bugs, outbox_bugs, response_bugs, server_bugs, planting)
+    for module in (
+        batch_bugs,
+        hold_bugs,
+        job_bugs,
+        outbox_bugs,
+        response_bugs,
+        server_bugs,
+        planting,
+    )
 )
 
 # Python raises these where code does not fit the code around it. Injected faults are none of

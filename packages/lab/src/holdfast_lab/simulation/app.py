@@ -10,9 +10,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from holdfast.errors import NonRetryableError, NotAuthenticatedError
+from holdfast.errors import NonRetryableError, NotAuthenticatedError, ServiceError
 from holdfast.jobs.context import JobContext
 from holdfast.server.app import Holdfast
+from holdfast.server.batch_options import BatchOptions
 from holdfast.server.guarded_request import Principal
 from holdfast.server.request_head import RequestHead
 from holdfast_services.field.policy import POLICY as FIELD
@@ -49,6 +50,7 @@ _FIELDS: Final = ("title", "what")
 """The members of a payload that a note has."""
 
 _WEEK_OF_ERRORS: Final = FIELD.replace(error_ttl=FIELD.success_ttl)
+_ATTESTED: Final = WALK.replace(batch_headers=(*WALK.batch_headers, ATTESTATION))
 
 
 class HandlerFaults(Protocol):
@@ -65,16 +67,20 @@ class HandlerFaults(Protocol):
 
 
 def identify(head: RequestHead) -> Principal:
-    """Use the token as the name: authentication is not simulated."""
+    """Use the token as the name: authentication is not simulated, but refused attestations are."""
     if head.authorization is None:
         raise NotAuthenticatedError("the Authorization header is missing")
+    if head.header(ATTESTATION) == REFUSED_ATTESTATION:
+        raise ServiceError(401, "ATTESTATION_INVALID", "the attestation is refused")
     name = head.authorization.removeprefix("Bearer ")
     return Principal(tenant=name, actor=name)
 
 
-def guard_service(holdfast: Holdfast, faults: HandlerFaults) -> Callable[..., Awaitable[None]]:
-    """Return the ASGI app of one server process."""
-    holdfast.guard_path("POST", "/steps", endpoint="steps", policy=WALK)
+def guard_service(
+    holdfast: Holdfast, faults: HandlerFaults, batch: BatchOptions | None = None
+) -> Callable[..., Awaitable[None]]:
+    """Return the ASGI app of one server process; ``batch`` are the options of its batches."""
+    holdfast.guard_path("POST", "/steps", endpoint="steps", policy=_ATTESTED)
     holdfast.guard_path("POST", "/notes", endpoint="notes.create", policy=_WEEK_OF_ERRORS)
     holdfast.guard_path("PATCH", "/notes/{note}", endpoint="notes.change", policy=_WEEK_OF_ERRORS)
 
@@ -90,15 +96,8 @@ def guard_service(holdfast: Holdfast, faults: HandlerFaults) -> Callable[..., Aw
         await faults.handler()
         await _reply(send, status, body)
 
-    wrapped: Callable[..., Awaitable[None]] = holdfast.wrap(app)
-
-    async def attested(scope: Any, receive: Any, send: Any) -> None:
-        if (ATTESTATION.encode(), REFUSED_ATTESTATION.encode()) in scope["headers"]:
-            await _reply(send, 401, {"code": "ATTESTATION_INVALID"})
-            return
-        await wrapped(scope, receive, send)
-
-    return attested
+    wrapped: Callable[..., Awaitable[None]] = holdfast.wrap(app, batch=batch)
+    return wrapped
 
 
 async def _read_note(holdfast: Holdfast, path: str) -> tuple[int, dict[str, Any]]:

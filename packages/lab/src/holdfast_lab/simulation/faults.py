@@ -7,7 +7,7 @@ from typing import Final
 from holdfast.jobs import executor
 from holdfast.jobs.engines import relay
 from holdfast.outbox import drain
-from holdfast.server import idempotency
+from holdfast.server import batch_chunk, idempotency
 
 __all__ = [
     "DEVICE_POINTS",
@@ -59,7 +59,12 @@ _WITHIN_TRANSACTION: Final = (
 )
 """Operations that the drain only uses within ``transaction``, which commits them."""
 
-SERVER_POINTS: Final = (*idempotency.FAULT_POINTS, *executor.FAULT_POINTS, *relay.FAULT_POINTS)
+SERVER_POINTS: Final = (
+    *idempotency.FAULT_POINTS,
+    *batch_chunk.FAULT_POINTS,
+    *executor.FAULT_POINTS,
+    *relay.FAULT_POINTS,
+)
 DEVICE_POINTS: Final = (
     *drain.FAULT_POINTS,
     *(f"{name}.before_commit" for name in (*_COMMITS, *_WITHIN_TRANSACTION)),

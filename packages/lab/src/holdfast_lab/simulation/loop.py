@@ -191,7 +191,9 @@ class VirtualLoop:
 
     def create_task(self, coro: Any, *, name: str | None = None, context: Any = None) -> Any:
         """Return a task that belongs to the current process."""
-        process = CURRENT_PROCESS.get() if context is None else context.get(CURRENT_PROCESS)
+        process = CURRENT_PROCESS.get()
+        if context is not None and process is not None:
+            context.run(CURRENT_PROCESS.set, process)  # it may be a new, empty one
         if process is not None and not process.alive:  # from a ``finally`` of a dead process
             coro.close()
             return self.create_future()

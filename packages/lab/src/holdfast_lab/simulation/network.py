@@ -1,6 +1,6 @@
 """The network between devices and servers: loses, duplicates, delays and reorders messages."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from email.utils import format_datetime
 from random import Random
 from typing import Any, Final, Protocol
@@ -9,11 +9,14 @@ import msgspec
 
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import ResponseSeen
+from holdfast_lab.simulation.batches import BATCH_PATH, items_of
+from holdfast_lab.simulation.database import ServerDatabase
 from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.loop import NO_PROCESS, VirtualLoop
+from holdfast_lab.simulation.records import RecordCheck
 from holdfast_lab.simulation.server import Server
 
-__all__ = ["PORTALS", "Network", "NetworkWorld", "outage_response"]
+__all__ = ["ELSEWHERE", "PORTALS", "Network", "NetworkWorld", "outage_response"]
 
 _TIMEOUT_SECONDS: Final = 30.0
 _LONG_TIMEOUT_SECONDS: Final = 130.0
@@ -23,6 +26,7 @@ _COPY_SECONDS: Final = (0.0, 0.001, 0.002, 0.003, 0.005, 0.01, 1.0, 40.0)
 _COPIED_SHARE: Final = 0.5
 """How often a request is doubled if there are two servers."""
 
+_OK: Final = 200
 _CREATED: Final = 201
 _ERROR: Final = 400
 
@@ -37,7 +41,9 @@ _PORTALS: Final = {
 PORTALS: Final = tuple(_PORTALS)
 """What captive portals respond."""
 
-_ELSEWHERE: Final = "elsewhere"
+ELSEWHERE: Final = "elsewhere"
+"""The sender of requests that no device has sent."""
+
 # So long after a restore, the caches of all servers must know of it.
 SETTLED_SECONDS: Final = 60.0
 
@@ -58,6 +64,7 @@ class NetworkWorld(Protocol):
     loop: VirtualLoop
     faults: Faults
     http_servers: list[Server]
+    database: ServerDatabase
 
     def now(self) -> Any:
         """Return the server's clock."""
@@ -76,6 +83,7 @@ class Network:
         self._world = world
         self._rng = rng
         self.responses: list[ResponseSeen] = []
+        self.records = RecordCheck(world.database.reader)
         self.requests = 0
         # Devices without a network.
         self.offline: set[str] = set()
@@ -113,7 +121,7 @@ class Network:
         """Send the request of a device again, as a client does that has lost the response."""
         request = self._sent.get((f"Bearer {user}", key))
         if request is not None:
-            self.send(_ELSEWHERE, request, lambda _: None)
+            self.send(ELSEWHERE, request, lambda _: None)
 
     def send(self, device: str, request: Request, on_response: OnResponse) -> None:
         """Send a request; ``on_response`` is called for each response and on timeout.
@@ -131,7 +139,7 @@ class Network:
             self._later(0.05, on_response, _PORTALS[self.portals[device]])
             return
         self.requests += 1
-        if device != _ELSEWHERE:
+        if device != ELSEWHERE:
             caller = request.headers.get("Authorization", "")
             self._sent[caller, request.headers.get("Idempotency-Key", "")] = request
         # Longer than a third of a lease, so that leases are renewed.
@@ -185,6 +193,7 @@ class Network:
         process.on_kill.append(
             lambda: self._later(0.05, on_response, NoResponse("the connection was closed"))
         )
+        self.records.on_delivery(request)
         process.spawn(self._serve(server, device, request, on_response))
 
     async def _serve(
@@ -192,10 +201,30 @@ class Network:
     ) -> None:
         app = server.app
         assert app is not None  # noqa: S101 - checked by the caller
-        started = self._world.loop.time()
+        started, epoch = self._world.loop.time(), self._epoch
         response = await _call_app(app, request)
         # The response has left the process, which may be killed now.
-        self._on_response(device, request, response, on_response, started)
+        self._note_responses(request, response, started, is_current=epoch == self._epoch)
+        self._on_response(device, request, response, on_response)
+
+    def _note_responses(
+        self, request: Request, response: Response, started: float, *, is_current: bool
+    ) -> None:
+        """Note what the server has responded to each request, also of a batch.
+
+        ``is_current`` is False if the database was restored meanwhile, or days have passed.
+        """
+        restored_at = self._restored_at
+        # Around a restore, a key may get the lost response, and then another one.
+        is_settled = restored_at is None or started >= restored_at + SETTLED_SECONDS
+        if request.method == "GET" or not is_settled:
+            return
+        for each, result in _exchanges(request, response):
+            seen = _to_history(each, result, self._key_suffix)
+            is_after = restored_at is not None
+            self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
+            if is_current:
+                self.records.on_response(seen, each)
 
     def _on_response(
         self,
@@ -203,15 +232,7 @@ class Network:
         request: Request,
         response: Response,
         on_response: OnResponse,
-        started: float,
     ) -> None:
-        restored_at = self._restored_at
-        # Around a restore, a key may get the lost response, and then another one.
-        is_settled = restored_at is None or started >= restored_at + SETTLED_SECONDS
-        if request.method != "GET" and is_settled:
-            seen = _to_history(request, response, self._key_suffix)
-            is_after = restored_at is not None
-            self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
         world = self._world
         self._report_note(device, request, response)
         replayed = " (replayed)" if "idempotency-replayed" in response.headers else ""
@@ -226,7 +247,7 @@ class Network:
         self._later(self._delay("response late"), on_response, dated_response)
 
     def _report_note(self, device: str, request: Request, response: Response) -> None:
-        if device == _ELSEWHERE or not request.target.startswith("/notes"):
+        if device == ELSEWHERE or not request.target.startswith("/notes"):
             return
         if request.method != "GET" and response.status == _CREATED:
             tenant = request.headers.get("Authorization", "").removeprefix("Bearer ")
@@ -247,6 +268,16 @@ class Network:
 
     def _later(self, seconds: float, step: Callable[..., None], *args: Any) -> None:
         self._world.loop.call_later(seconds, step, *args, context=NO_PROCESS.copy())
+
+
+def _exchanges(request: Request, response: Response) -> Iterator[tuple[Request, Response]]:
+    """Yield a request and its response, or those of the items of a batch that are known."""
+    if request.target != BATCH_PATH:
+        yield request, response
+    elif response.status == _OK:
+        for item in items_of(request, response):
+            if item.key and item.request is not None and item.response is not None:
+                yield item.request, item.response
 
 
 async def _call_app(app: Any, request: Request) -> Response:

@@ -13,8 +13,10 @@ import msgspec
 
 from holdfast.jobs.engines import relay
 from holdfast.outbox.transport import Response
+from holdfast.server import batch_chunk
 from holdfast_lab.checker import Violation, check
 from holdfast_lab.history import Delay, Effect, FollowUp, History, JobEffect, JobState, Write
+from holdfast_lab.simulation.batch_clients import BatchClients, batch_options
 from holdfast_lab.simulation.broker import SimulatedBroker
 from holdfast_lab.simulation.database import Contents
 from holdfast_lab.simulation.determinism import deterministic
@@ -29,12 +31,13 @@ from holdfast_lab.simulation.faults import (
 )
 from holdfast_lab.simulation.loop import CURRENT_PROCESS, NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.network import PORTALS, SETTLED_SECONDS, Network, outage_response
-from holdfast_lab.simulation.server import Server, Stall
+from holdfast_lab.simulation.server import InjectedError, Server, Stall
 from holdfast_lab.simulation.templates import Templates
 from holdfast_lab.simulation.user_actions import Bias, PlannedAction, plan_actions
 from holdfast_lab.simulation.users import Users
 
 if TYPE_CHECKING:
+    from holdfast.server.batch_options import BatchOptions
     from holdfast_lab.simulation.store import SimulatedConnection, SimulatedNotifier
 
 __all__ = ["Outcome", "run_seed"]
@@ -55,6 +58,10 @@ _SILENCE_SHARE: Final = 0.05
 _SILENCE_SECONDS: Final = (900.0, 1500.0)
 _SILENCE_POLL_SECONDS: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
+_BATCHES_SHARE: Final = 0.1
+_OFFERED_SHARE: Final = 0.7
+"""How often servers accept batches."""
+
 _REPORTED_SHARE: Final = 0.5
 """How often an app gets to know that the network is back."""
 
@@ -129,6 +136,8 @@ class World:
         with_broker = plan_rng.random() < 0.2 or self.faults.focuses_on(*relay.FAULT_POINTS)  # noqa: PLR2004
         self.broker = SimulatedBroker(self.loop, self.faults, broker_rng) if with_broker else None
         self._log_handler = _ErrorLogHandler(self)
+        batch_rng = stream()
+        self.batch_options: BatchOptions | None = batch_options(batch_rng)
         self._is_often_down = self.faults.focuses_on("save_holds") or (
             plan_rng.random() < _OFTEN_DOWN_SHARE
         )
@@ -136,24 +145,37 @@ class World:
         self.http_servers = [server for server in self.servers if server.handles_requests]
         self._make_devices(plan_rng, stream, templates)
         self.users = Users(self, self.devices, users_rng)
-        focuses_on = self.faults.focuses_on
         self._is_contested = self._rng.random() < _CONTESTED_SHARE
         self._is_silence_due = self._rng.random() < _SILENCE_SHARE
         planned = plan_actions(plan_rng, {d.name: d.users for d in self.devices}, self._bias())
         self.actions: dict[str, PlannedAction] = {action.id: action for action in planned}
         self._planned = planned
         self.network.loses_changes = any(action.lane is not None for action in planned)
+        self._plan_disasters(stream)
+        self.batches = self._make_batches(batch_rng)
+
+    def _plan_disasters(self, stream: Callable[[], Random]) -> None:
         self._long_sleep = LongSleep.maybe(stream())
-        if focuses_on("warn_of_expiry"):  # entries that are old, and not too old
+        if self.faults.focuses_on("warn_of_expiry"):  # entries that are old, and not too old
             self._long_sleep = LongSleep(
                 10.0 + 100.0 * self._rng.random(), _ALMOST_STALE_DAYS, False
             )
         if self._is_silence_due:
             self._long_sleep = None
-        times = [action.at for action in planned]
+        times = [action.at for action in self._planned]
         self._restore = Restore.maybe(stream(), times) if self._can_restore() else None
         self._is_restore_over = False
         self._fast_disk_until = 0.0
+
+    def _make_batches(self, rng: Random) -> BatchClients | None:
+        """Make clients of batches in some worlds, and where the fault points are theirs."""
+        is_needed = self.faults.focuses_on(*batch_chunk.FAULT_POINTS)
+        draw = rng.random()
+        if draw < _BATCHES_SHARE or is_needed:
+            return BatchClients(self, rng)
+        if draw > _OFFERED_SHARE:
+            self.batch_options = None
+        return None
 
     def _can_restore(self) -> bool:
         """Return whether requests and jobs run apart: operators stop workers for a restore.
@@ -284,6 +306,8 @@ class World:
     def run(self, seed: int) -> Outcome:
         """Inject faults, drain, check."""
         self.users.schedule(self._planned)
+        if self.batches is not None:
+            self.batches.schedule()
         if self.faults.focuses_on("cancel", "edit_payload", "park", "retry", "warn_of_expiry"):
             # These need entries that were never sent.
             for device in self.devices:
@@ -315,13 +339,14 @@ class World:
     def _is_played(self) -> bool:
         """Return whether everything that was planned has happened."""
         is_restored = self._restore is None or self._is_restore_over
-        return self.users.are_done and is_restored and not self._is_silence_due
+        are_done = self.users.are_done and (self.batches is None or self.batches.are_done)
+        return are_done and is_restored and not self._is_silence_due
 
     def _has_refusals(self) -> bool:
         return any(
             "refuse" in action.payload or "unattested" in action.payload
             for action in self.actions.values()
-            if action.kind == "step" and action.acknowledged
+            if action.kind == "step" and action.acknowledged and not action.is_direct
         )
 
     def _wait_without_people(self) -> None:
@@ -434,7 +459,10 @@ class World:
         if long_sleep is None or self.faults.is_stopped or not self.faults.record(LONG_SLEEP):
             return
         self.note("world", f"{long_sleep.days:g} days are skipped")
-        self.network.drop_in_flight(keys_forgotten=self.users.skip_days(long_sleep.days))
+        are_keys_forgotten = self.users.skip_days(long_sleep.days)
+        self.network.drop_in_flight(keys_forgotten=are_keys_forgotten)
+        if are_keys_forgotten and self.batches is not None:
+            self.batches.expire()
         for device in self.devices:
             device.expire_leases()
             if long_sleep.is_off:
@@ -538,7 +566,9 @@ class World:
 
     def _is_finished(self) -> bool:
         waits = self._reader.execute("SELECT 1 FROM holdfast_jobs LIMIT 1").fetchone()
-        return waits is None and not any(device.unfinished_count() for device in self.devices)
+        has_items = self.batches is not None and self.batches.unfinished()
+        is_drained = not any(device.unfinished_count() for device in self.devices)
+        return waits is None and not has_items and is_drained
 
     def _unfinished(self) -> list[str]:
         """Return what has not drained, one line each."""
@@ -547,6 +577,7 @@ class World:
             for device in self.devices
             if (count := device.unfinished_count())
         ]
+        found += [] if self.batches is None else self.batches.unfinished()
         jobs = self._reader.execute("SELECT count(*) FROM holdfast_jobs").fetchone()[0]
         return [*found, f"{jobs} jobs are waiting"] if jobs else found
 
@@ -561,6 +592,8 @@ class World:
             effects=effects,
             entries=[entry for device in self.devices for entry in device.entry_states()],
             responses=self.network.responses,
+            unrecorded=self.network.records.differences,
+            left_behind=self.network.records.left_behind,
             jobs=self._jobs(),
             job_effects=[
                 JobEffect(
@@ -719,6 +752,8 @@ class _ErrorLogHandler(logging.Handler):
             return
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
+            if isinstance(error, InjectedError):
+                return
             self._world.errors.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
 
     def remove(self) -> None:

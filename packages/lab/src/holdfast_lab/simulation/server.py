@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from holdfast.errors import RateLimitedError, ServiceError
 from holdfast.server.app import Holdfast
+from holdfast.server.batch_options import BatchOptions
 from holdfast_lab.simulation.app import guard_service, identify, register_jobs
 from holdfast_lab.simulation.broker import SimulatedBroker, simulated_jetstream
 from holdfast_lab.simulation.faults import Faults
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from holdfast.jobs.worker import Worker
 
-__all__ = ["Server", "ServerWorld", "Stall"]
+__all__ = ["InjectedError", "Server", "ServerWorld", "Stall"]
 
 _POLL_SECONDS: Final = 45.0
 _SWEEP_SECONDS: Final = 120.0
@@ -40,6 +41,8 @@ class ServerWorld(StoreWorld, Protocol):
     response_count: int
     # The worker that is paused, or was; None if there was none.
     stall: Stall | None
+    # The batches that servers accept; None if they have no such endpoint.
+    batch_options: BatchOptions | None
 
     def stalls_worker(self) -> bool:
         """Decide whether to pause a worker that has claimed a job."""
@@ -49,6 +52,10 @@ class ServerWorld(StoreWorld, Protocol):
 
     def note(self, source: str, event: str) -> None:
         """Append an event to the timeline."""
+
+
+class InjectedError(RuntimeError):
+    """Raised by a handler on purpose: it is no error of the code under test."""
 
 
 class _FaultInjector:
@@ -95,7 +102,7 @@ class _FaultInjector:
                 )
             if draw < 0.6:  # noqa: PLR2004
                 raise ServiceError(503, "simulation.busy", "the service is busy")
-            raise RuntimeError("injected error of the handler")
+            raise InjectedError("injected error of the handler")
         if faults.happens("slow handler"):
             await asyncio.sleep(faults.between(1.0, 25.0))
         else:
@@ -164,7 +171,7 @@ class Server:
             audit_seal_seconds=None,
             faults=faults,
         )
-        app = guard_service(holdfast, faults)
+        app = guard_service(holdfast, faults, world.batch_options)
         register_jobs(holdfast, faults)
         await holdfast.open()
         if self.runs_jobs:

@@ -61,6 +61,10 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     returned_at: float = float("inf")
     # Of notes and their changes.
     max_attempts: int = 6
+    # Sent without an outbox, by a client of batches.
+    is_direct: bool = False
+    # Its lane in a batch.
+    batch_lane: str | None = None
 
     @property
     def endpoint(self) -> str:
@@ -101,6 +105,10 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             **shared,
         )
 
+    def _is_in_order(self) -> bool:
+        has_order = self.batch_lane is not None if self.is_direct else self.kind == "step"
+        return has_order and self.first_try and not self.lost
+
     def to_history(self) -> UserAction:
         """Return the record for the checker."""
         return UserAction(
@@ -112,7 +120,9 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             position=self.position,
             acknowledged=self.acknowledged,
             expect=self.expect,
-            in_order=self.kind == "step" and self.first_try and not self.lost,
+            in_order=self._is_in_order(),
+            lane=self.batch_lane,
+            has_entry=not self.is_direct,
             enqueues_job=True,
             lost=self.lost,
             enqueued_at=self.enqueued_at,

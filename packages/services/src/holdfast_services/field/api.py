@@ -1,41 +1,26 @@
 """HTTP routes of field: the same six operations for activities, contacts and expenses."""
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Final
-from uuid import uuid4
 
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 
-from holdfast import Holdfast
+from holdfast import Execution, Holdfast
 from holdfast.core.staleness import parse_instant
 from holdfast.core.versions import check_version, etag, expected_version
 from holdfast.errors import BodyInvalidError, NotFoundError
-from holdfast.ports import Transaction
-from holdfast.server.starlette import Caller, Run, Tx
+from holdfast.server.starlette import Run
 from holdfast_services.auth import CurrentPrincipal
 from holdfast_services.field.changes import add_changes
+from holdfast_services.field.document_writer import DocumentWriter
 from holdfast_services.field.model import (
     KINDS,
     SERVER_FIELDS_BYTES,
     Kind,
     app_fields,
-    check_size,
-    encode,
     merge_patch,
-    references,
 )
-from holdfast_services.field.repository import (
-    Change,
-    Item,
-    add,
-    change,
-    find,
-    find_in,
-    list_page,
-    next_change,
-    remove,
-)
+from holdfast_services.field.repository import Item, find_in, list_page
 from holdfast_services.large_bodies import LargeDocumentRoute
 from holdfast_services.openapi import errors
 from holdfast_services.routing import service_router
@@ -84,7 +69,7 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
     return api
 
 
-def _add_writes(  # noqa: C901 - four operations of one kind belong together
+def _add_writes(
     api: APIRouter, holdfast: Holdfast, settings: Settings, kind: Kind, notifier: StreamNotifier
 ) -> None:
     policy = settings.policies().field
@@ -93,29 +78,9 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
     max_bytes = min(policy.max_body_bytes, policy.max_response_bytes - SERVER_FIELDS_BYTES)
     path, one, what = _paths(kind)
 
-    async def begin_change(tx: Transaction, tenant: str, run: Any) -> Change:
-        run.after_commit(lambda: notifier.notify(tenant))
-        return await next_change(tx, tenant, holdfast.clock.now(), run.database_epoch)
+    writer = DocumentWriter(holdfast, notifier, kind, what, max_bytes)
 
-    async def current(tx: Transaction, tenant: str, item_id: str) -> Item:
-        found = await find(tx, tenant, kind, item_id)
-        if found is None:
-            raise NotFoundError(f"there is no such {what}")
-        return found
-
-    async def check_references(tx: Transaction, tenant: str, fields: dict[str, Any]) -> None:
-        for field, of_kind, item_id in references(kind, fields):
-            if await find(tx, tenant, of_kind, item_id) is None:
-                raise NotFoundError(f"{field}: there is no such document")
-
-    async def encoded(request: Request, old_bytes: int, work: Callable[[], dict[str, Any]]) -> str:
-        """Encode what ``work`` returns, a large document in a thread, and check its size."""
-        size = old_bytes + len(await request.body())
-        document = await holdfast.bodies.run(size, lambda: encode(work()))
-        check_size(document, max_bytes)
-        return document
-
-    def respond(item: Item, run: Any, status: int = 200) -> Response:
+    def respond(item: Item, run: Execution, status: int = 200) -> Response:
         run.describe(resource=f"{what}:{item.id}", version=item.version)
         headers = {"location": f"{path}/{item.id}"} if status == _CREATED else {}
         return _document_response(item, status, headers)
@@ -129,28 +94,12 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
     )
     @holdfast.guard(f"POST {path}", policy=policy)
     async def create(
-        document: Document,
-        tx: Tx,
-        caller: Caller,
-        run: Run,
-        request: Request,
-        _generated_at: GeneratedAt = None,
+        document: Document, run: Run, request: Request, _generated_at: GeneratedAt = None
     ) -> Response:
         fields = app_fields(document)
         occurred_at = _occurred_at(request)
-        text = await encoded(request, 0, lambda: fields)
-        at = await begin_change(tx, caller.tenant, run)
-        await check_references(tx, caller.tenant, fields)
-        item = await add(
-            tx,
-            caller.tenant,
-            kind,
-            item_id=str(uuid4()),
-            document=text,
-            at=at,
-            occurred_at=occurred_at,
-        )
-        return respond(item, run, _CREATED)
+        text = await writer.encode(run, 0, lambda: fields)
+        return respond(await writer.add(run, fields, text, occurred_at), run, _CREATED)
 
     @api.put(
         one,
@@ -159,23 +108,15 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(404, 409)},
     )
     @holdfast.guard(f"PUT {one}", policy=policy)
-    async def replace(  # noqa: PLR0917 - FastAPI reads them
-        item_id: str,
-        document: Document,
-        tx: Tx,
-        caller: Caller,
-        run: Run,
-        request: Request,
-        _if_match: IfMatch = None,
+    async def replace(
+        item_id: str, document: Document, run: Run, request: Request, _if_match: IfMatch = None
     ) -> Response:
         fields = app_fields(document)
-        text = await encoded(request, 0, lambda: fields)
-        at = await begin_change(tx, caller.tenant, run)
-        item = await current(tx, caller.tenant, item_id)
+        text = await writer.encode(run, 0, lambda: fields)
+        at, item = await writer.begin(run, item_id)
         _check_version(request, document, item)
-        await check_references(tx, caller.tenant, fields)
-        changed = await change(tx, caller.tenant, kind, item=item, document=text, at=at)
-        return respond(changed, run)
+        await writer.check_references(run, fields)
+        return respond(await writer.change(run, item, text, at), run)
 
     @api.patch(
         one,
@@ -185,25 +126,17 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         responses={200: {"headers": _WITH_TAG, **_DOCUMENT}, **errors(404, 409)},
     )
     @holdfast.guard(f"PATCH {one}", policy=policy)
-    async def patch(  # noqa: PLR0917 - FastAPI reads them
-        item_id: str,
-        document: Document,
-        tx: Tx,
-        caller: Caller,
-        run: Run,
-        request: Request,
-        _if_match: IfMatch = None,
+    async def patch(
+        item_id: str, document: Document, run: Run, request: Request, _if_match: IfMatch = None
     ) -> Response:
         patched = app_fields(document)
-        at = await begin_change(tx, caller.tenant, run)
-        item = await current(tx, caller.tenant, item_id)
+        at, item = await writer.begin(run, item_id)
         _check_version(request, document, item)
-        await check_references(tx, caller.tenant, patched)
-        text = await encoded(
-            request, len(item.document), lambda: merge_patch(item.fields(), patched)
+        await writer.check_references(run, patched)
+        text = await writer.encode(
+            run, len(item.document), lambda: merge_patch(item.fields(), patched)
         )
-        changed = await change(tx, caller.tenant, kind, item=item, document=text, at=at)
-        return respond(changed, run)
+        return respond(await writer.change(run, item, text, at), run)
 
     @api.delete(
         one,
@@ -214,19 +147,16 @@ def _add_writes(  # noqa: C901 - four operations of one kind belong together
         responses=errors(404, 409),
     )
     @holdfast.guard(f"DELETE {one}", policy=policy)
-    async def delete(  # noqa: PLR0917 - FastAPI reads them
+    async def delete(
         item_id: str,
-        tx: Tx,
-        caller: Caller,
         run: Run,
         request: Request,
         document: VersionBody = None,
         _if_match: IfMatch = None,
     ) -> Response:
-        at = await begin_change(tx, caller.tenant, run)
-        item = await current(tx, caller.tenant, item_id)
+        at, item = await writer.begin(run, item_id)
         _check_version(request, document, item)
-        await remove(tx, caller.tenant, kind, item, at)
+        await writer.remove(run, item, at)
         run.describe(resource=f"{what}:{item.id}", version=item.version + 1)
         return Response(status_code=204)
 

@@ -16,6 +16,25 @@ RETURNING seq, changed_at, branch;
 -- name: add_branch
 INSERT INTO field_branches (tenant, start, branch) VALUES (:tenant, :start, :branch);
 
+-- name: add_next
+-- PostgreSQL: next_change and add in one round trip.
+SELECT change_seq, change_at
+  FROM field_add(:tenant, :kind, :id, :document, CAST(:now AS timestamptz),
+                 CAST(:occurred_at AS timestamptz), :epoch, :branch, NULL, NULL);
+
+-- name: add_next_referring
+-- PostgreSQL: the same for a document that refers to others, which are looked up in between.
+SELECT change_seq, change_at, missing
+  FROM field_add(:tenant, :kind, :id, :document, CAST(:now AS timestamptz),
+                 CAST(:occurred_at AS timestamptz), :epoch, :branch,
+                 CAST(:kinds AS text[]), CAST(:ids AS text[]));
+
+-- name: begin_change
+-- PostgreSQL: next_change and find in one round trip.
+SELECT change_seq, change_at, id, version, document, seq, created_at, updated_at, deleted_at,
+       occurred_at
+  FROM field_begin_change(:tenant, :kind, :id, CAST(:now AS timestamptz), :epoch, :branch);
+
 -- name: branches
 -- One row for each restore or failover that a user's writes have seen, oldest first.
 SELECT start, branch FROM field_branches WHERE tenant = :tenant ORDER BY start;

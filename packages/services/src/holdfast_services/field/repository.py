@@ -1,10 +1,15 @@
-"""Queries of field documents. The same SQL on SQLite and PostgreSQL, always by tenant."""
+"""Queries of field documents, always by tenant.
+
+On PostgreSQL ``add_next`` and ``begin_change`` do in one round trip what ``next_change``, ``find``
+and ``add`` do in several. All other SQL is the same on SQLite and PostgreSQL.
+"""
 
 import hashlib
 import re
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from holdfast import Transaction
@@ -19,6 +24,8 @@ __all__ = [
     "Item",
     "Page",
     "add",
+    "add_next",
+    "begin_change",
     "change",
     "find",
     "find_in",
@@ -105,6 +112,64 @@ async def next_change(tx: Transaction, tenant: str, now: datetime, epoch: str | 
         start = {"tenant": tenant, "start": row["seq"] - 1, "branch": branch}
         await tx.execute(_sql()["add_branch"], start)
     return Change(row["seq"], _instant(row["changed_at"]))
+
+
+async def add_next(
+    tx: Transaction,
+    tenant: str,
+    kind: Kind,
+    *,
+    item_id: str,
+    document: str,
+    now: datetime,
+    epoch: str | None,
+    occurred_at: datetime | None,
+    references: Sequence[tuple[str, Kind, str]] = (),
+) -> Item | str:
+    """Lock the user's counter and insert a document, on PostgreSQL.
+
+    Returns the name of the first field that refers to a document that does not exist, if one does.
+    """
+    values = {
+        "tenant": tenant,
+        "kind": kind,
+        "id": item_id,
+        "document": document,
+        "now": now,
+        "occurred_at": occurred_at,
+        "epoch": _digest(epoch),
+        "branch": secrets.token_hex(6),
+    }
+    if references:
+        values["kinds"] = [of_kind for _, of_kind, _ in references]
+        values["ids"] = [_known_id(referred) for _, _, referred in references]
+    row = await tx.fetch_one(_sql()["add_next_referring" if references else "add_next"], values)
+    assert row is not None  # noqa: S101 - a function returns a row
+    if references and row["missing"] is not None:
+        missing: int = row["missing"]
+        return references[missing - 1][0]
+    at = _instant(row["change_at"])
+    return Item(
+        item_id, 1, document, row["change_seq"], at, at, occurred_at or at, is_deleted=False
+    )
+
+
+async def begin_change(
+    tx: Transaction, tenant: str, kind: Kind, item_id: str, *, now: datetime, epoch: str | None
+) -> tuple[Change, Item | None]:
+    """Lock the user's counter and return the next change and a document, on PostgreSQL."""
+    values = {
+        "tenant": tenant,
+        "kind": kind,
+        "id": _known_id(item_id),
+        "now": now,
+        "epoch": _digest(epoch),
+        "branch": secrets.token_hex(6),
+    }
+    row = await tx.fetch_one(_sql()["begin_change"], values)
+    assert row is not None  # noqa: S101 - a function returns a row
+    change = Change(row["change_seq"], _instant(row["change_at"]))
+    return change, None if row["id"] is None else _not_deleted(row)
 
 
 async def find(tx: Transaction, tenant: str, kind: Kind, item_id: str) -> Item | None:
@@ -252,6 +317,12 @@ async def list_branches(store: Store, tenant: str) -> Sequence[tuple[int, str]]:
     return [(row["start"], row["branch"]) for row in rows]
 
 
+def _known_id(item_id: str) -> str:
+    """Return an id, or one that no document has in place of text that is not looked up."""
+    return item_id if _ID.fullmatch(item_id) else ""
+
+
+@lru_cache(maxsize=16)
 def _digest(epoch: str | None) -> str:
     """Return a short digest: an epoch names details of the database server."""
     return "" if epoch is None else hashlib.blake2b(epoch.encode(), digest_size=8).hexdigest()

@@ -20,6 +20,8 @@ PROFILE: Final = Profile(
     # Twelve attempts per wake-up; the entry then stays queued for the next one.
     retry=DEVICE,
     key_lifetime=timedelta(days=7),
+    # Made anew for each action.
+    batch_headers=frozenset({"x-firebase-appcheck"}),
     codes={
         # The effect exists, whichever request caused it.
         "ALREADY_ALLOCATED": Done(),

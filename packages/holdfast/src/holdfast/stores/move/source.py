@@ -18,6 +18,8 @@ __all__ = ["CORE_TABLES", "Source", "SourceMark"]
 CORE_TABLES: Final = (
     "secret",
     "idempotency_records",
+    "sequences",
+    "sequence_numbers",
     "audit_events",
     "audit_seals",
     "jobs",

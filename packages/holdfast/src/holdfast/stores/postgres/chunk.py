@@ -117,6 +117,17 @@ class PostgresChunk:
             count = next(at for at, number in enumerate(numbers) if number in held)
         return 0
 
+    async def statements(self) -> PostgresTransaction:
+        """Return the transaction, outside the savepoints of items."""
+        try:
+            await self._release_savepoint()
+        except BaseException as error:
+            self.is_broken = True
+            if isinstance(error, self._driver.outages):
+                raise unavailable(error) from error
+            raise
+        return self._unit.statements
+
     async def begin_item(self) -> "PostgresItemUnit":
         """Set a savepoint, unless there is one already."""
         if not self._has_savepoint:

@@ -43,6 +43,9 @@ class Pool(Protocol):
     async def fill(self, count: int) -> None:
         """Open connections in advance."""
 
+    def take(self) -> Any:
+        """Return a connection that is free now, or None: then use ``acquire``."""
+
     async def acquire(self, timeout_seconds: float) -> Any:
         """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
 

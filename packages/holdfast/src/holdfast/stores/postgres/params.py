@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any
 
 from holdfast.core.idempotency_record import AuditEvent, Record
+from holdfast.core.storable_text import check_storable
 from holdfast.errors import UsageError
 from holdfast.ports import Params
 from holdfast.stores.parameters import named_parameters
@@ -23,6 +24,7 @@ from holdfast.stores.transaction_control import refuse_transaction_control
 
 __all__ = [
     "bytes_literal",
+    "claim_literals",
     "finish_statement",
     "instant_literal",
     "int_literal",
@@ -110,6 +112,17 @@ def int_literal(value: int | None) -> str:
 def instant_literal(value: datetime) -> str:
     """Return a literal of type timestamptz."""
     return f"'{value.isoformat()}'"
+
+
+def claim_literals(tenant: str, endpoint: str, key: str) -> str:
+    """Return three literals of type text, separated by commas.
+
+    Raises ``BodyInvalidError`` for what the database cannot store.
+    """
+    if _is_plain(tenant + endpoint + key):
+        return f"'{tenant}','{endpoint}','{key}'"
+    check_storable(tenant, endpoint, key)
+    return ",".join(map(text_literal, (tenant, endpoint, key)))
 
 
 def text_literals(values: Sequence[str | None]) -> list[str]:

@@ -48,15 +48,17 @@ class ConnectionPool:
         for connection in opened:
             self.release(connection)
 
+    def take(self) -> Any:
+        """Return a connection that is free now, or None. Waiting callers come first."""
+        return None if self._waiting else self._take_idle()
+
     async def acquire(self, timeout_seconds: float) -> Any:
         """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
-        # Waiting callers come first.
-        if not self._waiting:
-            connection = self._take_idle()
-            if connection is not None:
-                return connection
-            if self._has_capacity():
-                return await self._open()
+        connection = self.take()
+        if connection is not None:
+            return connection
+        if not self._waiting and self._has_capacity():
+            return await self._open()
         started = time.monotonic()
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -68,12 +70,13 @@ class ConnectionPool:
     def release(self, connection: Any) -> None:
         """Return a connection, and serve the next waiting caller. A closed one is dropped."""
         self._busy.discard(connection)
-        if self._is_closed or connection in self._outdated:
+        if self._is_closed or (self._outdated and connection in self._outdated):
             self._outdated.discard(connection)
             connection.terminate()
         elif not connection.is_closed():
             self._idle.append(connection)
-        self._serve_next()
+        if self._waiting:
+            self._serve_next()
 
     def renew(self) -> None:
         """Close idle connections now, and those in use when they are released."""

@@ -36,10 +36,10 @@ from holdfast.stores.postgres.dsn import check_dsn
 from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.errors import statement_error, unavailable
 from holdfast.stores.postgres.params import (
+    claim_literals,
     instant_literal,
     positional,
     rows_changed,
-    text_literals,
 )
 from holdfast.stores.postgres.session import UsedSession, outlives_statement
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
@@ -178,18 +178,18 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
-        check_storable(*record_id)
-        tenant, endpoint, key = record_id
-        connection = await self._acquire()
-        lock = self.table_names.lock_number(tenant, endpoint, key)
+        message = (
+            f"BEGIN;SELECT {self._claim_function}({self.table_names.lock_number(*record_id)},"
+            f"{claim_literals(*record_id)},{instant_literal(now)})"
+        )
+        pool = self._pool
+        connection = None if pool is None else pool.take()
+        if connection is None:
+            connection = await self._acquire()
         try:
-            tag = await connection.execute(
-                f"BEGIN;SELECT {self._claim_function}({lock},"
-                f"{','.join(text_literals(record_id))},"
-                f"{instant_literal(now)})"
-            )
+            tag = await connection.execute(message)
             if tag in _CLAIMED_TAGS:
-                return Claimed(PostgresUnit(self, connection), after_expiry=_CLAIMED_TAGS[tag])
+                return Claimed(PostgresUnit(self, connection), _CLAIMED_TAGS[tag])
             row = None
             if tag != _HELD_TAG:
                 row = await connection.fetchrow(self.sql["find_record"], *record_id, now)

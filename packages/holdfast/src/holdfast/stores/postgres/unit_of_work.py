@@ -186,25 +186,15 @@ class PostgresUnit(Generic[TransactionT_co]):
         if self._ended:  # the connection may serve another request by now
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
         connection, used = self._connection, self.statements.used
-        await self._stop_keep_alive()
+        self._is_ending = True
+        if isinstance(self.statements, SharedPostgresTransaction):
+            await self._stop_keep_alive()
         try:
-            if last_statement is not None:
-                tag = await connection.execute(used.ending(f"{last_statement};COMMIT"))
-            elif record is None:
-                if audit is not None:
-                    await connection.execute(
-                        self._store.sql["save_audit_event"], *audit_values(audit, audit.created_at)
-                    )
-                # COMMIT of an aborted transaction is no error; a statement before it is.
-                tag = await connection.execute(
-                    used.ending("SELECT 1;COMMIT" if used.is_used else "COMMIT")
-                )
-            elif len(record.body) <= _INLINE_BODY_BYTES:
-                finish = finish_statement(self._store.finish_function, record, audit)
-                tag = await connection.execute(used.ending(f"{finish};COMMIT"))
-            else:
-                await connection.execute(self._store.sql["finish"], *finish_values(record, audit))
-                tag = await connection.execute(used.ending("COMMIT"))
+            message = self._last_message(record, audit, last_statement)
+            if message is None:
+                await self._save_separately(record, audit)
+                message = self._last_message(None, None, None)
+            tag = await connection.execute(message)
         except self._store.driver.errors as error:
             await self._fail()
             translate_commit_error(error, self._store.driver.outages, is_cleaned=used.is_used)
@@ -216,9 +206,37 @@ class PostgresUnit(Generic[TransactionT_co]):
             raise
         self._ended = True
         self.statements.end()
-        await self._release(tag)
+        if used.may_have_names or used.is_raw:
+            await self._release(tag)
+        else:
+            self._store.release(connection)
         if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
             raise aborted(SAVEPOINT)
+
+    def _last_message(
+        self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
+    ) -> str | None:
+        """Return the message that commits; None if something must be sent before it."""
+        used = self.statements.used
+        if last_statement is not None:
+            return used.ending(f"{last_statement};COMMIT")
+        if record is None:
+            # COMMIT of an aborted transaction is no error; a statement before it is.
+            end = "SELECT 1;COMMIT" if used.is_used else "COMMIT"
+            return used.ending(end) if audit is None else None
+        if len(record.body) > _INLINE_BODY_BYTES:
+            return None
+        finish = finish_statement(self._store.finish_function, record, audit)
+        return used.ending(f"{finish};COMMIT")
+
+    async def _save_separately(self, record: Record | None, audit: AuditEvent | None) -> None:
+        sql, connection = self._store.sql, self._connection
+        if record is not None:
+            await connection.execute(sql["finish"], *finish_values(record, audit))
+        elif audit is not None:
+            await connection.execute(
+                sql["save_audit_event"], *audit_values(audit, audit.created_at)
+            )
 
     async def _release(self, tag: str) -> None:
         """Return the connection after COMMIT; close it if it cannot be cleaned."""

@@ -52,6 +52,9 @@ class ThreadConnectionPool:
         for connection in opened:
             self.release(connection)
 
+    def take(self) -> None:
+        """Return None: a connection needs a slot of the threads."""
+
     async def acquire(self, timeout_seconds: float) -> ThreadConnection:
         """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
         if self._on_wait is None or len(self._busy) < self._threads.count:

@@ -69,6 +69,10 @@ class SqliteChunk:
                     claims[place] = Found(record) if is_live else KeyClaimed(after_expiry=True)
         return claims
 
+    async def statements(self) -> SqliteTransaction:
+        """Return the transaction. The savepoint for the next item may be set already."""
+        return SqliteTransaction(self)
+
     async def begin_item(self) -> "SqliteItemUnit":
         """Set a savepoint, unless there is one already."""
         if not self._has_savepoint:
