@@ -242,6 +242,21 @@ async def test_handler_with_its_own_connection_runs_alone(database: str) -> None
         assert lab.runs.count("k003") == lab.runs.count("k004") == 1
 
 
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg"])
+async def test_handler_that_takes_the_drivers_connection_runs_alone(
+    postgresql: str, driver: str
+) -> None:
+    """On it, a COMMIT would commit the other items without their records."""
+    async with open_batch_lab(postgresql.replace("postgresql", driver, 1)) as lab:
+        commits = count_commits(lab)
+        batch = [item("k000"), item("k001"), item("k002", "raw"), item("k003")]
+        await lab.post(batch)
+        assert commits[0] == 2
+        await lab.post(batch)
+        names = await lab.names()
+        assert [name for name in names if name != "k002"] == ["k000", "k001", "k003"]
+
+
 async def test_policy_can_keep_an_endpoint_out_of_shared_transactions(database: str) -> None:
     async with open_batch_lab(database, policy=Policy(batch_alone=True)) as lab:
         commits = count_commits(lab)

@@ -155,6 +155,8 @@ class BatchLab:
         self.started.set()
         if "wait" in words:
             await self.gate.wait()
+        if "raw" in words:
+            await self.holdfast.transaction.connection.execute("COMMIT")  # the misuse under test
         if "set" in words:
             await tx.execute("SELECT set_config('lab.leak', 'yes', true)")
         if "leak" in words:
