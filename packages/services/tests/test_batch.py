@@ -92,6 +92,30 @@ async def test_services_with_their_own_tenants_and_error_formats(
         assert (response.status_code, response.json()["code"]) == (401, "auth.required")
 
 
+async def test_ids_of_another_tenant_are_not_found(serve: Serve, database_url: str) -> None:
+    async with serve(database_url) as client:
+        foreign = (await results(client, [item("/api/v1/activities", {"title": "mine"})]))[0]
+        path = f"/api/v1/activities/{foreign['body']['id']}"
+        client.headers.update(signed_in("bob"))
+        edit = {"method": "PATCH", "headers": {"If-Match": '"1"'}}
+        found = await results(
+            client,
+            [
+                item(path, {"title": "theirs"}, lane="a", **edit),
+                item("/api/v1/activities", {"title": "after"}, lane="a"),
+                item("/api/v1/expenses", {"title": "taxi", "activity_id": foreign["body"]["id"]}),
+                item("/api/v1/activities", {"title": "own"}),
+            ],
+        )
+        assert [each["status"] for each in found] == [404, 424, 404, 201], found
+        alone = await client.post(
+            "/api/v1/expenses",
+            json={"title": "taxi", "activity_id": foreign["body"]["id"]},
+            headers={"Idempotency-Key": str(uuid4())},
+        )
+        assert alone.status_code == found[2]["status"]
+
+
 async def test_batches_can_be_switched_off(serve: Serve, sqlite_url: str) -> None:
     async with serve(sqlite_url, batch_enabled=False) as client:
         response = await client.post("/batch", json={"items": []})

@@ -242,6 +242,21 @@ async def test_handler_with_its_own_connection_runs_alone(database: str) -> None
         assert lab.runs.count("k003") == lab.runs.count("k004") == 1
 
 
+@pytest.mark.parametrize("driver", ["postgresql", "postgresql+psycopg"])
+async def test_handler_that_takes_the_drivers_connection_runs_alone(
+    postgresql: str, driver: str
+) -> None:
+    """On it, a COMMIT would commit the other items without their records."""
+    async with open_batch_lab(postgresql.replace("postgresql", driver, 1)) as lab:
+        commits = count_commits(lab)
+        batch = [item("k000"), item("k001"), item("k002", "raw"), item("k003")]
+        await lab.post(batch)
+        assert commits[0] == 2
+        await lab.post(batch)
+        names = await lab.names()
+        assert [name for name in names if name != "k002"] == ["k000", "k001", "k003"]
+
+
 async def test_policy_can_keep_an_endpoint_out_of_shared_transactions(database: str) -> None:
     async with open_batch_lab(database, policy=Policy(batch_alone=True)) as lab:
         commits = count_commits(lab)
@@ -314,6 +329,88 @@ async def test_cancelled_batch_rolls_back_and_frees_its_keys(database: str) -> N
         assert await lab.names() == []
         assert await lab.statuses(things(3)) == [201] * 3
         assert await lab.names() == ["k000", "k001", "k002"]
+
+
+async def test_5xx_of_a_chunk_is_tried_again_alone(database: str) -> None:
+    """It may have been caused by the other items: a lock, or a full pool."""
+    async with open_batch_lab(database) as lab:
+        assert await lab.statuses([item("k000"), item("k001", "busy"), item("k002")]) == [201] * 3
+        assert lab.runs == ["k000", "k001", "k001", "k002"]
+
+
+async def test_callback_that_raises_after_the_commit_breaks_no_other_item(database: str) -> None:
+    async with open_batch_lab(database) as lab:
+        batch = [item("k000", "callback"), item("k001"), item("k002")]
+        assert await lab.statuses(batch) == [201] * 3
+        assert lab.runs == ["k000", "k001", "k002"]
+        results = await lab.results(batch)
+        assert [result["replayed"] for result in results] == [True] * 3
+
+
+async def test_unknown_commit_of_unrecorded_writes_is_not_repeated(database: str) -> None:
+    """Without a record nothing can be looked up: the client gets 503, as for a single request."""
+    unstored = Policy(errors_stored=ErrorsStored.NONE)
+    async with open_batch_lab(database, policy=unstored) as lab:
+        store: Any = lab.holdfast.store
+        begin = store.begin_chunk
+
+        async def begin_chunk() -> Any:
+            chunk = await begin()
+            commit = chunk.commit
+
+            async def lose_connection(records: Any, audits: Any) -> None:
+                await commit(records, audits)
+                raise CommitUnknownError("the connection was lost during COMMIT")
+
+            chunk.commit = lose_connection
+            return chunk
+
+        store.begin_chunk = begin_chunk
+        response = (await lab.post([item("k000", "422 keep"), item("k001", "422")])).json()
+        assert [result["status"] for result in response["results"]] == [503]
+        assert response["results"][0]["body"]["details"]["reason"] == "outcome_unknown"
+        assert lab.runs == ["k000", "k001"]
+        assert len(lab.holdfast.idempotency.in_flight) == 0
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_chunk_holds_one_tenant(database: str, is_late: bool) -> None:
+    def tenant_of(text: str) -> Principal:
+        return Principal("bob", "bob") if "2" in text else Principal("ada", "ada")
+
+    async def caller(request: Request) -> Principal:
+        return tenant_of((await request.body()).decode())
+
+    options: dict[str, Any] = {"identify": lambda head: tenant_of(head.header("if-match") or "")}
+    if is_late:
+        options = {"identify": None, "principal": caller}
+    async with open_batch_lab(database, **options) as lab:
+        commits: list[set[str]] = []
+        store: Any = lab.holdfast.store
+        begin = store.begin_chunk
+
+        async def begin_chunk() -> Any:
+            chunk = await begin()
+            commit = chunk.commit
+
+            async def noted(records: Any, audits: Any) -> None:
+                commits.append({record.id.tenant for record in records})
+                await commit(records, audits)
+
+            chunk.commit = noted
+            return chunk
+
+        store.begin_chunk = begin_chunk
+        keys = ["k1", "k3", "k2", "k22", "k4", "k5"]
+        batch = [item(key, headers={"If-Match": f'"{key}"'}) for key in keys]
+        assert await lab.statuses(batch) == [201] * 6
+        assert commits
+        assert all(len(tenants) == 1 for tenants in commits)
+        rows = await lab.holdfast.store.read(
+            "SELECT tenant, idempotency_key FROM holdfast_idempotency_records"
+        )
+        found = {row["idempotency_key"]: row["tenant"] for row in rows}
+        assert found == {key: "bob" if "2" in key else "ada" for key in keys}
 
 
 # -- others at the same time -----------------------------------------------------------------------

@@ -190,6 +190,29 @@ async def test_overlapping_batches_in_any_order_do_not_deadlock(postgres_url: st
         assert deadlocks[0]["deadlocks"] == 0
 
 
+async def test_chunks_are_capped_so_that_single_requests_get_a_connection(
+    postgres_url: str,
+) -> None:
+    store: Any = open_store(postgres_url, max_connections=4)
+    async with open_batch_lab(postgres_url, around=lambda _: store) as lab:
+        begin, begun = store.begin_chunk, 0
+
+        async def begin_chunk() -> Any:
+            nonlocal begun
+            begun += 1
+            return await begin()
+
+        store.begin_chunk = begin_chunk
+        batches = [[item(f"b{at}-0", "wait"), item(f"b{at}-1")] for at in range(6)]
+        sending = [asyncio.create_task(lab.statuses(batch)) for batch in batches]
+        while len(lab.runs) < 2:
+            await asyncio.sleep(0.01)
+        assert (await lab.single(item("alone"))).status_code == 201
+        assert begun == store.max_chunks == 2
+        lab.gate.set()
+        assert await asyncio.gather(*sending) == [[201, 201]] * 6
+
+
 async def test_ten_thousand_claims_against_a_small_lock_table(
     postgres: RealPostgres, postgres_url: str
 ) -> None:

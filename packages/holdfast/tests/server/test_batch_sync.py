@@ -360,6 +360,8 @@ def test_django_items_are_guarded_signed_in_and_checked_for_csrf(client: DjangoC
         for result in send(checked, [order(f"{unique}-p", "/public"), order("u", "/upload")])
     ]
     assert statuses == [201, 403]
+    # Django's test client says that it is not to be checked, which counts for items.
+    assert send(client, [order("u", "/upload")])[0]["status"] != 403
     assert client.get("/v1/batch").status_code == 405
     with override_settings(HOLDFAST={"BATCH": BatchOptions(max_items=1)}):
         more = client.post("/v1/batch", {"items": [one, one]}, content_type="application/json")

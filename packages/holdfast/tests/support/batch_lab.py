@@ -141,6 +141,10 @@ class BatchLab:
         self.runs.append(name)
         tx, new = self.holdfast.execution.statements, str(uuid.uuid4())
         values = {"id": new, "name": name}
+        if "busy" in words and self.runs.count(name) == 1:
+            return JSONResponse({"detail": "busy"}, 503)
+        if "callback" in words:
+            self.holdfast.execution.after_commit(lambda: self.gate.missing)  # type: ignore[attr-defined]
         if "slow" in words:
             await asyncio.sleep(60)
         if "own" in words:
@@ -151,6 +155,8 @@ class BatchLab:
         self.started.set()
         if "wait" in words:
             await self.gate.wait()
+        if "raw" in words:
+            await self.holdfast.transaction.connection.execute("COMMIT")  # the misuse under test
         if "set" in words:
             await tx.execute("SELECT set_config('lab.leak', 'yes', true)")
         if "leak" in words:

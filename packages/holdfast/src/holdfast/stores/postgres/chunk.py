@@ -7,7 +7,7 @@ from typing import Any, Final
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.core.storable_text import check_storable
 from holdfast.core.table_names import TableNames
-from holdfast.errors import SupersededError
+from holdfast.errors import StoreUnavailableError, SupersededError
 from holdfast.ports import Found, KeyClaimed
 from holdfast.stores.postgres.driver import Driver
 from holdfast.stores.postgres.errors import SAVEPOINT, statement_error, unavailable
@@ -42,9 +42,15 @@ class _ChunkSession(UsedSession):
             self.is_lasting = True
 
     def note_raw(self) -> None:
-        """Note that the handler has the driver's connection."""
-        super().note_raw()
-        self.is_lasting = True
+        """Raise: with the driver's connection, a handler could commit the other items.
+
+        Its request becomes a 503, which is rolled back, and runs again alone.
+        """
+        raise StoreUnavailableError(
+            "a handler that uses the driver's connection does not share a transaction",
+            is_outage=False,
+            is_for_callers=True,
+        )
 
 
 class PostgresChunk:
