@@ -46,7 +46,11 @@ class RequestChunk:
 
     session_store = None
 
-    def __init__(self, idempotency: Idempotency, store: ChunkStore) -> None:
+    def __init__(
+        self, idempotency: Idempotency, store: ChunkStore, *, is_direct: bool = False
+    ) -> None:
+        """With ``is_direct``, nothing around the guard gets responses before the commit."""
+        self._is_direct = is_direct
         self.store = idempotency.store
         self._idempotency = idempotency
         self._chunk_store = store
@@ -58,7 +62,7 @@ class RequestChunk:
         self._audits: list[AuditEvent] = []
         # The first request with a record: its key tells whether the chunk was committed.
         self._first: tuple[GuardedRequest, Record] | None = None
-        self._held: list[tuple[Execution, asyncio.Future[bool]]] = []
+        self._held: list[tuple[Execution, asyncio.Future[bool] | None]] = []
         self._metrics = _DeferredMetrics()
         self._has_writes = False
         self._is_closed = False
@@ -210,6 +214,11 @@ class RequestChunk:
             raise self._postpone()
         await self._conclude(execution, response)
         execution.ended = True
+        if self._is_direct and execution.is_last:
+            # Its owner uses the response after the commit only.
+            self._held.append((execution, None))
+            self._on_response(response)
+            return response
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held.append((execution, settled))
         self._on_response(response)
@@ -307,7 +316,7 @@ class RequestChunk:
                 self._idempotency.in_flight.leave(record_id, None)
             self._led.clear()
             for _, settled in self._held:
-                if not settled.done():
+                if settled is not None and not settled.done():
                     settled.set_result(False)
 
     async def _was_committed(self) -> bool:
@@ -343,7 +352,7 @@ class RequestChunk:
             idempotency.in_flight.leave(record_id, record)
         self._led.clear()
         for _, settled in self._held:
-            if not settled.done():
+            if settled is not None and not settled.done():
                 settled.set_result(True)
 
     def _keep(
