@@ -543,7 +543,7 @@ class Holdfast(Generic[TransactionT_co]):
 
     def route_table(self) -> RouteTable:
         """Return where requests are looked up: ``table``, or the framework's own."""
-        return self.table() if self._own_table is None else self._own_table
+        return self._own_table or self._table or self.table()
 
     def _check_callers(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
         """Raise ``ConfigurationError`` for a guarded route whose caller nothing identifies."""
