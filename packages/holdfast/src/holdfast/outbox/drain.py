@@ -29,7 +29,15 @@ from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.exchanges import Call, Exchanges, Result
 from holdfast.outbox.outage import Outages
-from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
+from holdfast.outbox.outcome import (
+    Conflicted,
+    Outcome,
+    Released,
+    RetryLater,
+    Succeeded,
+    WrongOrder,
+    record,
+)
 from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.round_trips import RoundTrips
@@ -667,7 +675,7 @@ class _Run:
         with self._queue.transaction(savepoints=False):
             # Before the outcomes: recording one may change the entries behind it.
             self._release_unsent()
-            for claimed, outcome in self._outcomes:
+            for claimed, outcome in sorted(self._outcomes, key=_is_of_sent):
                 self._record(claimed, outcome)
             self._outcomes.clear()
             if self._outages.is_unsaved:
@@ -884,6 +892,11 @@ class _Run:
             )
         )
         return report
+
+
+def _is_of_sent(ended: tuple[Claimed, Outcome]) -> bool:
+    """Return whether an entry was sent; what was skipped in a batch has to be pending first."""
+    return not (isinstance(ended[1], Released) and not ended[1].sent)
 
 
 def _count(report: DrainReport, entry: Entry) -> None:

@@ -313,11 +313,17 @@ class GuardMiddleware:
             scope[SCOPE_KEY] = outcome
             set_current_execution(outcome)
             receive = _receive_again(content, receive)
-            direct = None
-            if self._direct is not None and match.source is not None:
-                route = self._direct(match.source)
-                direct = None if route is None else route.prepare(scope, head.path, content)
+            direct = self._prepare_direct(match, head, scope, content)
             await self._run_app(idempotency, outcome, match, head, scope, receive, send, direct)
+
+    def _prepare_direct(
+        self, match: Match, head: RequestHead, scope: Scope, content: bytes
+    ) -> PreparedCall | None:
+        """Return a call of the route's handler; None if the framework has to call it."""
+        if self._direct is None or match.source is None:
+            return None
+        route = self._direct(match.source)
+        return None if route is None else route.prepare(scope, head.path, content)
 
     async def _processor(self, head: RequestHead) -> RequestProcessor:
         """Return what claims the key: that of the whole app, or of a chunk of a batch."""

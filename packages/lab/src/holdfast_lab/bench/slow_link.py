@@ -6,8 +6,8 @@ bytes (RFC 6928) and grows by every acknowledged byte (slow start, without loss)
 time-out (the round trip and 200 ms) it is halved, down to where it began: so does Linux, and with
 it Android (RFC 2861). A new connection costs one round trip before its first byte.
 
-``python -m holdfast_lab.bench.slow_link --upstream 8000`` prints the port it listens on
-and serves until it is terminated.
+``python -m holdfast_lab.bench.slow_link --upstream 8000`` prints the port it listens on and serves
+until it is terminated.
 """
 
 import argparse
