@@ -55,6 +55,7 @@ class Rule(StrEnum):
     OTHER_PAYLOAD = "same key, other payload: refused"
     OWN_RESPONSES = "tenants never see each other's responses"
     ORDER = "per-user effects in the device's order"
+    SEQUENCES = "numbers of a strict sequence: in order, each once, without gaps"
     LANES = "effects of a lane of batches in its order"
     RECORDED = "a response is sent once its record is committed, and equals it"
     SKIPPED = "what is skipped or fails leaves neither record nor effect"
@@ -221,6 +222,37 @@ def _is_final(response: ResponseSeen) -> bool:
 
 def _is_replayed(response: ResponseSeen) -> bool:
     return response.status < _ERROR or response.stored
+
+
+# -- sequences --------------------------------------------------------------------------------
+
+
+def _sequences(history: History) -> Iterator[Violation]:
+    actions = {action.id: action for action in history.actions}
+    for stream, moves in _grouped(history.moves, lambda move: move.stream).items():
+        last = 0
+        for move in sorted(moves, key=lambda move: move.number):
+            if move.sequence <= last:
+                yield Violation(
+                    Rule.SEQUENCES, f"number {move.sequence} of {stream} ran after number {last}"
+                )
+            last = move.sequence
+    if history.are_versions_lost:  # numbers were lost, too
+        return
+    for stream, used in history.used_numbers.items():
+        ran = [move for move in history.moves if move.stream == stream]
+        refused = sum(
+            action.expect is not Expect.EFFECT
+            for action in actions.values()
+            if action.lane is not None and stream.endswith(f" {action.lane}")
+        )
+        # A refusal that is stored uses its number, and so may what was given up.
+        if not len(ran) <= used <= len(ran) + refused:
+            yield Violation(
+                Rule.SEQUENCES, f"{stream} has used {used} numbers for {len(ran)} effects"
+            )
+        if any(move.sequence > used for move in ran):
+            yield Violation(Rule.SEQUENCES, f"{stream} has run a number that is not stored")
 
 
 # -- jobs -------------------------------------------------------------------------------------
@@ -471,6 +503,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _order,
     _responses,
     _records,
+    _sequences,
     _after_restore,
     _jobs_of_effects,
     _job_endings,

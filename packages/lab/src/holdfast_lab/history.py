@@ -5,7 +5,7 @@ Holdfast works. Every record names a user action by an id that the payload carri
 parts, so a key that was changed on the way is detected.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -23,6 +23,7 @@ __all__ = [
     "Idle",
     "JobEffect",
     "JobState",
+    "Move",
     "ResponseSeen",
     "UserAction",
     "VersionSeen",
@@ -120,6 +121,16 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     """One business row in the server's database."""
 
     tenant: str
+    action: str
+    # Grows in the order of commits.
+    number: int
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """An effect of a strict sequence: one number of one stream."""
+
+    stream: str
+    sequence: int
     action: str
     # Grows in the order of commits.
     number: int
@@ -273,6 +284,9 @@ class History(msgspec.Struct, kw_only=True):
     job_effects: Sequence[JobEffect] = ()
     follow_ups: Sequence[FollowUp] = ()
     writes: Sequence[Write] = ()
+    moves: Sequence[Move] = ()
+    # By stream: the numbers that were used, as the server has stored them.
+    used_numbers: Mapping[str, int] = {}
     seen: Sequence[VersionSeen] = ()
     conflicts: Sequence[Conflict] = ()
     exhausted: Sequence[Exhausted] = ()

@@ -1,15 +1,17 @@
 """Mutation tests of the simulation: bugs are planted in the real code, and it must find each.
 
-=================  ==============================================================================
-``planting``       replaces attributes of the real code while a ``with`` block lasts
-``outbox_bugs``    bugs of the outbox: queue, drain, clock
-``response_bugs``  bugs of the outbox about versions, refusals, outages and foreign responses
-``hold_bugs``      bugs of the outbox about holds: while a server is down, and after it
-``server_bugs``    bugs of the server and of the store of idempotency records
-``batch_bugs``     bugs of batches: chunks, lanes, placeholders
-``job_bugs``       bugs of the jobs: store, executor, relay
-``runner``         runs seeds with one bug at a time until a guarantee is violated
-=================  ==============================================================================
+=====================  ==========================================================================
+``planting``           replaces attributes of the real code while a ``with`` block lasts
+``outbox_bugs``        bugs of the outbox: queue, drain, clock
+``outbox_batch_bugs``  bugs of the outbox when it sends batches
+``response_bugs``      bugs of the outbox about versions, refusals, outages and foreign responses
+``hold_bugs``          bugs of the outbox about holds: while a server is down, and after it
+``server_bugs``        bugs of the server and of the store of idempotency records
+``batch_bugs``         bugs of the server's batches: chunks, lanes, placeholders
+``sequence_bugs``      bugs of the server's strict sequences
+``job_bugs``           bugs of the jobs: store, executor, relay
+``runner``             runs seeds with one bug at a time until a guarantee is violated
+=====================  ==========================================================================
 
 ``holdfast simulate --planted`` runs all of them. The library does not contain them.
 """

@@ -21,9 +21,11 @@ from holdfast_lab.mutations import (
     batch_bugs,
     hold_bugs,
     job_bugs,
+    outbox_batch_bugs,
     outbox_bugs,
     planting,
     response_bugs,
+    sequence_bugs,
     server_bugs,
 )
 from holdfast_lab.mutations.planting import BUGS, Bug
@@ -48,8 +50,10 @@ _BUG_FILES: tuple[str, ...] = tuple(
         batch_bugs,
         hold_bugs,
         job_bugs,
+        outbox_batch_bugs,
         outbox_bugs,
         response_bugs,
+        sequence_bugs,
         server_bugs,
         planting,
     )

@@ -13,6 +13,7 @@ A seed determines every fault and every choice, so a run can be repeated exactly
 ``server``, ``app``      server processes, and the service that they run
 ``store``, ``database``  the real SQLite store as steps of the loop, and its file
 ``batch_clients``        clients that send batches, without an outbox
+``stream_clients``       clients with strict sequences, without an outbox
 ``batches``              the items of a batch as single requests
 ``records``              compares responses with the stored records
 ``broker``               a broker that loses and repeats messages

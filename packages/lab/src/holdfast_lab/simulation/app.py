@@ -40,6 +40,9 @@ CREATE TABLE note_writes (
 CREATE TABLE job_effects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, job_id TEXT NOT NULL,
     attempt INTEGER NOT NULL, line TEXT, position INTEGER NOT NULL, is_stale INTEGER NOT NULL);
+CREATE TABLE moves (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, client_id TEXT NOT NULL,
+    sequence INTEGER NOT NULL, action_id TEXT NOT NULL);
 CREATE TABLE counts (tenant TEXT PRIMARY KEY, seen INTEGER NOT NULL);
 """
 
@@ -50,6 +53,7 @@ _FIELDS: Final = ("title", "what")
 """The members of a payload that a note has."""
 
 _WEEK_OF_ERRORS: Final = FIELD.replace(error_ttl=FIELD.success_ttl)
+_STRICT: Final = _WEEK_OF_ERRORS.replace(ordering="strict")
 
 
 class HandlerFaults(Protocol):
@@ -80,6 +84,7 @@ def guard_service(
 ) -> Callable[..., Awaitable[None]]:
     """Return the ASGI app of one server process; ``batch`` are the options of its batches."""
     holdfast.guard_path("POST", "/steps", endpoint="steps", policy=WALK)
+    holdfast.guard_path("POST", "/moves", endpoint="moves", policy=_STRICT)
     holdfast.guard_path("POST", "/notes", endpoint="notes.create", policy=_WEEK_OF_ERRORS)
     holdfast.guard_path("PATCH", "/notes/{note}", endpoint="notes.change", policy=_WEEK_OF_ERRORS)
 
@@ -129,8 +134,25 @@ async def _write(
         body |= note
     elif scope["path"] == "/notes":
         body |= await _create_note(tx, tenant, payload)
+    elif scope["path"] == "/moves":
+        await _move(tx, scope, tenant, action_id)
     await _enqueue(holdfast, payload, tenant, row["number"])
     return _CREATED, body
+
+
+async def _move(tx: Any, scope: Any, tenant: str, action_id: str) -> None:
+    """Write which number of which stream has run."""
+    headers = dict(scope["headers"])
+    await tx.execute(
+        "INSERT INTO moves (tenant, client_id, sequence, action_id)"
+        " VALUES (:tenant, :client_id, :sequence, :action_id)",
+        {
+            "tenant": tenant,
+            "client_id": headers[b"x-client-id"].decode(),
+            "sequence": int(headers[b"x-sequence"]),
+            "action_id": action_id,
+        },
+    )
 
 
 async def _create_note(tx: Any, tenant: str, payload: dict[str, Any]) -> dict[str, Any]:

@@ -107,7 +107,7 @@ class BatchClients:
             self._world.loop.call_later(seconds, client.send_next, context=NO_PROCESS.copy())
 
     @property
-    def are_done(self) -> bool:
+    def is_done(self) -> bool:
         """True once every item of every client has a result."""
         return all(client.is_done for client in self.clients)
 

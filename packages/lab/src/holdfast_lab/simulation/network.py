@@ -103,6 +103,11 @@ class Network:
         self._sent: dict[tuple[str, str], Request] = {}
         self._restored_at: float | None = None
 
+    @property
+    def are_keys_forgotten(self) -> bool:
+        """True once the server may not know keys any more that it has responded to."""
+        return bool(self._key_suffix)
+
     def drop_in_flight(self, *, keys_forgotten: bool) -> None:
         """Drop all requests in flight: none stays in a network for days.
 
@@ -341,5 +346,5 @@ def _to_history(request: Request, response: Response, key_suffix: str) -> Respon
         data_of=content.get("owner") if isinstance(content, dict) else None,
         stored=response.status < _ERROR
         or response.code == "STALE_ACTION"
-        or not request.target.startswith("/steps"),
+        or not (request.target.startswith("/steps") or response.code == "sequence.violation"),
     )

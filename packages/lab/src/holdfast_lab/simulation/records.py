@@ -64,6 +64,6 @@ class RecordCheck:
 
 def _endpoint(request: Request) -> str:
     path = request.target.partition("?")[0]
-    if path == "/steps":
-        return "steps"
+    if path in {"/steps", "/moves"}:
+        return path[1:]
     return "notes.create" if request.method == "POST" else "notes.change"

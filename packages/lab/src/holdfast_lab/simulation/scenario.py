@@ -15,7 +15,16 @@ from holdfast.jobs.engines import relay
 from holdfast.outbox.transport import Response
 from holdfast.server import batch_chunk
 from holdfast_lab.checker import Violation, check
-from holdfast_lab.history import Delay, Effect, FollowUp, History, JobEffect, JobState, Write
+from holdfast_lab.history import (
+    Delay,
+    Effect,
+    FollowUp,
+    History,
+    JobEffect,
+    JobState,
+    Move,
+    Write,
+)
 from holdfast_lab.simulation.batch_clients import BatchClients, batch_options
 from holdfast_lab.simulation.batches import BATCH_PATH
 from holdfast_lab.simulation.broker import SimulatedBroker
@@ -33,6 +42,7 @@ from holdfast_lab.simulation.faults import (
 from holdfast_lab.simulation.loop import CURRENT_PROCESS, NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.network import PORTALS, SETTLED_SECONDS, Network, outage_response
 from holdfast_lab.simulation.server import InjectedError, Server, Stall
+from holdfast_lab.simulation.stream_clients import StreamClient
 from holdfast_lab.simulation.templates import Templates
 from holdfast_lab.simulation.user_actions import Bias, PlannedAction, plan_actions
 from holdfast_lab.simulation.users import Users
@@ -60,6 +70,7 @@ _SILENCE_SECONDS: Final = (900.0, 1500.0)
 _SILENCE_POLL_SECONDS: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
 _BATCHES_SHARE: Final = 0.1
+_STREAM_SHARE: Final = 0.06
 _OFFERED_SHARE: Final = 0.7
 """How often servers accept batches."""
 
@@ -153,7 +164,7 @@ class World:
         self._planned = planned
         self.network.loses_changes = any(action.lane is not None for action in planned)
         self._plan_disasters(stream)
-        self.batches = self._make_batches(batch_rng)
+        self._clients = self._make_clients(batch_rng)
 
     def _plan_disasters(self, stream: Callable[[], Random]) -> None:
         self._long_sleep = LongSleep.maybe(stream())
@@ -168,15 +179,18 @@ class World:
         self._is_restore_over = False
         self._fast_disk_until = 0.0
 
-    def _make_batches(self, rng: Random) -> BatchClients | None:
-        """Make clients of batches in some worlds, and where the fault points are theirs."""
+    def _make_clients(self, rng: Random) -> list[BatchClients | StreamClient]:
+        """Make clients without an outbox in some worlds, and where the fault points are theirs."""
         is_needed = self.faults.focuses_on(*batch_chunk.FAULT_POINTS)
         draw = rng.random()
+        clients: list[BatchClients | StreamClient] = []
         if draw < _BATCHES_SHARE or is_needed:
-            return BatchClients(self, rng)
-        if draw > _OFFERED_SHARE:
+            clients.append(BatchClients(self, rng))
+        if rng.random() < _STREAM_SHARE:
+            clients.append(StreamClient(self, rng))
+        if draw > _OFFERED_SHARE and not clients:
             self.batch_options = None
-        return None
+        return clients
 
     def _can_restore(self) -> bool:
         """Return whether requests and jobs run apart: operators stop workers for a restore.
@@ -307,8 +321,8 @@ class World:
     def run(self, seed: int) -> Outcome:
         """Inject faults, drain, check."""
         self.users.schedule(self._planned)
-        if self.batches is not None:
-            self.batches.schedule()
+        for client in self._clients:
+            client.schedule()
         if self.faults.focuses_on("cancel", "edit_payload", "park", "retry", "warn_of_expiry"):
             # These need entries that were never sent.
             for device in self.devices:
@@ -340,7 +354,7 @@ class World:
     def _is_played(self) -> bool:
         """Return whether everything that was planned has happened."""
         is_restored = self._restore is None or self._is_restore_over
-        are_done = self.users.are_done and (self.batches is None or self.batches.are_done)
+        are_done = self.users.are_done and all(client.is_done for client in self._clients)
         return are_done and is_restored and not self._is_silence_due
 
     def _has_refusals(self) -> bool:
@@ -465,8 +479,8 @@ class World:
         self.note("world", f"{long_sleep.days:g} days are skipped")
         are_keys_forgotten = self.users.skip_days(long_sleep.days)
         self.network.drop_in_flight(keys_forgotten=are_keys_forgotten)
-        if are_keys_forgotten and self.batches is not None:
-            self.batches.expire()
+        for client in self._clients if are_keys_forgotten else ():
+            client.expire()
         for device in self.devices:
             device.expire_leases()
             if long_sleep.is_off:
@@ -570,7 +584,7 @@ class World:
 
     def _is_finished(self) -> bool:
         waits = self._reader.execute("SELECT 1 FROM holdfast_jobs LIMIT 1").fetchone()
-        has_items = self.batches is not None and self.batches.unfinished()
+        has_items = any(client.unfinished() for client in self._clients)
         is_drained = not any(device.unfinished_count() for device in self.devices)
         return waits is None and not has_items and is_drained
 
@@ -581,7 +595,7 @@ class World:
             for device in self.devices
             if (count := device.unfinished_count())
         ]
-        found += [] if self.batches is None else self.batches.unfinished()
+        found += [line for client in self._clients for line in client.unfinished()]
         jobs = self._reader.execute("SELECT count(*) FROM holdfast_jobs").fetchone()[0]
         return [*found, f"{jobs} jobs are waiting"] if jobs else found
 
@@ -615,6 +629,16 @@ class World:
                 )
             ],
             follow_ups=self._follow_ups(),
+            moves=[
+                Move(stream=f"{tenant} {client}", sequence=sequence, action=action, number=number)
+                for number, tenant, client, sequence, action in rows("SELECT * FROM moves")
+            ],
+            used_numbers={
+                f"{tenant} {client}": last
+                for tenant, client, last in rows(
+                    "SELECT tenant, client_id, last_number FROM holdfast_sequences"
+                )
+            },
             **self._versions(),
             exhausted=self._observed("exhausted"),
             delays=self._delays,

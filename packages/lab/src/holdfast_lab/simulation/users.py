@@ -448,6 +448,7 @@ class Users:
             and action.key in completed_keys
             and action.key not in self._forgotten_keys
             and action.expect is Expect.EFFECT
+            and action.kind != "move"
         ]
         return self._rng.choice(actions) if actions else None
 
