@@ -97,7 +97,7 @@ async def test_ids_of_another_tenant_are_not_found(serve: Serve, database_url: s
         foreign = (await results(client, [item("/api/v1/activities", {"title": "mine"})]))[0]
         path = f"/api/v1/activities/{foreign['body']['id']}"
         client.headers.update(signed_in("bob"))
-        edit = {"method": "PATCH", "headers": {"If-Match": '"1"'}}
+        edit: dict[str, Any] = {"method": "PATCH", "headers": {"If-Match": '"1"'}}
         found = await results(
             client,
             [

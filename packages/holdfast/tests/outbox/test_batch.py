@@ -1,6 +1,7 @@
 """Drains that send several entries in one request, against a real server."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,20 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry
+from holdfast.core.outbox_entry import Entry, NewEntry, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
 from holdfast.outbox.batch_offer import BatchOffer
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
+from holdfast.testing.fork_server import ForkServer
 from packages.holdfast.tests.support.outbox_harness import (
+    SOON,
+    CuttingProxy,
+    activity,
+    all_entries,
+    fork_server,
     reader,
     response,
     titles_of,
@@ -219,3 +226,324 @@ def test_offer_of_a_response_is_remembered_by_the_next_process(device: Device) -
     device.requests.clear()
     device.drain()
     assert [len(items) for items in device.batches] == [3]
+
+
+def test_conflict_with_an_entity_that_the_same_batch_has_created(device: Device) -> None:
+    contact = str(uuid4())
+    device.add("create", "contacts", local_id=contact, payload={"title": "Bo"})
+    device.add(
+        "patch",
+        "contacts",
+        f"/{{local:{contact}}}",
+        payload={"title": "Bea"},
+        headers={"If-Match": '"999"'},
+        conflict_resolution="client_wins",
+    )
+    report = device.drain()
+    assert len(device.batches[0]) == 2
+    assert (report.succeeded, report.unsent) == (2, 0)
+    assert [item["title"] for item in device.read("/api/v1/contacts")["items"]] == ["Bea"]
+
+
+# -- results that are not all successes ------------------------------------------------------------
+
+
+def test_refusal_in_the_middle_parks_dependents_and_the_rest_goes_on(device: Device) -> None:
+    """The refused one is about a contact that does not exist."""
+    first = device.add("create", "activities", payload={"title": "first"}, lane="one")
+    bad = device.add("patch", "contacts", f"/{uuid4()}", payload={"phone": "1"}, lane="one")
+    child = device.add("create", "contacts", payload={"title": "child"}, depends_on=(bad.id,))
+    other = device.add("create", "contacts", payload={"title": "other"}, depends_on=(child.id,))
+    last = device.add("create", "activities", payload={"title": "last"}, lane="one")
+    report = device.drain()
+    found = [device.queue.get(e.id) for e in (first, bad, child, other, last)]
+    assert [entry.status for entry in found] == [
+        Status.SUCCEEDED,
+        Status.FAILED,
+        Status.FAILED,
+        Status.FAILED,
+        Status.SUCCEEDED,
+    ]
+    assert [entry.reason for entry in found[1:4]] == ["answer", "dependency", "dependency"]
+    assert (report.ended, report.failed, report.succeeded) == (Ended.BLOCKED, 1, 2)
+    # What was skipped has no attempt in its history, and lost none.
+    assert [len(device.queue.attempts(entry.id)) for entry in found] == [1, 1, 0, 0, 1]
+    assert found[4].attempt_count == 1
+    assert [len(items) for items in device.batches] == [5]
+    assert titles_of(device.url, device.user) == ["first", "last"]
+
+
+def test_conflict_in_the_middle_is_one_conflict_with_both_sides(device: Device) -> None:
+    with reader(device.url, device.user) as client:
+        key = {"Idempotency-Key": str(uuid4())}
+        body = {"title": "Bo", "phone": "0"}
+        path = client.post("/api/v1/contacts", json=body, headers=key).headers["location"]
+    for number in range(2):
+        device.add("patch", "contacts", path[16:], payload={"phone": str(number)}, base_version=1)
+    stale = device.add(
+        "patch", "contacts", path[16:], payload={"phone": "stale"}, base_version=7, lane="stale"
+    )
+    visit = device.add("create", "activities", payload={"title": "visit"})
+    report = device.drain()
+    assert (report.succeeded, report.conflicts) == (3, 1)
+    conflict = device.queue.get(stale.id)
+    assert conflict.status is Status.CONFLICT
+    assert json.loads(conflict.theirs or "")["phone"] == "1"
+    assert device.queue.get(visit.id).status is Status.SUCCEEDED
+    resolved = device.queue.resolve(stale.id, "mine")
+    assert resolved.idempotency_key != conflict.idempotency_key
+    device.drain()
+    assert device.read(path)["phone"] == "stale"
+
+
+def test_prefix_is_continued_after_the_time_that_the_server_names(device: Device) -> None:
+    titles = [str(number) for number in range(6)]
+    device.queue.enqueue_many([activity(device.user, title, lane="one") for title in titles])
+    cut: list[int] = []
+
+    def prefix(request: Request, send: Reply) -> Response | NoResponse:
+        found = send(request)
+        assert isinstance(found, Response)
+        if request.target != "/batch" or cut:
+            return found
+        # As if the server had not got to the rest; it did, so these are replays later.
+        body = json.loads(found.body)
+        cut.append(2)
+        short = {"results": body["results"][:2], "retry_after": 3600}
+        return Response(200, found.headers, json.dumps(short).encode())
+
+    report = device.drain(prefix)
+    assert (report.ended, report.succeeded, report.retrying) == (Ended.WAITING, 2, 0)
+    assert 0 < (report.next_due_seconds or 0) <= 300
+    assert [e.attempt_count for e in device.queue.entries(device.user)] == [1, 1, 0, 0, 0, 0]
+    # Another drain is not bound by it.
+    assert device.drain(prefix).succeeded == 4
+    assert [len(items) for items in device.batches] == [6, 4]
+    assert titles_of(device.url, device.user) == titles
+
+
+@pytest.mark.parametrize(
+    ("reply", "sizes", "singles"),
+    [
+        # The response is that of the batch as a whole: the next one is smaller, or there is none.
+        (response(413, code="batch.too_large"), [8, 4, 4], 0),
+        (response(400, code="request.body_invalid"), [8], 8),
+        (response(403), [8], 8),
+        (response(302, headers={"location": "/batch/"}), [8], 8),
+        (response(500), [8, 4, 4], 0),
+        (response(200, {"results": []}), [8, 4, 4], 0),
+        (response(200, {"results": [{"status": 1, "headers": {}}]}), [8, 4, 4], 0),
+        (Response(200, {"content-type": "text/html"}, b"<html>sign in</html>"), [8, 4, 4], 0),
+        (Response(200, {}, b'{"results": [{"stat', cut_short=True), [8, 4, 4], 0),
+    ],
+    ids=["413", "400", "403", "302", "500", "empty", "status", "page", "cut"],
+)
+def test_batch_that_is_refused_as_a_whole_loses_no_entry(
+    device: Device, reply: Response, sizes: list[int], singles: int
+) -> None:
+    titles = [str(number) for number in range(8)]
+    device.queue.enqueue_many([activity(device.user, title, lane="one") for title in titles])
+
+    def refuse(request: Request, send: Reply) -> Response | NoResponse:
+        return reply if len(device.requests) == 1 else send(request)
+
+    report = device.drain(refuse, max_seconds=60)
+    assert (report.ended, report.succeeded, report.failed) == (Ended.EMPTY, 8, 0)
+    assert [len(items) for items in device.batches] == sizes
+    assert len(device.requests) - len(sizes) == singles
+    assert titles_of(device.url, device.user) == titles
+
+
+def test_unavailable_server_is_held_and_probed_with_one_request(device: Device) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(4)])
+    busy = response(503, headers={"retry-after": "30"})
+    assert device.drain(lambda *_: busy).ended is Ended.HELD
+    assert [len(items) for items in device.batches] == [4]
+    entries = list(all_entries(device.queue, device.user))
+    assert {entry.outcome_unknown for entry in entries} == {True}
+    # A later process is held, too.
+    assert device.drain().sent == 0
+
+
+def test_refused_token_pauses_and_the_next_one_goes_on(device: Device) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(3)])
+    tokens = ["expired"]
+    report = device.drain(token=lambda user: tokens.pop() if tokens else token_of(user))
+    assert (report.ended, report.succeeded) == (Ended.EMPTY, 3)
+    assert [len(items) for items in device.batches] == [3, 3]
+    assert device.drain(token="expired").ended is Ended.EMPTY
+    device.add("create", "activities", payload={"title": "x"})
+    device.add("create", "activities", payload={"title": "y"})
+    assert device.drain(token="expired").ended is Ended.SIGNED_OUT
+    assert device.statuses()[-2:] == ["pending", "pending"]
+
+
+def results(*statuses: int, **more: Any) -> Response:
+    """Return the response to a batch, with an empty result each."""
+    found = [
+        {
+            "status": status,
+            "headers": {"holdfast-error": code, "retry-after": "60"}
+            if (code := CODES.get(status))
+            else {},
+            "body": {"id": str(uuid4()), "code": CODES.get(status)},
+        }
+        for status in statuses
+    ]
+    return response(200, {"results": found, "retry_after": None, **more})
+
+
+CODES = {401: "auth.invalid", 424: "batch.skipped", 429: "rate.limited", 503: "store.unavailable"}
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ended", "pending"),
+    [
+        ((201, 429, 429, 429), Ended.WAITING, 3),
+        ((201, 503, 424, 424), Ended.HELD, 3),
+        ((201, 401, 401, 401), Ended.SIGNED_OUT, 3),
+        ((201, 424, 201, 424), Ended.EMPTY, 0),
+    ],
+    ids=["429", "503", "401", "424"],
+)
+def test_results_of_items_mean_what_single_responses_do(
+    device: Device, statuses: tuple[int, ...], ended: Ended, pending: int
+) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(4)])
+
+    def reply(request: Request, _: Reply) -> Response | NoResponse:
+        if request.target != "/batch":
+            return response(201, {"id": "1"})
+        return results(*statuses) if len(device.requests) == 1 else results(201, 201)
+
+    report = device.drain(reply, token="token", retry=SOON)
+    assert (report.ended, device.statuses().count("pending")) == (ended, pending)
+    assert report.failed == 0
+    for entry in device.queue.entries(device.user, status=Status.PENDING):
+        # None of them counts as an attempt of the entry.
+        assert all(attempt.outcome != "fail" for attempt in device.queue.attempts(entry.id))
+
+
+def test_item_that_a_batch_refuses_is_sent_alone(device: Device) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(3)])
+
+    def refuse(request: Request, send: Reply) -> Response | NoResponse:
+        if request.target == "/batch":
+            return results(*[400] * len(json.loads(request.body or b"")["items"]))
+        return send(request)
+
+    report = device.drain(refuse)
+    assert (report.ended, report.succeeded, report.failed) == (Ended.EMPTY, 3, 0)
+    assert len(device.batches) == 1
+
+
+def test_entries_that_cannot_be_in_a_batch_are_sent_alone(device: Device) -> None:
+    """A text that looks like a placeholder, a body that is null, headers that differ."""
+    plain = [activity(device.user, str(number)) for number in range(3)]
+    odd = [
+        activity(device.user, f"see {{version:{uuid4()}}}"),
+        activity(device.user, "with a header", headers={"X-Colour": "red"}),
+        activity(device.user, "with another", headers={"If-None-Match": "*"}),
+    ]
+    device.queue.enqueue_many([plain[0], odd[0], plain[1], odd[1], odd[2], plain[2]])
+    report = device.drain()
+    assert (report.ended, report.succeeded) == (Ended.EMPTY, 6)
+    assert [len(items) for items in device.batches] == [3]
+    assert len(device.requests) == 4
+    assert len(titles_of(device.url, device.user)) == 6
+
+
+def test_headers_that_are_the_same_for_all_travel_with_the_batch(device: Device) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(3)])
+    device.drain(at_send=lambda _: {"X-Device": "7"})
+    [request] = device.requests
+    assert request.headers["x-device"] == "7"
+    assert all("x-device" not in item["headers"] for item in device.batches[0])
+
+
+def test_function_of_the_app_that_raises_leaves_all_entries_pending(device: Device) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(3)])
+    calls: list[str] = []
+
+    def at_send(entry: Entry) -> dict[str, str]:
+        calls.append(entry.id)
+        if len(calls) == 2:
+            raise LookupError
+        return {}
+
+    with pytest.raises(LookupError):
+        device.drain(at_send=at_send)
+    assert device.statuses() == ["pending"] * 3
+    assert [entry.attempt_count for entry in device.queue.entries(device.user)] == [0] * 3
+    assert device.requests == []
+
+
+def test_edit_behind_a_response_without_a_version_is_sent_after_it(device: Device) -> None:
+    """Not in the same batch: which version it has to be sent with is not known before."""
+    contact = str(uuid4())
+    device.add("create", "notes", local_id=contact, payload={"text": "a"})
+    device.add("patch", "notes", f"/{contact}", payload={"text": "b"})
+    device.add("patch", "notes", f"/{contact}", payload={"text": "c"})
+
+    def reply(request: Request, _: Reply) -> Response | NoResponse:
+        if request.target != "/batch":
+            return response(200, {"id": 7})
+        items = json.loads(request.body or b"")["items"]
+        assert "{version:" not in json.dumps(items[0])
+        return results(201, *[400] * (len(items) - 1))
+
+    assert device.drain(reply).succeeded == 3
+    assert [len(items) for items in device.batches] == [3]
+    # The later ones are no batches: nothing in a batch may follow the last response.
+    made = device.queue.mappings(device.user, [contact])[contact]
+    assert [request.target for request in device.requests[1:]] == [f"/api/v1/notes/{made}"] * 2
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[ForkServer]:
+    with fork_server() as processes:
+        yield processes
+
+
+@pytest.mark.parametrize(
+    ("point", "nth"),
+    [("drain.before_send", 2), ("drain.after_send", 2), ("drain.recorded", 2)],
+)
+def test_process_that_is_killed_in_the_middle_of_a_batch_drain_loses_and_doubles_nothing(
+    server: Server, processes: ForkServer, tmp_path: Path, point: str, nth: int
+) -> None:
+    device = Device(server.url, tmp_path / "outbox.db")
+    titles = [str(number) for number in range(12)]
+    device.queue.enqueue_many([activity(device.user, title, lane="one") for title in titles])
+    device.queue.save_batch_offer(server.url, OFFER)
+    device.queue.close()
+    order = {"path": str(device.path), "server": server.url, "user": device.user}
+    order |= {"token": token_of(device.user), "lease_seconds": 60, "batch_items": 4}
+    assert processes.run(("drain_once", order | {"point": point, "nth": nth})) == [-9]
+    # The process that has ended is recognized; two drain the rest.
+    assert processes.run(*[("drain_once", order)] * 2) == [0, 0]
+    assert titles_of(server.url, device.user) == titles
+    with OutboxQueue.open(device.path) as queue:
+        assert queue.stats(device.user).counts[Status.SUCCEEDED] == 12
+
+
+def test_three_processes_with_and_without_batches_send_each_entry_once(
+    server: Server, processes: ForkServer, tmp_path: Path
+) -> None:
+    device = Device(server.url, tmp_path / "outbox.db")
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(60)])
+    device.queue.close()
+    with CuttingProxy(server.url, every=0) as proxy:
+        order = {"path": str(device.path), "server": proxy.url, "user": device.user}
+        order |= {"token": token_of(device.user), "lease_seconds": 60, "batch_items": 7}
+        singly = order | {"batch_items": 1}
+        orders = (order, order, singly)
+        assert processes.run(*(("drain_once", each) for each in orders)) == [0, 0, 0]
+    assert len(set(titles_of(server.url, device.user))) == 60
+    with OutboxQueue.open(device.path) as queue:
+        attempts = [queue.attempts(entry.id) for entry in all_entries(queue, device.user)]
+    assert [[attempt.outcome for attempt in each] for each in attempts] == [["succeed"]] * 60
+    assert Counter(path for _, path, _, _ in proxy.seen)["/batch"] >= 2

@@ -95,7 +95,9 @@ def test_a_directory_is_refused_as_file(quick_path: Path) -> None:
         OutboxQueue.open(quick_path / "q.db")
 
 
-@pytest.mark.parametrize("junk", [b"this is not a database\n" * 500, os.urandom(8192)])
+@pytest.mark.parametrize(
+    "junk", [b"this is not a database\n" * 500, os.urandom(8192)], ids=["text", "random"]
+)
 def test_a_file_that_is_no_database_is_refused_and_not_changed(
     quick_path: Path, junk: bytes
 ) -> None:

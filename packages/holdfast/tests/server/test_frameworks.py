@@ -227,3 +227,31 @@ def test_unguarded_operations_are_unchanged(app: httpx.Client) -> None:
     assert app.get("/orders").status_code == 200
     assert app.get("/nothing").status_code == 404
     assert app.options("/orders").status_code in (200, 204, 405, 500)
+
+
+def test_strict_sequences_run_in_order(app: httpx.Client) -> None:
+    client = uuid4().hex
+
+    def send(number: int, do: str = "", name: str = "") -> httpx.Response:
+        headers = {
+            "Idempotency-Key": f"{client}-{name or number}",
+            "X-Client-ID": client,
+            "X-Sequence": str(number),
+            "X-Do": do,
+        }
+        return app.post("/numbered", json={"item": "n"}, headers=headers)
+
+    before = counted(app)["orders"]
+    first = send(1)
+    assert first.status_code == 201, first.text
+    gap, other = send(3), send(1, name="other")
+    assert gap.status_code == other.status_code == 422
+    assert gap.json()["details"] == {"expected": 2}
+    assert other.json()["details"] == {"expected": 2, "used_by": "other_key"}
+    assert send(1).headers["idempotency-replayed"] == "true"
+    # Different keys with one number at the same time: one of them runs, the others wait for it.
+    with ThreadPoolExecutor(4) as pool:
+        raced = list(pool.map(lambda name: send(2, "slow", name), "abcd"))
+    assert sorted(each.status_code for each in raced) == [201, 422, 422, 422]
+    assert send(3).status_code == 201
+    assert counted(app)["orders"] == before + 3

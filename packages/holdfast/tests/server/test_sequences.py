@@ -15,7 +15,9 @@ from holdfast import ErrorFormat, Holdfast, Policy, Principal
 from holdfast.core.policy import ErrorsStored
 from holdfast.errors import CommitUnknownError, ConfigurationError
 from holdfast.fastapi import Tx
+from holdfast.server.idempotency import FAULT_POINTS
 from holdfast.server.tenant_data import TenantData
+from holdfast.stores.redis import RedisRecords
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.batch_lab import item, open_batch_lab
 from packages.holdfast.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
@@ -106,6 +108,27 @@ async def test_replay_of_another_process_checks_the_number(database: str) -> Non
         assert (await send(one, "c", 3)).status_code == 201
 
 
+async def test_replay_from_redis_checks_the_number(postgresql: str, redis_url: str) -> None:
+    caches = [
+        RedisRecords(redis_url, environment="test", secret=secret, timeout_seconds=5)
+        for _ in range(2)
+    ]
+    options: dict[str, Any] = {"memory_bytes": 0}
+    async with (
+        open_lab(postgresql, STRICT, cache=caches[0], **options) as one,
+        open_lab(postgresql, STRICT, cache=caches[1], **options) as other,
+    ):
+        first = await send(one, "a", 1)
+        await asyncio.gather(*one.holdfast.idempotency._cache_writes)
+        assert (await send(other, "a", 1)).content == first.content
+        assert refusal(await send(other, "a", 2)) == {"expected": 2, "key_sequence": 1}
+        assert other.store.calls["claim"] == 0
+
+
+async def secret() -> bytes:
+    return b"s" * 32
+
+
 async def test_expired_record_is_reported_as_used_by_this_key(database: str) -> None:
     clock = HeldClock()
     async with open_lab(database, STRICT, clock=clock) as lab:
@@ -190,6 +213,34 @@ async def test_unknown_commit_is_resolved_with_its_number(database: str) -> None
         lab.store.commits = [cut_before, cut_after]
         assert (await send(lab, "a", 1)).status_code == 503
         assert (await send(lab, "a", 1)).status_code == 201
+        assert (await send(lab, "b", 2)).status_code == 201
+        assert await lab.effects() == 2
+
+
+class FailAt:
+    """Fails at one point, as a process that is killed there: nothing after it happens."""
+
+    def __init__(self, point: str) -> None:
+        self._point = point
+
+    async def reach(self, point: str) -> None:
+        if point == self._point:
+            raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("point", FAULT_POINTS)
+async def test_number_and_record_are_committed_together_or_not_at_all(
+    database: str, point: str
+) -> None:
+    async with open_lab(database, STRICT, faults=FailAt(point)) as lab:
+        assert (await send(lab, "a", 1)).status_code == 500
+        assert len(lab.holdfast.idempotency.sequences.turns) == 0
+    async with open_lab(database, STRICT) as lab:
+        is_committed = point == "after_commit"
+        assert await lab.effects() == len(await lab.records()) == int(is_committed)
+        again = await send(lab, "a", 1)
+        assert again.status_code == 201
+        assert ("idempotency-replayed" in again.headers) is is_committed
         assert (await send(lab, "b", 2)).status_code == 201
         assert await lab.effects() == 2
 

@@ -222,11 +222,11 @@ def drain_once(
     nth: int = 1,
     lease_seconds: float = 0.15,
     max_seconds: float = 20,
-    batch: bool = False,
+    batch_items: int = 1,
 ) -> None:
     """Drain an outbox; the process kills itself when ``point`` is reached for the n-th time."""
     points = KillAt(point, nth)
-    settings = QueueSettings(lease_seconds=lease_seconds, batch=batch)
+    settings = QueueSettings(lease_seconds=lease_seconds, batch_items=batch_items)
     with (
         HttpTransport(server, timeout_seconds=10) as transport,
         OutboxQueue.open(path, settings=settings, fault_points=points) as queue,

@@ -197,6 +197,8 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     action: str = ""
     # The path, with ``*`` for ids.
     endpoint: str = ""
+    # Those of all items, for a batch that was sent.
+    endpoints: tuple[str, ...] = ()
     # What is held: this endpoint only.
     is_endpoint: bool = False
     # Retry-After; None if the server has named no time.

@@ -55,7 +55,7 @@ class DeviceHolds:
     def early(self, sent: Contact) -> Iterator[str]:
         """Describe the holds that a request does not wait for."""
         own = self._process(sent)
-        for key in (_SERVER, sent.endpoint):
+        for key in (_SERVER, *_endpoints(sent)):
             hold, stored = own.holds.get(key), self._stored.get(key)
             if hold is not None and sent.at < hold.until - _EARLY_SECONDS:
                 yield _describe(sent, key, hold.until)
@@ -72,13 +72,13 @@ class DeviceHolds:
     def probes(self, sent: Contact) -> Iterator[str]:
         """Describe the other requests while one request should show whether a hold is over."""
         own = self._process(sent)
-        for key in (_SERVER, sent.endpoint):
+        for key in (_SERVER, *_endpoints(sent)):
             if key not in own.holds:
                 continue
             for other in own.in_flight.values():
                 # A repeat of the same action is the same probe.
                 is_same_probe = other.action == sent.action
-                if not is_same_probe and key in (_SERVER, other.endpoint):
+                if not is_same_probe and key in (_SERVER, *_endpoints(other)):
                     yield (
                         f"{sent.action} was sent at {sent.at:.1f} while {other.action} was in "
                         f"flight, after a hold on {key or 'the server'}"
@@ -125,6 +125,10 @@ class DeviceHolds:
             for key, hold in own.holds.items()
             if hold.is_named
         }
+
+
+def _endpoints(sent: Contact) -> tuple[str, ...]:
+    return sent.endpoints or (sent.endpoint,)
 
 
 def _clock(contact: Contact) -> tuple[float, int]:

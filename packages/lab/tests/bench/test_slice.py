@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.testing.servers import RealPostgres
 from holdfast_lab.bench import (
+    cpu_layers,
     fingerprint,
     growth,
     histories,
@@ -56,6 +57,40 @@ async def test_look_up_and_sweep_are_measured_on_both_databases(
         assert found["rows"] == 1000
         assert found["swept_rows"] == 200
         assert found["lookup_ratio"] > 0
+
+
+def test_cpu_time_is_measured_for_each_app(
+    tmp_path: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cpu_layers, "WARM_UP_SECONDS", 0.05)
+    sources = cpu_layers.tree_of(Path(__file__).parents[4])
+    apps = [
+        cpu_layers.CpuApp("sockets", sources),
+        cpu_layers.CpuApp("guard", sources),
+        cpu_layers.CpuApp("guarded_sqlite", sources, f"sqlite:///{tmp_path}/cpu.db"),
+    ]
+    cpu_layers.measure_apps(apps, postgres, rounds=1, seconds=0.2)
+    sockets, guard, on_sqlite = [app.microseconds[0] for app in apps]
+    # By far: the guard has FastAPI below it, and the store a database.
+    assert 0 < 2 * sockets < guard
+    assert 0 < 2 * sockets < on_sqlite
+
+
+def test_cost_of_a_layer_is_the_difference_of_two_apps() -> None:
+    apps = {app: cpu_layers.CpuApp(app, Path()) for app, _ in cpu_layers.LAYERS.values()}
+    for number, app in enumerate(apps.values()):
+        app.microseconds = [100.0 * number, 100.0 * number + 10, 900.0]
+    old = cpu_layers.CpuApp("guarded_postgres", Path(), microseconds=[800.0, 820.0, 1800.0])
+    found = {row.name: row for row in cpu_layers.results(apps, {"guarded_postgres": old})}
+    assert found["FastAPI"].figures["microseconds"] == 100
+    assert found["FastAPI"].ratio == round(100 / 410, 3)
+    compared = found["guarded_postgres ÷ baseline"]
+    assert (compared.ratio, compared.least, compared.most) == (0.5, 0.5, 0.5)
+
+
+def test_baseline_that_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not a checkout"):
+        cpu_layers.tree_of(tmp_path)
 
 
 def test_fingerprint_is_measured_on_two_kilobytes() -> None:

@@ -25,7 +25,7 @@ from holdfast.server.request_head import Identify, RequestHead
 from holdfast_services import health, pages
 from holdfast_services.bootstrap import create_holdfast, create_store
 from holdfast_services.dev_secrets import development_secret
-from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers
+from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers, log_item
 from holdfast_services.jobs import make_worker, register_jobs
 from holdfast_services.ops_port import OpsPort, OpsPortMiddleware
 from holdfast_services.registry import SERVICES, service_for_path
@@ -142,7 +142,7 @@ def create_app(
             ports=ports,
         ),
     )
-    holdfast.install(app, batch=settings.batch())
+    holdfast.install(app, batch=settings.batch(log_item), direct=settings.direct_routes)
     if not only:
         _refuse_unknown_endpoints(holdfast, settings)
     if ports.is_set:

@@ -14,12 +14,13 @@ from holdfast import ErrorFormat
 from holdfast.core.error_formats import ErrorFormatter, render_error
 from holdfast.core.idempotency_record import Response as StoredResponse
 from holdfast.errors import BodyInvalidError, FieldNotAllowedError, RequestError, ServiceError
+from holdfast.server.batch_options import ItemReport
 from holdfast.server.guarded_request import client_times
 from holdfast.server.request_head import RequestHead
 from holdfast.server.starlette import error_format_of
 from holdfast_services.registry import service_for_path
 
-__all__ = ["ErrorMiddleware", "install_error_handlers"]
+__all__ = ["ErrorMiddleware", "install_error_handlers", "log_item"]
 
 _log = logging.getLogger("holdfast.request")
 
@@ -112,17 +113,24 @@ class ErrorMiddleware:
             if status:  # the response has begun, so the connection can only be closed
                 raise
             await _send_internal(scope, head, send_and_note_status)
-        if _log.isEnabledFor(logging.INFO):
-            fields = {
-                "method": scope["method"],
-                "path": scope["path"],
-                "status": status,
-                "milliseconds": round((time.perf_counter() - started) * 1000, 3),
-            }
-            head = _head(scope)
-            if service is not None and service.has_client_times:
-                fields |= _client_times(head)
-            _log.info("request", extra=fields | _log_fields(head))
+        seconds = time.perf_counter() - started
+        log_item(ItemReport(_head(scope), scope["method"], scope["path"], status, seconds))
+
+
+def log_item(report: ItemReport) -> None:
+    """Log a request, also one that came in a batch and did not pass the middleware."""
+    if not _log.isEnabledFor(logging.INFO):
+        return
+    fields: dict[str, Any] = {
+        "method": report.method,
+        "path": report.path,
+        "status": report.status,
+        "milliseconds": round(report.seconds * 1000, 3),
+    }
+    service = service_for_path(report.path)
+    if service is not None and service.has_client_times:
+        fields |= _client_times(report.head)
+    _log.info("request", extra=fields | _log_fields(report.head))
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:

@@ -72,6 +72,8 @@ class LargeBodyRoute(APIRoute):
     """A route whose handler gets the same values as with FastAPI's own."""
 
     request_class: ClassVar[type[_Request]] = _Request
+    # Smaller bodies are handled as by FastAPI.
+    holdfast_direct_bytes: ClassVar[int] = LARGE_BODY_BYTES
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler of the route."""

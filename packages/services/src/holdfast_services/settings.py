@@ -1,7 +1,7 @@
 """Settings of the server, read from ``HOLDFAST_…`` environment variables."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import time, timedelta
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,7 +14,7 @@ from holdfast import ErrorFormat, Policy, Staleness
 from holdfast.core.error_formats import ProblemFormat
 from holdfast.core.policy import VOLATILE_FIELDS
 from holdfast.errors import ConfigurationError
-from holdfast.server.batch_options import MAX_CHUNK_ITEMS, BatchOptions
+from holdfast.server.batch_options import MAX_CHUNK_ITEMS, BatchOptions, ItemReport
 from holdfast.server.limits import Limits
 from holdfast.server.rate_limits import check_limit
 from holdfast.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
@@ -162,6 +162,9 @@ class Settings(
     batch_chunk_items: int | None = Field(
         None, ge=1, le=MAX_CHUNK_ITEMS, description="a whole number of items from 1 to 64"
     )
+    # Handlers are called without FastAPI's request handler, items of a batch without the
+    # middleware of the server.
+    direct_routes: bool = Field(default=True, description="true or false")
 
     # What one process holds for its callers.
     max_connections: int = Field(
@@ -347,7 +350,7 @@ class Settings(
             records_per_tenant=self.records_per_tenant or None,
         )
 
-    def batch(self) -> BatchOptions | None:
+    def batch(self, on_item: Callable[[ItemReport], None] | None = None) -> BatchOptions | None:
         """Return the options of the batch endpoint; None if it is switched off."""
         if not self.batch_enabled:
             return None
@@ -357,6 +360,8 @@ class Settings(
             max_bytes=self.batch_bytes,
             max_seconds=self.batch_seconds,
             chunk_items=self.batch_chunk_items,
+            direct=self.direct_routes,
+            on_item=on_item,
         )
 
     def policies(self) -> Policies:
@@ -370,6 +375,7 @@ class Settings(
             ),
             outlive_staleness=not self._ttl_shorter_than_staleness,
             rate_limit=self.walk_rate_limit,
+            ordering=self.walk_ordering,
         )
         return Policies(
             walk=walk,

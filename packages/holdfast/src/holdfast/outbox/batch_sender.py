@@ -303,6 +303,7 @@ class _Making:
         self._pending: set[str] = set()
         # Names by which items refer to others, by entry.
         self._names: dict[str, str] = {}
+        self._referred: set[str] = set()
         # Of claims that are not in the batch.
         self._left: set[tuple[str, str]] = set()
 
@@ -370,6 +371,9 @@ class _Making:
         follows = None if before is None else before.entry.endpoint
         self._parts.append(Part(claimed, follows))
         self._ids.add(entry.id)
+        self._referred.update(self._pending.intersection(entry.local_refs))
+        if before is not None:
+            self._referred.add(self._names.get(before.entry.id, ""))
         self._items.append(item)
         self._size += item.size
         entity = _entity_of(entry)
@@ -382,7 +386,11 @@ class _Making:
     def batch(self, path: str) -> BatchRequest:
         """Return the request."""
         lanes = _lanes([part.claimed.entry for part in self._parts])
-        names = [self._names.get(part.claimed.entry.id) for part in self._parts]
+        # Only what others refer to.
+        names = [
+            name if name in self._referred else None
+            for name in (self._names.get(part.claimed.entry.id) for part in self._parts)
+        ]
         body = encode(zip(self._items, lanes, names, strict=True))
         headers = {"content-type": "application/json"} | self._items[0].shared
         return BatchRequest(path, headers, body, self._parts, self._token)

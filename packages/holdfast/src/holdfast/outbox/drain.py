@@ -29,7 +29,15 @@ from holdfast.outbox.drain_state import DrainReport, DrainState, Ended
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.exchanges import Call, Exchanges, Result
 from holdfast.outbox.outage import Outages
-from holdfast.outbox.outcome import Conflicted, Outcome, RetryLater, Succeeded, WrongOrder, record
+from holdfast.outbox.outcome import (
+    Conflicted,
+    Outcome,
+    Released,
+    RetryLater,
+    Succeeded,
+    WrongOrder,
+    record,
+)
 from holdfast.outbox.profile import unknown_profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.round_trips import RoundTrips
@@ -492,7 +500,10 @@ class _Run:
     def _end_received(self) -> None:
         """Give entries the outcomes of their results, as far as connections are free for reads."""
         while self._received and self._has_free_lane():
-            claimed, result = self._received.popleft()
+            claimed, result = self._received[0]
+            if self._outcomes and _may_need_ids(claimed, result):
+                return  # the ids that earlier results have brought are recorded first
+            self._received.popleft()
             if isinstance(result, Response):
                 sending = self._sender.receive(claimed, self._state, result, self._batch_token)
                 self._advance(_InFlight(claimed, sending))
@@ -664,7 +675,7 @@ class _Run:
         with self._queue.transaction(savepoints=False):
             # Before the outcomes: recording one may change the entries behind it.
             self._release_unsent()
-            for claimed, outcome in self._outcomes:
+            for claimed, outcome in sorted(self._outcomes, key=_is_of_sent):
                 self._record(claimed, outcome)
             self._outcomes.clear()
             if self._outages.is_unsaved:
@@ -883,6 +894,11 @@ class _Run:
         return report
 
 
+def _is_of_sent(ended: tuple[Claimed, Outcome]) -> bool:
+    """Return whether an entry was sent; what was skipped in a batch has to be pending first."""
+    return not (isinstance(ended[1], Released) and not ended[1].sent)
+
+
 def _count(report: DrainReport, entry: Entry) -> None:
     match entry.status:
         case Status.SUCCEEDED:
@@ -895,3 +911,9 @@ def _count(report: DrainReport, entry: Entry) -> None:
             report.expired += 1
         case _:
             pass
+
+
+def _may_need_ids(claimed: Claimed, result: Response | Outcome) -> bool:
+    """Return whether the outcome of a result may need further requests about the entity."""
+    is_error = isinstance(result, Response) and not 200 <= result.status < 300  # noqa: PLR2004
+    return is_error and bool(claimed.entry.local_refs)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -76,6 +77,9 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 _LAST_MESSAGES: Final = frozenset(
     {"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"}
 )
+
+
+_log = logging.getLogger("holdfast.request")
 
 
 class Holdfast(Generic[TransactionT_co]):
@@ -240,6 +244,7 @@ class Holdfast(Generic[TransactionT_co]):
         self._batch: BatchOptions | None = None
         # The app that ``install`` was called for: requests of a batch pass through it.
         self._items_to: Any = None
+        self._is_direct = True
         self._opening = asyncio.Lock()
         self._is_open = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -399,17 +404,21 @@ class Holdfast(Generic[TransactionT_co]):
             return policy.replace(error_format=self.error_format)
         return policy
 
-    def install(self, app: Any, *, batch: str | BatchOptions | None = None) -> None:
+    def install(
+        self, app: Any, *, batch: str | BatchOptions | None = None, direct: bool = True
+    ) -> None:
         """Guard a FastAPI or Starlette app. Call it once; routes may be added afterwards.
 
         ``batch`` is the path of an endpoint that takes many guarded requests in one, such as
-        ``/batch``, or its options. Each of them passes through the whole app.
+        ``/batch``, or its options. With ``direct``, the handlers of simple routes of FastAPI are
+        called without its request handler: the responses are the same, and come sooner.
         """
         refuse_wsgi_app(app)
         from holdfast.server.starlette import install  # noqa: PLC0415 - an optional dependency
 
         self._batch = _batch_options(batch)
         self._items_to = app
+        self._is_direct = direct
         self._routes_of_app = install(
             app,
             # A bound method, by which ``holdfast worker --app`` finds the Holdfast of an app.
@@ -421,7 +430,29 @@ class Holdfast(Generic[TransactionT_co]):
         )
 
     def _wrap_installed(self, app: Any) -> Any:
-        return _WithLifespan(self, self.middleware(app, batch=self._batch, items_to=self._items_to))
+        installed = self._items_to
+        guard = self._guard_middleware(app, self._batch, self._find_direct(installed, app))
+        batch = self._with_batch(guard, self._batch, installed, direct=self._is_batch_direct())
+        return _WithLifespan(self, batch)
+
+    def _is_batch_direct(self) -> bool:
+        """Return whether requests of a batch may pass by the middleware around the guard."""
+        if self._batch is None or self.spans is not None or self._batch.direct is False:
+            return False
+        middleware: Sequence[Any] = getattr(self._items_to, "user_middleware", ())
+        is_outermost = bool(middleware) and middleware[0].cls == self._wrap_installed
+        return is_outermost or self._batch.direct is True
+
+    def _find_direct(self, app: Any, inner: Any) -> Any:
+        """Return what finds the callers of routes; None if none can be called directly."""
+        if not self._is_direct or not hasattr(app, "openapi"):
+            return None
+        try:
+            from holdfast.server.direct_route import find_direct_routes  # noqa: PLC0415
+        except ImportError as error:  # of a name that this version of FastAPI does not have
+            _log.debug("routes are called by FastAPI: %s", error)
+            return None
+        return find_direct_routes(app, inner)
 
     def wrap(self, app: Any, *, batch: str | BatchOptions | None = None) -> Any:
         """Guard the operations of any ASGI app that were registered with ``guard_path``.
@@ -441,13 +472,23 @@ class Holdfast(Generic[TransactionT_co]):
 
         With ``batch``, the requests of items go to ``items_to``, or to the guard.
         """
-        guard = self._guard_middleware(app, batch)
+        return self._with_batch(self._guard_middleware(app, batch), batch, items_to)
+
+    def _with_batch(
+        self,
+        guard: GuardMiddleware,
+        batch: BatchOptions | None,
+        items_to: Any,
+        *,
+        direct: bool = False,
+    ) -> GuardMiddleware | BatchMiddleware:
         if batch is None:
             return guard
         return BatchMiddleware(
             guard,
             options=batch,
             items_to=items_to,
+            direct=direct,
             idempotency=self.ready,
             table=self.route_table,
             identify=self.identify if self.has_identify else None,
@@ -456,7 +497,9 @@ class Holdfast(Generic[TransactionT_co]):
             error_format=self.error_format,
         )
 
-    def _guard_middleware(self, app: Any, batch: BatchOptions | None) -> GuardMiddleware:
+    def _guard_middleware(
+        self, app: Any, batch: BatchOptions | None, direct: Any = None
+    ) -> GuardMiddleware:
         return GuardMiddleware(
             app,
             idempotency=self.ready,
@@ -468,6 +511,7 @@ class Holdfast(Generic[TransactionT_co]):
             spans=self.spans,
             error_format=self.error_format,
             batch=batch,
+            direct=direct,
         )
 
     def use_table(self, table: RouteTable) -> None:
@@ -499,7 +543,7 @@ class Holdfast(Generic[TransactionT_co]):
 
     def route_table(self) -> RouteTable:
         """Return where requests are looked up: ``table``, or the framework's own."""
-        return self.table() if self._own_table is None else self._own_table
+        return self._own_table or self._table or self.table()
 
     def _check_callers(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
         """Raise ``ConfigurationError`` for a guarded route whose caller nothing identifies."""

@@ -27,6 +27,7 @@ from holdfast.observability.traces import Spans
 from holdfast.ports import Metrics, SessionStore
 from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
+from holdfast.server.direct_call import DirectCall, PreparedCall
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import (
     GuardedRequest,
@@ -143,12 +144,15 @@ class GuardMiddleware:
         spans: Spans | None = None,
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         batch: BatchOptions | None = None,
+        direct: Callable[[Any], DirectCall | None] | None = None,
     ) -> None:
         """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives.
 
         ``batch`` are the settings of the app's batch endpoint, which responses then name.
+        ``direct`` finds what calls a route without the app around it, if there is such a thing.
         """
         self._app = app
+        self._direct = direct
         self._batch = batch
         self._idempotency = idempotency
         self._table = table
@@ -309,7 +313,17 @@ class GuardMiddleware:
             scope[SCOPE_KEY] = outcome
             set_current_execution(outcome)
             receive = _receive_again(content, receive)
-            await self._run_app(idempotency, outcome, match, head, scope, receive, send)
+            direct = self._prepare_direct(match, head, scope, content)
+            await self._run_app(idempotency, outcome, match, head, scope, receive, send, direct)
+
+    def _prepare_direct(
+        self, match: Match, head: RequestHead, scope: Scope, content: bytes
+    ) -> PreparedCall | None:
+        """Return a call of the route's handler; None if the framework has to call it."""
+        if self._direct is None or match.source is None:
+            return None
+        route = self._direct(match.source)
+        return None if route is None else route.prepare(scope, head.path, content)
 
     async def _processor(self, head: RequestHead) -> RequestProcessor:
         """Return what claims the key: that of the whole app, or of a chunk of a batch."""
@@ -460,6 +474,7 @@ class GuardMiddleware:
         scope: Scope,
         receive: Receive,
         send: Send,
+        direct: PreparedCall | None = None,
     ) -> None:
         """Run the app; commit its complete response, then send it."""
         responder = _Responder(idempotency, claimed, match, head, send, self._metrics)
@@ -471,7 +486,10 @@ class GuardMiddleware:
         if scope.get("extensions"):
             remove_response_extensions(scope)
         try:
-            await self._app(scope, receive, send_to)
+            if direct is not None and isinstance(claimed, Execution):
+                await direct(scope, receive, buffer, claimed)
+            else:
+                await self._app(scope, receive, send_to)
         except Exception as error:
             if not buffer.is_discarded:
                 outage = _outage_of(error, claimed, head, idempotency.session_store)

@@ -62,7 +62,11 @@ class RequestChunk:
     session_store = None
     gate = None
 
-    def __init__(self, idempotency: Idempotency, store: ChunkStore) -> None:
+    def __init__(
+        self, idempotency: Idempotency, store: ChunkStore, *, is_direct: bool = False
+    ) -> None:
+        """With ``is_direct``, nothing around the guard gets responses before the commit."""
+        self._is_direct = is_direct
         self.store = idempotency.store
         self._idempotency = idempotency
         self._chunk_store = store
@@ -74,7 +78,7 @@ class RequestChunk:
         self._audits: list[AuditEvent] = []
         # The first request with a record: its key tells whether the chunk was committed.
         self._first: tuple[GuardedRequest, Record] | None = None
-        self._held: list[tuple[Execution, asyncio.Future[bool]]] = []
+        self._held: list[tuple[Execution, asyncio.Future[bool] | None]] = []
         self._sequences = ChunkSequences(idempotency.sequences)
         self._metrics = _DeferredMetrics()
         self._has_writes = False
@@ -160,21 +164,14 @@ class RequestChunk:
         """Begin a part without a key, for dependencies. It is rolled back before the claim."""
         return await (await self._begun()).begin_item()
 
-    async def process(  # noqa: C901, PLR0912 - one branch per way a claim can end
+    async def process(  # noqa: C901 - one branch per way a claim can end
         self, request: GuardedRequest, **_sharing: Any
     ) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed and a savepoint set."""
         idempotency, record_id = self._idempotency, request.record_id
         if record_id is None or self._is_closed:
             raise self._postpone(is_alone=True)
-        if record_id not in self._claims:
-            try:
-                claimed = await self.claim([record_id])
-            except StoreUnavailableError:
-                raise self._postpone(is_alone=True) from None
-            if not claimed:
-                raise self._postpone()
-        claim = self._claims[record_id]
+        claim = self._claims.get(record_id) or await self._claim_one(record_id)
         now = idempotency.clock.now()
         known = self._records.get(record_id)
         if known is None and isinstance(claim, Found):
@@ -203,6 +200,16 @@ class RequestChunk:
         if idempotency.faults:
             await idempotency.faults.reach("chunk_savepoint")
         return execution
+
+    async def _claim_one(self, record_id: RecordId) -> KeyClaimed | Found:
+        """Claim a key that was not known when the chunk began."""
+        try:
+            claimed = await self.claim([record_id])
+        except StoreUnavailableError:
+            raise self._postpone(is_alone=True) from None
+        if not claimed:
+            raise self._postpone()
+        return self._claims[record_id]
 
     async def _check_number(self, request: GuardedRequest, *, is_replay: bool) -> None:
         """Raise ``SequenceViolationError`` unless the number allows a replay, or to run."""
@@ -257,6 +264,11 @@ class RequestChunk:
         execution.ended = True
         if self._idempotency.faults:
             await self._idempotency.faults.reach("chunk_item_ended")
+        if self._is_direct and execution.is_last:
+            # Its owner uses the response after the commit only.
+            self._held.append((execution, None))
+            self._on_response(response)
+            return response
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held.append((execution, settled))
         self._on_response(response)
@@ -361,7 +373,7 @@ class RequestChunk:
                 self._idempotency.in_flight.leave(record_id, None)
             self._led.clear()
             for _, settled in self._held:
-                if not settled.done():
+                if settled is not None and not settled.done():
                     settled.set_result(False)
 
     async def _was_committed(self) -> bool:
@@ -406,7 +418,7 @@ class RequestChunk:
             idempotency.in_flight.leave(record_id, record)
         self._led.clear()
         for _, settled in self._held:
-            if not settled.done():
+            if settled is not None and not settled.done():
                 settled.set_result(True)
 
     def _keep(

@@ -53,6 +53,7 @@ class BatchMiddleware:
         *,
         options: BatchOptions,
         items_to: ItemApp | None,
+        direct: bool = False,
         idempotency: Callable[[], Awaitable[Idempotency]],
         table: Callable[[], RouteTable],
         identify: Identify | None,
@@ -62,11 +63,13 @@ class BatchMiddleware:
     ) -> None:
         """``items_to`` gets the requests of items; None: the guard.
 
+        With ``direct``, it gets only those that do not share a transaction.
         ``identify`` is None if only the app's own dependencies know the caller.
         """
         self._guard = guard
         self._options = options
         self._items_to = items_to or guard
+        self._direct_to = guard if direct else None
         self._idempotency = idempotency
         self._table = table
         self._identify = identify
@@ -100,6 +103,7 @@ class BatchMiddleware:
                 texts,
                 scope=scope,
                 app=self._items_to,
+                direct_to=self._direct_to,
                 find=self._table().find,
                 identify=self._identify,
                 idempotency=idempotency,

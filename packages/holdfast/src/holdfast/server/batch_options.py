@@ -1,15 +1,33 @@
 """The settings of the batch endpoint of an app."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from holdfast.core.endpoint_validation import check_endpoint
 from holdfast.errors import ConfigurationError, EntryInvalidError
 
-__all__ = ["MAX_CHUNK_ITEMS", "BatchOptions"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from holdfast.server.request_head import RequestHead
+
+__all__ = ["MAX_CHUNK_ITEMS", "BatchOptions", "ItemReport"]
 
 MAX_CHUNK_ITEMS: Final = 64
 """PostgreSQL keeps so many savepoints of a transaction in memory; more slow all others down."""
+
+
+@dataclass(frozen=True, slots=True)
+class ItemReport:
+    """One request of a batch, for the app's own log of requests."""
+
+    # Its request id, endpoint, tenant and the like.
+    head: "RequestHead | None"
+    method: str
+    path: str
+    status: int
+    # From its start to its response, without the commit.
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +49,12 @@ class BatchOptions:
     # A request that takes longer, in a transaction that it shares, is cancelled and rolled back,
     # and then runs alone: it may wait for another connection, which waits for this transaction.
     stall_seconds: float = 5.0
+    # True: requests that share a transaction go from the batch to the guard, and the middleware
+    # around the guard gets the batch only. False: each passes through the whole app. None: as True
+    # if the app has no such middleware.
+    direct: bool | None = None
+    # Called after the commit for each request that did not pass through the whole app.
+    on_item: "Callable[[ItemReport], None] | None" = None
 
     def __post_init__(self) -> None:
         try:

@@ -33,7 +33,7 @@ from holdfast.ids import new_request_id
 from holdfast.ports import ChunkStore, Clock
 from holdfast.server.batch_chunk import RequestChunk
 from holdfast.server.batch_item import ITEM_KEY, ItemContext
-from holdfast.server.batch_options import BatchOptions
+from holdfast.server.batch_options import BatchOptions, ItemReport
 from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.request_head import Identify, RequestHead
@@ -134,18 +134,20 @@ class _Call:
     """One ASGI call of the app for an item."""
 
     __slots__ = (
-        *("_body", "_entry", "_on_response", "_parts", "_start", "is_postponed", "is_stalled"),
-        *("sent", "task"),
+        *("_body", "_entry", "_on_response", "_parts", "_start", "ended_at", "is_postponed"),
+        *("_loop", "is_stalled", "scope", "sent", "started_at", "task"),
     )
 
     def __init__(
         self,
         entry: _Entry,
-        body: bytes,
+        prepared: tuple[Scope, bytes],
         loop: asyncio.AbstractEventLoop,
         on_response: "Callable[[_Done], None]",
     ) -> None:
         """``on_response`` is called once, when the response is known; it may wait for a commit."""
+        self.scope, body = prepared
+        self.started_at = self.ended_at = loop.time()
         self._entry = entry
         self._body: bytes | None = body
         self._on_response: Callable[[_Done], None] | None = on_response
@@ -156,6 +158,7 @@ class _Call:
         self.task: asyncio.Task[None] | None = None
         self.is_stalled = False
         self.is_postponed = False
+        self._loop = loop
 
     async def receive(self) -> Message:
         """Return the body once; then wait, as for a client that stays connected."""
@@ -185,6 +188,7 @@ class _Call:
         """Note the response; the first one counts."""
         on_response, self._on_response = self._on_response, None
         if on_response is not None:
+            self.ended_at = self._loop.time()
             on_response(_Done(self._entry, response, self))
 
     def stall(self) -> None:
@@ -285,6 +289,7 @@ class BatchRun:
         *,
         scope: Scope,
         app: ItemApp,
+        direct_to: ItemApp | None,
         find: FindRoute,
         identify: Identify | None,
         idempotency: Idempotency,
@@ -293,7 +298,11 @@ class BatchRun:
         slots: asyncio.Semaphore,
         error_format: ErrorFormat | ErrorFormatter,
     ) -> None:
-        """``identify`` is None if only the app's own dependencies know the caller."""
+        """``identify`` is None if only the app's own dependencies know the caller.
+
+        ``direct_to`` gets the requests that share a transaction; None: the app does.
+        """
+        self._direct_to = direct_to
         self._entries = [_Entry(text) for text in texts]
         self._scope = scope
         self._app = app
@@ -436,7 +445,9 @@ class BatchRun:
     async def _run_chunk(self, entries: list[_Entry]) -> None:
         assert self._chunk_store is not None  # noqa: S101 - or entries is one
         async with self._slots:
-            chunk = RequestChunk(self._idempotency, self._chunk_store)
+            chunk = RequestChunk(
+                self._idempotency, self._chunk_store, is_direct=self._direct_to is not None
+            )
             try:
                 entries = await self._claim(chunk, entries)
                 done, postponed = await self._run_in(chunk, entries)
@@ -465,7 +476,10 @@ class BatchRun:
         """Add the results of a chunk that was committed; run alone what could not be in it."""
         for each in done:
             if each.call is not None:
-                each.response = await each.call.sent
+                sent = each.call.sent
+                each.response = sent.result() if sent.done() else await sent
+                if self._direct_to is not None and self._options.on_item is not None:
+                    self._report(each.call, each.response.status, self._options.on_item)
             self._finish(each)
         if self.retry_after is not None:
             return
@@ -651,9 +665,11 @@ class BatchRun:
         entry: _Entry,
         on_response: Callable[[_Done], None],
     ) -> _Call:
-        scope, body = prepared
-        call = _Call(entry, body, self._loop, on_response)
-        serving: Any = self._app(scope, call.receive, call.send)
+        call = _Call(entry, prepared, self._loop, on_response)
+        app = self._app
+        if self._direct_to is not None and entry.context.processor is not None:
+            app = self._direct_to
+        serving: Any = app(call.scope, call.receive, call.send)
         task = call.task = self._loop.create_task(serving)
         self.tasks.add(task)
 
@@ -680,6 +696,13 @@ class BatchRun:
             )
         headers = (*response.headers, (b"x-request-id", request_id.encode()))
         return Response(response.status, headers, response.body)
+
+    @staticmethod
+    def _report(call: _Call, status: int, on_item: Callable[[ItemReport], None]) -> None:
+        scope = call.scope
+        head = scope.get("holdfast.head")
+        seconds = call.ended_at - call.started_at
+        on_item(ItemReport(head, scope["method"], scope["path"], status, seconds))
 
     def _note(self, entry: _Entry, response: Response) -> None:
         """Keep what later items need to know."""

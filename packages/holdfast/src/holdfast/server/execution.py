@@ -67,6 +67,7 @@ class Execution:
     __slots__ = (
         "ended",
         "epoch",
+        "is_last",
         "is_stored",
         "on_commit",
         "request",
@@ -88,6 +89,8 @@ class Execution:
         self.epoch = epoch
         # True once committed or rolled back.
         self.ended = False
+        # Nothing of the app runs after its response.
+        self.is_last = False
         # False after ``no_store``.
         self.is_stored = True
         # Set by ``store_for``.

@@ -38,6 +38,7 @@ from holdfast.errors import (
     StreamingResponseError,
 )
 from holdfast.jobs.enqueue import EnqueueOptions
+from holdfast.ports import BlockingGate
 from holdfast.server.app import Holdfast
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.guarded_endpoint import refuse_generator
@@ -188,8 +189,12 @@ class FlaskGuard:
             if state.checked != len(self._guarded):
                 self._check_routes()
 
-        app.before_request(check_routes)
-        self._admit_before_hooks(app, state)
+        installed = state.installed or self._default
+        gate = None if installed is None else installed.bridge.gate
+        if gate is None:
+            app.before_request(check_routes)
+        else:
+            self._admit_before_hooks(app, state, gate, check_routes)
         # Where ``holdfast worker --app`` finds it.
         app.extensions["holdfast"] = state.installed or self
         if self._batch is not None:
@@ -345,15 +350,17 @@ class FlaskGuard:
             if installed is not None:
                 installed.bridge.close()
 
-    def _admit_before_hooks(self, app: flask.Flask, state: _AppState) -> None:
+    @staticmethod
+    def _admit_before_hooks(
+        app: flask.Flask, state: _AppState, gate: BlockingGate, check_routes: Callable[[], None]
+    ) -> None:
         """Wait, before other hooks take a connection, until the view may take a second one."""
 
         def enter() -> None:
-            installed = state.installed or self._default
-            gate = None if installed is None else installed.bridge.gate
+            check_routes()
             current = _request()
             endpoint = current.endpoint
-            if gate is None or endpoint is None or current.method in SAFE_METHODS:
+            if endpoint is None or current.method in SAFE_METHODS:
                 return
             is_guarded = state.guarded_endpoints.get(endpoint)
             if is_guarded is None:

@@ -52,7 +52,9 @@ def refuse_unguarded(handler: Any) -> Any:
 
         @wraps(handler)
         async def guarded(*args: Any, **kwargs: Any) -> Any:
-            check_is_guarded(handler)
+            execution = find_execution()
+            if execution is None or execution.ended:
+                check_is_guarded(handler)
             return await handler(*args, **kwargs)
 
         guarded.__signature__ = signature_of(handler)  # type: ignore[attr-defined]

@@ -130,6 +130,14 @@ class ResponseBuffer:
         headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
         return Response(start["status"], headers, body)
 
+    async def take(self, response: Response) -> None:
+        """Take a complete response, in place of its messages; wait for the commit."""
+        self._count(len(response.body))
+        self.is_discarded = not await self._commit_and_send(response)
+        self.is_complete = True
+        if self.is_discarded:
+            raise ResponseDiscarded
+
     def _count(self, size: int) -> None:
         self._size += size
         if self._size > self._max_bytes:

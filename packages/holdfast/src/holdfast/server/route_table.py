@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from holdfast.core.policy import Policy
@@ -54,6 +54,8 @@ class GuardedRoute:
     method: str
     path: str
     guard: Guard
+    # The framework's route, if it may be called directly.
+    source: object = field(default=None, compare=False, repr=False)
 
     @property
     def endpoint(self) -> str:
@@ -76,6 +78,8 @@ class Match(NamedTuple):
     policy: Policy
     path_params: dict[str, str]
     is_claimed_late: bool = False
+    # The framework's route, if it may be called directly.
+    source: object = None
 
 
 _NOT_FOUND: Final = Match("", Policy(), {})
@@ -157,7 +161,7 @@ class GuardTable:
         if route.path != self._by_name[route.endpoint].path:
             # A key that was used on the first path of a name is refused on the others.
             path_params[ROUTE_PARAM] = route.path
-        return Match(route.endpoint, guard.policy, path_params, guard.is_claimed_late)
+        return Match(route.endpoint, guard.policy, path_params, guard.is_claimed_late, route.source)
 
 
 def _compile(route: GuardedRoute | OpenRoute) -> re.Pattern[str] | None:

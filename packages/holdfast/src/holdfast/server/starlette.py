@@ -138,7 +138,13 @@ async def _respond(request: Request, error: Exception) -> Response:
 
 
 def error_format_of(request: Request) -> ErrorFormat | ErrorFormatter:
-    """Return ``scope["holdfast.error_format"]``, or the problem format where an app sets none."""
+    """Return the format of the policy while a guarded request runs.
+
+    Otherwise ``scope["holdfast.error_format"]``, or the problem format where an app sets none.
+    """
+    execution = request.scope.get(SCOPE_KEY)
+    if isinstance(execution, Execution):
+        return execution.request.policy.error_format
     chosen: ErrorFormat | ErrorFormatter = request.scope.get(
         "holdfast.error_format", ErrorFormat.PROBLEM
     )
@@ -165,7 +171,8 @@ def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:
                 _refuse_late(path, guard)
         for method in methods:
             if guard is not None and (method not in SAFE_METHODS or method == "GET"):
-                yield GuardedRoute(method, path, guard)
+                # Routes of mounted apps are called by these.
+                yield GuardedRoute(method, path, guard, None if prefix else route)
             elif guard is None and method not in SAFE_METHODS:
                 yield OpenRoute(method, path)
 

@@ -11,6 +11,7 @@ those that were. So operations whose dependencies or hooks take one are admitted
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
@@ -192,7 +193,11 @@ class ThreadGate(_Gate):
     ) -> None:
         """``capacity`` None is no limit. ``on_wait`` gets the seconds of each wait."""
         super().__init__(capacity, timeout_seconds, on_wait)
-        self._slots = None if capacity is None else threading.Semaphore(max(1, capacity - 1))
+        # Not a semaphore of ``threading``: that takes a dozen function calls per request.
+        self._lock = threading.Lock()
+        self._left = 0 if capacity is None else max(1, capacity - 1)
+        # Each waiting request acquires its lock a second time; its slot is passed on to it.
+        self._waiting: deque[threading.Lock] = deque()
 
     def begin(self) -> None:
         """Begin to count the connections of this thread, unless ``enter`` has. ``claim`` admits."""
@@ -211,14 +216,36 @@ class ThreadGate(_Gate):
 
     def admit(self, visit: Visit) -> None:
         """Wait until the request may take a connection. Does nothing if it has been admitted."""
-        slots = self._slots
-        if slots is None or visit.is_admitted:
+        if self._capacity is None or visit.is_admitted:
             return
-        if not slots.acquire(blocking=False):
-            started = time.monotonic()
-            try:
-                if not slots.acquire(timeout=self._timeout):
+        with self._lock:
+            is_free = self._left > 0
+            if is_free:
+                self._left -= 1
+            else:
+                turn = threading.Lock()
+                turn.acquire()
+                self._waiting.append(turn)
+        if not is_free:
+            self._wait(turn)
+        visit.admitted(self._release)
+
+    def _wait(self, turn: threading.Lock) -> None:
+        started = time.monotonic()
+        try:
+            if turn.acquire(timeout=self._timeout):
+                return
+            with self._lock:
+                if turn in self._waiting:
+                    self._waiting.remove(turn)
                     raise self._refusal()
-            finally:
-                self._waited(started)
-        visit.admitted(slots.release)
+            # Its turn came after the time-out, before this thread had the lock.
+        finally:
+            self._waited(started)
+
+    def _release(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._left += 1

@@ -366,7 +366,8 @@ class SqlAlchemySyncUnit(GuardedUnit):
         """
         if not self._store.owns(connection):  # a session may have several engines
             return
-        self.guard_connection(connection)
+        # Not in its execution options, which take a dozen function calls per request.
+        setattr(connection, UNIT, self)
         if self.has_slot:  # else the handler has no other thread
             event.listen(connection, "after_cursor_execute", self.end_statement)
         if self._store.is_sqlite:
@@ -500,14 +501,14 @@ def _before_driver_call(*args: Any) -> None:
     """
     context = args[-1]
     if context is not None:
-        unit = context.root_connection.get_execution_options().get(UNIT)
+        unit = getattr(context.root_connection, UNIT, None)
         if unit is not None:
             unit.before_statement(args[1], is_insert=context.isinsert)
 
 
 def _after_error(context: Any) -> None:
     if context.connection is not None:
-        unit = context.connection.get_execution_options().get(UNIT)
+        unit = getattr(context.connection, UNIT, None)
         if unit is not None:
             unit.end_statement()
 

@@ -83,6 +83,16 @@ def orders(request: HttpRequest) -> HttpResponse:
     return JsonResponse({"item": item, "n": n}, status=201, headers=headers)
 
 
+@guard("orders.number", policy=Policy(ordering="strict"))
+def numbered(request: HttpRequest) -> HttpResponse:
+    item = json.loads(request.body)["item"]
+    if request.headers.get("x-do") == "slow":
+        time.sleep(0.2)
+    with connection.cursor() as cursor:
+        cursor.execute("INSERT INTO orders (item) VALUES (%s)", [item])
+    return JsonResponse({"item": item}, status=201)
+
+
 def _count() -> HttpResponse:
     found = {}
     with connection.cursor() as cursor:
@@ -96,7 +106,7 @@ def _count() -> HttpResponse:
     return JsonResponse(found)
 
 
-urlpatterns = [path("orders", orders)]
+urlpatterns = [path("orders", orders), path("numbered", numbered)]
 
 if __name__ == "__main__":
     with connection.cursor() as cursor:

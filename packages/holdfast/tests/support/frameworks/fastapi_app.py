@@ -43,6 +43,16 @@ async def create(request: Request, tx: Tx) -> Any:
     return JSONResponse({"item": item, "n": row["n"]}, 201, headers={"location": f"/orders/{item}"})
 
 
+@app.post("/numbered", status_code=201)
+@holdfast.guard("orders.number", policy=Policy(ordering="strict"))
+async def number(request: Request, tx: Tx) -> dict[str, str]:
+    item = (await request.json())["item"]
+    if request.headers.get("x-do") == "slow":
+        await asyncio.sleep(0.2)
+    await tx.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
+    return {"item": item}
+
+
 @app.get("/orders")
 async def count() -> dict[str, int]:
     orders = await holdfast.store.read("SELECT count(*) AS n FROM orders")

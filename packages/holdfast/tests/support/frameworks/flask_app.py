@@ -45,6 +45,16 @@ def create() -> Any:
     return {"item": item, "n": row["n"]}, 201, {"location": f"/orders/{item}"}
 
 
+@app.post("/numbered")
+@guard("orders.number", policy=Policy(ordering="strict"))
+def number() -> Any:
+    item = request.get_json()["item"]
+    if request.headers.get("x-do") == "slow":
+        time.sleep(0.2)
+    guard.transaction.execute("INSERT INTO orders (item) VALUES (:item)", {"item": item})
+    return {"item": item}, 201
+
+
 @app.get("/orders")
 def count() -> Any:
     async def read() -> dict[str, int]:

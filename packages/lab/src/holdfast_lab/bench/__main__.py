@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from holdfast.cli.output import print_error
+from holdfast_lab.bench.cpu_layers import tree_of
 from holdfast_lab.bench.curves import Curve
 from holdfast_lab.bench.environment import Environment, open_environment
 from holdfast_lab.bench.measurements import Measurement
@@ -86,7 +87,7 @@ def _measure(
             progress.update(task, description=f"{name}: {step}")
 
         with open_environment(
-            options.rounds, options.seconds, options.rows, on_step
+            options.rounds, options.seconds, options.rows, on_step, options.baseline
         ) as environment:
             for name in chosen:
                 on_step("running")
@@ -153,6 +154,12 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--draw-only", action="store_true", help=f"only draw the charts from {FILE}"
     )
+    parser.add_argument(
+        "--baseline",
+        type=_checkout,
+        metavar="PATH",
+        help="a checkout of another commit, with which the suite cpu compares",
+    )
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
     return parser.parse_args(arguments)
 
@@ -164,6 +171,13 @@ def _integer(least: int, most: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _checkout(text: str) -> Path:
+    try:
+        return tree_of(Path(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _seconds(text: str) -> float:
@@ -221,7 +235,9 @@ def _show(found: dict[str, Any], chosen: set[str], console: Console) -> None:
             table.add_row(f"[bold]{group}[/bold]")
         mark = {True: "[green]✓[/green]", False: "[red]✗[/red]", None: ""}[row["met"]]
         spread = "" if row["least"] is None else f"{row['least']:.2f} … {row['most']:.2f}"
-        table.add_row(f"  {row['name']}", f"{row['ratio']:.2f}", spread, row["target"], mark)
+        cost = row["figures"].get("microseconds")
+        name = row["name"] if cost is None else f"{row['name']} ({cost:,.0f} µs)"
+        table.add_row(f"  {name}", f"{row['ratio']:.2f}", spread, row["target"], mark)
     if group is not None:
         console.print(table)
     for curve in found["curves"]:

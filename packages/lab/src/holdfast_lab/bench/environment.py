@@ -20,6 +20,8 @@ class Environment:
     rows: int
     # Called with a description of the current step.
     on_step: Callable[[str], None]
+    # The sources of another commit, to compare with.
+    baseline: Path | None = None
     _stack: ExitStack = field(default_factory=ExitStack)
     _server: RealPostgres | None = None
 
@@ -46,10 +48,14 @@ class Environment:
 
 @contextmanager
 def open_environment(
-    rounds: int, seconds: float, rows: int, on_step: Callable[[str], None]
+    rounds: int,
+    seconds: float,
+    rows: int,
+    on_step: Callable[[str], None],
+    baseline: Path | None = None,
 ) -> Iterator[Environment]:
     with TemporaryDirectory(prefix="holdfast-bench-") as directory:
-        environment = Environment(Path(directory), rounds, seconds, rows, on_step)
+        environment = Environment(Path(directory), rounds, seconds, rows, on_step, baseline)
         try:
             yield environment
         finally:

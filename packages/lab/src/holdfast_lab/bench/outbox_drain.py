@@ -21,7 +21,7 @@ import httpx
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from holdfast.outbox import NewEntry, OutboxQueue
+from holdfast.outbox import NewEntry, OutboxQueue, QueueSettings
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.transport import HttpTransport, Request, Response
 from holdfast_lab.bench.outbox import PASSPHRASE, USER, new_entries
@@ -174,7 +174,10 @@ def _bare(task: Task) -> float:
 def _ours(directory: Path, task: Task) -> float:
     directory.mkdir()
     try:
-        with OutboxQueue.open(directory / "outbox.db", passphrase=task.key) as queue:
+        settings = QueueSettings(batch=False)  # one request for each entry, as the bare loop does
+        with OutboxQueue.open(
+            directory / "outbox.db", passphrase=task.key, settings=settings
+        ) as queue:
             queue.add_user(USER)
             queue.enqueue_many(_entries(task.entries, task.profile))
             with HttpTransport(task.url) as transport:

@@ -3,12 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from holdfast_lab.bench import outbox, outbox_drain
+from holdfast_lab.bench import batch_drain, outbox, outbox_drain
 from holdfast_lab.bench.curves import Curve
 from holdfast_lab.bench.environment import Environment
 from holdfast_lab.bench.measurements import Measurement, at_least, at_most, measurement
 
-__all__ = ["measure"]
+__all__ = ["measure", "measure_batches"]
 
 
 def measure(environment: Environment) -> list[Measurement | Curve]:
@@ -40,6 +40,18 @@ def measure(environment: Environment) -> list[Measurement | Curve]:
     measurements.append(Curve("claim of the next entry, outbox", "queued entries", points))
     environment.on_step("drains")
     return [*measurements, *_drains(environment, directory)]
+
+
+def measure_batches(environment: Environment) -> list[Measurement]:
+    """Measure drains in batches over a slow link."""
+    directory = environment.new_directory("batch-drain")
+    found = batch_drain.batch_drain(directory, rounds=environment.rounds)
+    group = "outbox, drain over 50 ms in batches ÷ one request per entry"
+    return [
+        measurement(group, f"500 entries in batches of {size}", row, at_least(target))
+        for size, target in ((50, 20.0), (200, 35.0))
+        for row in (found[f"batch_drain_{size}"],)
+    ]
 
 
 def _against_peers(rows: dict[str, Any]) -> Measurement:

@@ -97,7 +97,7 @@ def race(
 
     A round consists of short alternating slices, so that other load on the machine hits all.
     """
-    with _load_generator() as load:
+    with load_generator() as load:
         for contender in contenders:
             load(contender, 0.7)  # warms up connections, caches and prepared statements
         for _ in range(rounds):
@@ -119,7 +119,7 @@ def ratio(one: Contender, other: Contender) -> tuple[float, float, float]:
 
 
 @contextmanager
-def _load_generator() -> Iterator[Callable[[Contender, float], tuple[int, float]]]:
+def load_generator() -> Iterator[Callable[[Contender, float], tuple[int, float]]]:
     """Start the load generator as a subprocess; yields a function that runs one task."""
     command = [sys.executable, "-m", "holdfast_lab.bench.load"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -2,20 +2,22 @@
 
 ``python -m holdfast_lab.bench.soak --seconds 900`` starts ``holdfast serve`` on PostgreSQL and
 Redis, measures its maximum rate, then sends 70 % of that at a steady rate, even if responses are
-late, and reports 5xx responses, latency percentiles by window, and memory.
+late, and reports 5xx responses, latency percentiles by window, memory, and what the server and the
+database were doing in the slowest seconds.
+
+With ``--baseline PATH``, a checkout of another commit, that commit's server is started too, on
+another database, and the maximum rates of both are measured in turns.
 """
 
 import argparse
 import asyncio
 import json
-import os
 import random
 import secrets
 import statistics
-import subprocess
-import sys
 import time
 import uuid
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,11 +30,14 @@ from rich.progress import Progress
 
 from holdfast.server.jwt_auth import mint_token
 from holdfast.testing.servers import RealPostgres, RealRedis
-from holdfast_lab.bench.races import free_port, wait_until_up
+from holdfast_lab.bench.server_tree import CpuClock, ServerTree
+from holdfast_lab.bench.slow_seconds import Activity, explain
 
 CONNECTIONS = 32
 SHARE = 0.7
 WINDOWS = 10
+# Rounds of the measurement of the maximum rate, and seconds of each.
+ROUNDS, ROUND_SECONDS = 3, 10
 EXPIRED = 200_000
 _EXPIRED = """
 INSERT INTO holdfast_idempotency_records
@@ -146,36 +151,40 @@ async def _send(stream: Any, request: bytes) -> int:
     return int(head[9:12])
 
 
-async def soak(url: str, redis: str, seconds: float, directory: Path) -> dict[str, Any]:
-    secret = secrets.token_hex(32)
-    port = free_port()
-    environment = os.environ | {
-        "HOLDFAST_JWT_SECRET": secret,
-        "HOLDFAST_HOME": str(directory),
-        "HOLDFAST_LOG_LEVEL": "ERROR",
-        "HOLDFAST_SWEEP_EVERY_SECONDS": "10",
-        **{f"HOLDFAST_{name}_RATE_LIMIT": "0" for name in ("WALK", "PLANNING", "ROUTES", "FIELD")},
-    }
-    holdfast = str(Path(sys.executable).parent / "holdfast")
-    command = [holdfast, "serve", "--port", str(port), "--database", url, "--redis", redis]
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        await asyncio.to_thread(wait_until_up, port)
-        connection = await asyncpg.connect(url)
-        await connection.execute(_EXPIRED, EXPIRED, timeout=300)
-        await connection.close()
-        load = Load(port, Traffic(secret))
+async def soak(
+    servers: list[tuple[int, int]], secret: str, database: str, seconds: float
+) -> dict[str, Any]:
+    """Load the servers, given as port and process id; the first one for ``seconds``."""
+    connection = await asyncpg.connect(database)
+    await connection.execute(_EXPIRED, EXPIRED, timeout=300)
+    await connection.close()
+    loads = [Load(port, Traffic(secret)) for port, _pid in servers]
+    for load in loads:
         await load.run_at_maximum(5)  # warm-up
-        most = statistics.median([await load.run_at_maximum(10) for _ in range(3)])
-        memory: list[tuple[float, float]] = []
-        sampler = asyncio.create_task(_sample_memory(server.pid, memory))
-        await asyncio.sleep(3)
-        await load.steady(most * SHARE, seconds)
+    rates: list[list[float]] = [[] for _ in loads]
+    for number in range(ROUNDS):
+        turns = list(zip(loads, rates, strict=True))
+        for load, found in turns if number % 2 == 0 else reversed(turns):
+            found.append(await load.run_at_maximum(ROUND_SECONDS))
+    load, most = loads[0], statistics.median(rates[0])
+    pid = servers[0][1]
+    memory: list[tuple[float, float]] = []
+    activity = Activity(database, CpuClock(pid))
+    samplers = [
+        asyncio.create_task(_sample_memory(pid, memory)),
+        asyncio.create_task(activity.sample()),
+    ]
+    await asyncio.sleep(3)
+    await load.steady(most * SHARE, seconds)
+    for sampler in samplers:
         sampler.cancel()
-        return _report(load, memory, most, seconds)
-    finally:
-        server.terminate()
-        server.wait()
+    report = _report(load, memory, most, seconds)
+    report["slowest_seconds"] = explain(load.responses, activity)
+    if len(rates) > 1:
+        ratios = [own / other for own, other in zip(*rates, strict=True)]
+        report["baseline_flat_out_per_second"] = round(statistics.median(rates[1]), 1)
+        report["ratio_to_baseline"] = round(statistics.median(ratios), 2)
+    return report
 
 
 async def _sample_memory(pid: int, memory: list[tuple[float, float]]) -> None:
@@ -221,6 +230,7 @@ def _report(
         "responses": len(load.responses),
         "statuses": statuses,
         "server_errors": sum(count for status, count in statuses.items() if status >= "500"),
+        "worst_tenth": _worst(windows),
         "p50_ms": [round(statistics.median(w) * 1e3, 2) for w in windows],
         "p99_ms": [round(statistics.quantiles(w, n=100)[98] * 1e3, 2) for w in windows],
         "memory_mb_first_third": round(first, 1),
@@ -231,18 +241,44 @@ def _report(
     }
 
 
+def _worst(windows: list[list[float]]) -> dict[str, float]:
+    """Return the tenth with the largest 99th percentile."""
+    tails = [statistics.quantiles(window, n=100)[98] for window in windows]
+    worst = tails.index(max(tails))
+    return {
+        "tenth": worst + 1,
+        "p50_ms": round(statistics.median(windows[worst]) * 1e3, 2),
+        "p99_ms": round(tails[worst] * 1e3, 2),
+        "median_p99_ms": round(statistics.median(tails) * 1e3, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m holdfast_lab.bench.soak", description=__doc__)
     parser.add_argument("--seconds", type=float, default=900, help="duration (default 900)")
     parser.add_argument("--results", type=Path, help="file for the JSON result")
+    parser.add_argument("--baseline", type=Path, help="a checkout of the commit to compare with")
     options = parser.parse_args()
-    with (
-        TemporaryDirectory(prefix="holdfast-soak-") as directory,
-        RealPostgres() as postgres,
-        RealRedis() as redis,
-    ):
-        work = soak(postgres.create_database(), redis.url(), options.seconds, Path(directory))
-        found = uvloop.run(work)
+    trees = [ServerTree("this")]
+    if options.baseline is not None:
+        trees.append(ServerTree("baseline", options.baseline))
+    secret = secrets.token_hex(32)
+    with ExitStack() as stack:
+        postgres = stack.enter_context(RealPostgres())
+        servers, databases = [], []
+        for tree in trees:
+            home = Path(stack.enter_context(TemporaryDirectory(prefix="holdfast-soak-")))
+            redis = stack.enter_context(RealRedis())
+            databases.append(postgres.create_database())
+            serving = tree.serve(
+                databases[-1],
+                secret,
+                home,
+                options=("--redis", redis.url()),
+                settings={"HOLDFAST_SWEEP_EVERY_SECONDS": "10"},
+            )
+            servers.append(stack.enter_context(serving))
+        found = uvloop.run(soak(servers, secret, databases[0], options.seconds))
     text = json.dumps(found, indent=2)
     print(text)
     if options.results is not None:

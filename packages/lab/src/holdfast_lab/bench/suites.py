@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from holdfast_lab.bench import (
+    cpu_layers,
     fingerprint,
     growth,
     histories,
@@ -226,6 +227,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "sqlite": measure_sqlite,
     "flask": measure_flask,
     "django": measure_django,
+    "cpu": cpu_layers.measure,
     "fingerprint": measure_fingerprint,
     "jobs": measure_jobs,
     "idle": measure_idle_workers,
@@ -233,6 +235,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "histories": measure_histories,
     "planning": measure_planning,
     "outbox": outbox_suite.measure,
+    "batch-drain": outbox_suite.measure_batches,
     "records": measure_records,
     "many-jobs": measure_many_jobs,
 }

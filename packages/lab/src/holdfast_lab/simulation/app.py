@@ -43,14 +43,13 @@ CREATE TABLE job_effects (
 CREATE TABLE counts (tenant TEXT PRIMARY KEY, seen INTEGER NOT NULL);
 """
 
-ATTESTATION: Final = "x-app-check"
+ATTESTATION: Final = "x-firebase-appcheck"
 REFUSED_ATTESTATION: Final = "refused"
 _CREATED: Final = 201
 _FIELDS: Final = ("title", "what")
 """The members of a payload that a note has."""
 
 _WEEK_OF_ERRORS: Final = FIELD.replace(error_ttl=FIELD.success_ttl)
-_ATTESTED: Final = WALK.replace(batch_headers=(*WALK.batch_headers, ATTESTATION))
 
 
 class HandlerFaults(Protocol):
@@ -80,7 +79,7 @@ def guard_service(
     holdfast: Holdfast, faults: HandlerFaults, batch: BatchOptions | None = None
 ) -> Callable[..., Awaitable[None]]:
     """Return the ASGI app of one server process; ``batch`` are the options of its batches."""
-    holdfast.guard_path("POST", "/steps", endpoint="steps", policy=_ATTESTED)
+    holdfast.guard_path("POST", "/steps", endpoint="steps", policy=WALK)
     holdfast.guard_path("POST", "/notes", endpoint="notes.create", policy=_WEEK_OF_ERRORS)
     holdfast.guard_path("PATCH", "/notes/{note}", endpoint="notes.change", policy=_WEEK_OF_ERRORS)
 

@@ -289,7 +289,7 @@ class BatchClient:
                     self._take(item, result)
                 elif result.status != _BAD_REQUEST:
                     self._world.errors.append(f"a malformed item got {result.status}")
-        elif isinstance(response, Response) and response.status in {_BAD_REQUEST, _TOO_LARGE}:
+        elif isinstance(response, Response) and _is_refusal(response):
             self._world.errors.append(f"a batch got {response.status}: {response.error_body}")
         self._continue(after)
 
@@ -314,6 +314,11 @@ class BatchClient:
             for other in self._items:  # they change a note that does not exist
                 if other.parent is item:
                     self._results[other.action.id] = None
+
+
+def _is_refusal(response: Response) -> bool:
+    """Return whether the server has refused a batch; a proxy may do so on purpose."""
+    return response.status in {_BAD_REQUEST, _TOO_LARGE} and response.code != "unavailable"
 
 
 # -- the plan -------------------------------------------------------------------------------------

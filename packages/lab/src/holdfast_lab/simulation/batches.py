@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.outbox.transport import Request, Response
 
-__all__ = ["BATCH_PATH", "Item", "items_of", "results_of"]
+__all__ = ["BATCH_PATH", "Item", "header_of", "items_of", "parts_of", "results_of"]
 
 BATCH_PATH: Final = "/batch"
 
@@ -46,6 +46,22 @@ def results_of(response: Response) -> tuple[list[Response], float | None]:
     """Return the results of a batch, and when to send the rest. Raises ``msgspec.DecodeError``."""
     decoded = msgspec.json.decode(response.body, type=_Results)
     return [_response(result) for result in decoded.results], decoded.retry_after
+
+
+def header_of(request: Request, name: str) -> str | None:
+    """Return a header, whatever the case of its name; None if there is none."""
+    for found, value in request.headers.items():
+        if found.lower() == name.lower():
+            return value
+    return None
+
+
+def parts_of(request: Request) -> list[Request]:
+    """Return the items of a batch as requests, with their placeholders; a single one as it is."""
+    if request.target != BATCH_PATH:
+        return [request]
+    items = msgspec.json.decode(request.body or b"")["items"]
+    return [_request_of(request, item, item["path"], item.get("headers", {})) for item in items]
 
 
 def items_of(request: Request, response: Response | None) -> Iterator[Item]:
@@ -89,13 +105,15 @@ def _resolved(batch: Request, item: dict[str, Any], found: dict[tuple[str, str],
         path = _PLACEHOLDER.sub(fill, item["path"])
     except KeyError:
         return None
-    headers |= {
-        name: value
-        for name, value in batch.headers.items()
-        if name.lower() not in {"content-type", "x-correlation-id"}
-    }
+    return _request_of(batch, item, path, headers)
+
+
+def _request_of(
+    batch: Request, item: dict[str, Any], path: str, headers: dict[str, str]
+) -> Request:
+    """Return an item as the single request that it is."""
+    found = {"Authorization": header_of(batch, "Authorization") or "", **headers}
     if "key" in item:
-        headers["Idempotency-Key"] = item["key"]
+        found["Idempotency-Key"] = item["key"]
     body = item.get("body")
-    raw = None if body is None else msgspec.json.encode(body)
-    return Request(item["method"], path, headers, raw)
+    return Request(item["method"], path, found, None if body is None else msgspec.json.encode(body))

@@ -20,6 +20,7 @@ from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import Contact, Delay, EntryState, Idle
 from holdfast_lab.simulation.app import ATTESTATION, REFUSED_ATTESTATION
+from holdfast_lab.simulation.batches import BATCH_PATH, header_of, items_of, parts_of
 from holdfast_lab.simulation.cooperative_threads import CooperativeThread
 from holdfast_lab.simulation.exchanges import Sent, SimulatedTransport
 from holdfast_lab.simulation.faults import Faults
@@ -37,6 +38,12 @@ _IDLE_SECONDS: Final = 600.0
 _TIME_LIMIT_SHARE: Final = 0.05
 _EARLY_SECONDS: Final = 0.5
 _TICK_SECONDS: Final = 1e-6
+_OK: Final = 200
+# Of an item: an earlier one did not succeed, or it can only be sent alone.
+_NOT_RUN_STATUSES: Final = frozenset({400, 424})
+_NOT_RUN: Final = object()
+"""In place of the result of an item that was skipped, or that the server did not get to."""
+
 _TOO_MANY: Final = 429
 _HOLDS: Final = frozenset({_TOO_MANY, 502, 503, 504})
 _NOTHING_TO_SEND: Final = frozenset({Ended.EMPTY, Ended.BLOCKED, Ended.WAITING, Ended.HELD})
@@ -253,6 +260,19 @@ class AppProcess:
 
     def begin_send(self, request: Request, *, is_repeat: bool = False) -> Sent:
         """Check a request of the drain and note it."""
+        actions = []
+        for part in parts_of(request):
+            action = self._action_of(part)
+            actions.append(action)
+            self._begin_part(part, action)
+        self._send_count += 1
+        sent = Sent(self._send_count, request, actions, is_repeat=is_repeat)
+        endpoints = tuple(self._world.actions[action].endpoint for action in actions)
+        self._note_contact("sent", sent, endpoints=endpoints, drain_began_at=self._drain_began_at)
+        return sent
+
+    def _begin_part(self, request: Request, action: str) -> None:
+        """Check and note one request, or one item of a batch."""
         loop, key = self._world.loop, request.headers.get("Idempotency-Key", "")
         until, pauses = self._not_before.pop(key, (0.0, 0))
         if loop.time() < until - _EARLY_SECONDS and pauses == self.process.pauses:
@@ -260,13 +280,9 @@ class AppProcess:
                 f"{key[:8]} was sent {until - loop.time():.0f} s before Retry-After allows it"
             )
         self._device.begin_send(key, self)
-        self._send_count += 1
-        sent = Sent(self._send_count, request, self._action_of(request), is_repeat=is_repeat)
-        observer, action = self._device.observer, self._world.actions[sent.action]
+        is_parallel = self._world.actions[action].is_parallel
         if self._device.name not in self._world.network.offline:  # otherwise it is not sent
-            observer.on_send(request, sent.action, loop.time(), is_parallel=action.is_parallel)
-        self._note_contact("sent", sent, drain_began_at=self._drain_began_at)
-        return sent
+            self._device.observer.on_send(request, action, loop.time(), is_parallel=is_parallel)
 
     def carry(self, sent: Sent, on_result: Callable[[Response | NoResponse], None]) -> None:
         """Give a request to the network; only the first call of ``on_result`` counts."""
@@ -274,25 +290,40 @@ class AppProcess:
 
     def end_send(self, sent: Sent, result: Response | NoResponse | None) -> None:
         """Note the result of a request, as the drain gets it; None if it does not wait for it."""
-        request, loop = sent.request, self._world.loop
-        key = request.headers.get("Idempotency-Key", "")
-        self._device.end_send(key, self)
+        parts = parts_of(sent.request)
+        for part in parts:
+            self._device.end_send(part.headers.get("Idempotency-Key", ""), self)
         if not self.process.alive:
             return
-        after = _retry_after(result)
         if _kind_of(result) == "responded":
             self._device.correct_clock()
-        self._note_contact("none" if sent.is_repeat else _kind_of(result), sent, after, result)
-        user = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        reads_base = self._world.actions[sent.action].profile == "field-read"
+        results = _results(sent.request, parts, result)
+        for action, (part, own) in zip(sent.actions, results, strict=True):
+            if own is _NOT_RUN:
+                self._device.observer.on_no_result(part, action)
+            else:
+                self._end_part(sent, part, action, own)
+        if all(own is _NOT_RUN for _, own in results):
+            self._note_contact("responded", sent)
+
+    def _end_part(
+        self, sent: Sent, request: Request, action: str, result: Response | NoResponse | None
+    ) -> None:
+        """Note the result of one request, or of one item of a batch."""
+        after, loop = _retry_after(result), self._world.loop
+        kind = "none" if sent.is_repeat else _kind_of(result)
+        self._note_contact(kind, sent, after, result, action=action)
+        user = (header_of(request, "Authorization") or "").removeprefix("Bearer ")
+        reads_base = self._world.actions[action].profile == "field-read"
         self._device.observer.on_result(
             request,
-            sent.action,
+            action,
             NoResponse("it was abandoned") if result is None else result,
             user,
             loop.time(),
             reads_base=reads_base,
         )
+        key = request.headers.get("Idempotency-Key", "")
         if key and after is not None and not sent.is_repeat:
             self._not_before[key] = (loop.time() + after, self.process.pauses)
 
@@ -322,9 +353,14 @@ class AppProcess:
         retry_after: float | None = None,
         result: Response | NoResponse | None = None,
         *,
+        action: str | None = None,
+        endpoints: tuple[str, ...] = (),
         drain_began_at: float = 0.0,
     ) -> None:
+        """Note a contact; ``action`` is by default the first of what was sent."""
         device, world = self._device, self._world
+        if sent is not None:
+            action = action or sent.actions[0]
         device.observer.contacts.append(
             Contact(
                 device=device.name,
@@ -332,8 +368,9 @@ class AppProcess:
                 at=world.seconds(),
                 what=what,
                 number=0 if sent is None else sent.number,
-                action="" if sent is None else sent.action,
-                endpoint="" if sent is None else world.actions[sent.action].endpoint,
+                action=action or "",
+                endpoint="" if action is None else world.actions[action].endpoint,
+                endpoints=endpoints,
                 is_endpoint=isinstance(result, Response) and result.status == _TOO_MANY,
                 retry_after_seconds=retry_after,
                 drain_began_at=drain_began_at,
@@ -604,6 +641,26 @@ def _had_conflict(queue: OutboxQueue, entry: Entry) -> bool:
 
 def _is_new(entry: Entry) -> bool:
     return entry.status is Status.PENDING and not entry.attempt_count
+
+
+def _results(
+    request: Request, parts: list[Request], result: Response | NoResponse | None
+) -> list[tuple[Request, Any]]:
+    """Return the items of a request with their results, or ``_NOT_RUN``."""
+    is_batch = request.target == BATCH_PATH
+    if not is_batch or not isinstance(result, Response) or result.status != _OK:
+        return [(part, result) for part in parts]
+    if "results" not in (result.json() or {}):  # the page of a portal
+        return [(part, result) for part in parts]
+    return [
+        (
+            item.request or part,
+            _NOT_RUN
+            if item.response is None or item.response.status in _NOT_RUN_STATUSES
+            else item.response,
+        )
+        for part, item in zip(parts, items_of(request, result), strict=True)
+    ]
 
 
 def _retry_after(result: Response | NoResponse | None) -> float | None:

@@ -14,10 +14,13 @@ __all__ = ["Sends", "Sent", "SimulatedCall", "SimulatedExchanges", "SimulatedTra
 class Sent:
     """A request that a process has sent."""
 
-    def __init__(self, number: int, request: Request, action: str, *, is_repeat: bool) -> None:
+    def __init__(
+        self, number: int, request: Request, actions: list[str], *, is_repeat: bool
+    ) -> None:
         self.number = number
         self.request = request
-        self.action = action
+        # Of a batch, one per item.
+        self.actions = actions
         # On a second connection, while the first one is silent.
         self.is_repeat = is_repeat
 

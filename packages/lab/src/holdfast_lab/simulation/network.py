@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import ResponseSeen
-from holdfast_lab.simulation.batches import BATCH_PATH, items_of
+from holdfast_lab.simulation.batches import BATCH_PATH, header_of, items_of, parts_of
 from holdfast_lab.simulation.database import ServerDatabase
 from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.loop import NO_PROCESS, VirtualLoop
@@ -129,8 +129,7 @@ class Network:
         Only the first call counts.
         """
         faults, loop = self._world.faults, self._world.loop
-        key = request.headers.get("Idempotency-Key", "")[:8]
-        line = f"{request.method} {request.target} {key}"
+        line = f"{request.method} {request.target} {_keys(request)}"
         if device in self.offline:
             self._later(0.05, on_response, NoResponse("no network", may_have_been_sent=False))
             return
@@ -139,9 +138,8 @@ class Network:
             self._later(0.05, on_response, _PORTALS[self.portals[device]])
             return
         self.requests += 1
-        if device != ELSEWHERE:
-            caller = request.headers.get("Authorization", "")
-            self._sent[caller, request.headers.get("Idempotency-Key", "")] = request
+        if device != ELSEWHERE and request.target != BATCH_PATH:
+            self._remember(request)
         # Longer than a third of a lease, so that leases are renewed.
         timeout = _LONG_TIMEOUT_SECONDS if faults.focuses_on("renew") else _TIMEOUT_SECONDS
         loop.call_later(
@@ -164,6 +162,10 @@ class Network:
             # returns the first response.
             delay += self._rng.choice(_COPY_SECONDS)
             self._later(delay, self._deliver, server + 1, *arguments)
+
+    def _remember(self, request: Request) -> None:
+        caller = request.headers.get("Authorization", "")
+        self._sent[caller, request.headers.get("Idempotency-Key", "")] = request
 
     def _deliver(  # noqa: PLR0917
         self,
@@ -204,11 +206,12 @@ class Network:
         started, epoch = self._world.loop.time(), self._epoch
         response = await _call_app(app, request)
         # The response has left the process, which may be killed now.
-        self._note_responses(request, response, started, is_current=epoch == self._epoch)
+        is_current = epoch == self._epoch
+        self._note_responses(device, request, response, started, is_current=is_current)
         self._on_response(device, request, response, on_response)
 
     def _note_responses(
-        self, request: Request, response: Response, started: float, *, is_current: bool
+        self, device: str, request: Request, response: Response, started: float, *, is_current: bool
     ) -> None:
         """Note what the server has responded to each request, also of a batch.
 
@@ -220,6 +223,8 @@ class Network:
         if request.method == "GET" or not is_settled:
             return
         for each, result in _exchanges(request, response):
+            if device != ELSEWHERE:
+                self._remember(each)
             seen = _to_history(each, result, self._key_suffix)
             is_after = restored_at is not None
             self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
@@ -236,7 +241,7 @@ class Network:
         world = self._world
         self._report_note(device, request, response)
         replayed = " (replayed)" if "idempotency-replayed" in response.headers else ""
-        key = request.headers.get("Idempotency-Key", "")[:8]
+        key = _keys(request)
         is_silent = self.is_server_silent or device in self.silent
         if is_silent or world.faults.happens("response lost"):
             world.note("net", f"response {response.status}{replayed} to {key} of {device} lost")
@@ -247,18 +252,20 @@ class Network:
         self._later(self._delay("response late"), on_response, dated_response)
 
     def _report_note(self, device: str, request: Request, response: Response) -> None:
-        if device == ELSEWHERE or not request.target.startswith("/notes"):
+        if device == ELSEWHERE or request.method == "GET":
             return
-        if request.method != "GET" and response.status == _CREATED:
-            tenant = request.headers.get("Authorization", "").removeprefix("Bearer ")
-            self._world.note_written(tenant, response.json()["id"])
+        for each, result in _exchanges(request, response):
+            if each.target.startswith("/notes") and result.status == _CREATED:
+                tenant = each.headers.get("Authorization", "").removeprefix("Bearer ")
+                self._world.note_written(tenant, result.json()["id"])
 
     def _loss_rate(self, request: Request) -> float | None:
         """Return how many requests are lost; None for the rate of the seed."""
         if self._world.faults.focuses_on("renew"):
             return 0.5
         # Another change of the note may then succeed before the retry.
-        return 0.3 if self.loses_changes and request.method == "PATCH" else None
+        is_change = any(part.method == "PATCH" for part in parts_of(request))
+        return 0.3 if self.loses_changes and is_change else None
 
     def _delay(self, kind: str) -> float:
         faults = self._world.faults
@@ -268,6 +275,12 @@ class Network:
 
     def _later(self, seconds: float, step: Callable[..., None], *args: Any) -> None:
         self._world.loop.call_later(seconds, step, *args, context=NO_PROCESS.copy())
+
+
+def _keys(request: Request) -> str:
+    """Return the keys of a request, for the timeline."""
+    keys = [header_of(part, "Idempotency-Key") or "" for part in parts_of(request)]
+    return " ".join(key[:8] for key in keys)
 
 
 def _exchanges(request: Request, response: Response) -> Iterator[tuple[Request, Response]]:

@@ -10,6 +10,7 @@ from holdfast.core.response_classification import UNREACHABLE
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.transport import NoResponse, Request, Response
 from holdfast_lab.history import Conflict, Contact, Exhausted, Idle, VersionSeen
+from holdfast_lab.simulation.batches import header_of
 
 __all__ = ["DeviceObserver"]
 
@@ -43,6 +44,8 @@ class DeviceObserver:
         # By key: the version of the first send, and whether a result of it is in the file.
         self._version_of_key: dict[str, str | None] = {}
         self._frozen_keys: set[str] = set()
+        # Keys whose first send has no result so far.
+        self._unrun_keys: set[str] = set()
         # By action: the version sent last and the version read last, with its note.
         self._sent: dict[str, str | None] = {}
         self._read: dict[str, tuple[str, int]] = {}
@@ -71,9 +74,13 @@ class DeviceObserver:
             self._began.setdefault(action, at)
         if request.method != "PATCH":
             return
-        key, version = request.headers["Idempotency-Key"], request.headers.get("If-Match")
+        key, version = request.headers["Idempotency-Key"], header_of(request, "If-Match")
+        if _is_placeholder(version):
+            return  # the server replaces it by what an earlier item has produced
         if is_parallel and key not in self._frozen_keys:
             self._version_of_key[key] = version
+        if key not in self._version_of_key:
+            self._unrun_keys.add(key)
         first = self._version_of_key.setdefault(key, version)
         if first != version:
             self.changed_retries.append(f"{action} was sent with {first}, and then with {version}")
@@ -90,6 +97,11 @@ class DeviceObserver:
         reads_base: bool,
     ) -> None:
         """Note the version in a response, and whether a send counts as an attempt."""
+        if request.method == "PATCH":
+            self._unrun_keys.discard(request.headers["Idempotency-Key"])
+            version = header_of(request, "If-Match")
+            if not _is_placeholder(version):  # or what the server has made of it is known
+                self._sent[action] = version
         if request.method != "GET":
             counts = self._is_about_entry(action, result, at)
             self._sends[action] = self._sends.get(action, 0) + counts
@@ -107,6 +119,14 @@ class DeviceObserver:
             if how != "response":
                 self._read[action] = (note, version)
             self._add(user, note, version, at, how, action)
+
+    def on_no_result(self, request: Request, action: str) -> None:
+        """Note that the results of a batch say nothing about an entry: it was not run."""
+        self._began.pop(action, None)
+        key = request.headers["Idempotency-Key"]
+        if key in self._unrun_keys:  # the next send is the first one
+            self._unrun_keys.discard(key)
+            self._version_of_key.pop(key, None)
 
     def _is_about_entry(self, action: str, result: Response | NoResponse, at: float) -> bool:
         """Return whether a send counts as an attempt: outages and a silent server do not."""
@@ -186,6 +206,10 @@ class DeviceObserver:
         self.seen.append(
             VersionSeen(user=user, entity=note, version=version, at=at, how=how, action=action)
         )
+
+
+def _is_placeholder(version: str | None) -> bool:
+    return version is not None and version.startswith("{version:")
 
 
 def _was_sent(event: Event) -> bool:

@@ -6,7 +6,7 @@ from typing import Final
 
 from holdfast.outbox.transport import Request
 from holdfast_lab.history import ResponseSeen
-from holdfast_lab.simulation.batches import BATCH_PATH, items_of
+from holdfast_lab.simulation.batches import header_of, parts_of
 
 __all__ = ["RecordCheck"]
 
@@ -32,11 +32,9 @@ class RecordCheck:
 
     def on_delivery(self, request: Request) -> None:
         """Note that a request has reached a server."""
-        caller = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if request.target == BATCH_PATH:
-            self._deliveries.update((caller, item.key) for item in items_of(request, None))
-        else:
-            self._deliveries[caller, request.headers.get("Idempotency-Key", "")] += 1
+        caller = (header_of(request, "Authorization") or "").removeprefix("Bearer ")
+        for part in parts_of(request):
+            self._deliveries[caller, header_of(part, "Idempotency-Key") or ""] += 1
 
     def on_response(self, seen: ResponseSeen, request: Request) -> None:
         """Compare a response with what is committed now."""

@@ -17,6 +17,7 @@ from holdfast.server import batch_chunk
 from holdfast_lab.checker import Violation, check
 from holdfast_lab.history import Delay, Effect, FollowUp, History, JobEffect, JobState, Write
 from holdfast_lab.simulation.batch_clients import BatchClients, batch_options
+from holdfast_lab.simulation.batches import BATCH_PATH
 from holdfast_lab.simulation.broker import SimulatedBroker
 from holdfast_lab.simulation.database import Contents
 from holdfast_lab.simulation.determinism import deterministic
@@ -418,8 +419,11 @@ class World:
             refusal = outage_response(self._rng.choice((503, 503, 502, 504)), retry_after)
             self._put("", refusal, faults.between(5.0, 60.0 if is_often_down else 600.0))
         if faults.happens("endpoint limited", _DOWN_RATE if is_often_down else None):
-            path = self._rng.choice(("/notes", "/steps"))
+            path = self._rng.choice(("/notes", "/steps", BATCH_PATH))
             self._put(path, outage_response(429, retry_after), faults.between(5.0, 300.0))
+        if faults.happens("batch refused"):
+            status = self._rng.choice((400, 404, 405, 413, 500))
+            self._put(BATCH_PATH, outage_response(status, None), faults.between(5.0, 300.0))
         if faults.happens("connection silent"):
             self.note(device.name, "the connection is silent")
             network.silent.add(device.name)

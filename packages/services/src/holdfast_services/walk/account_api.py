@@ -165,7 +165,7 @@ def router(
         ),
     )
     # A person who wants to be deleted is never too late.
-    @holdfast.guard("walker.delete", policy=policy.replace(staleness=None))
+    @holdfast.guard("walker.delete", policy=policy.replace(staleness=None, ordering="none"))
     async def delete(tx: Tx, caller: Caller, run: Run) -> model.DeletionAccepted:
         await request_deletion(tx, caller.tenant, holdfast.clock.now())
         # The job deletes the walker's jobs, so it does not belong to the walker.

@@ -174,7 +174,9 @@ def _quests(
         ),
     )
     # Older clients send neither a key nor times, so staleness cannot be checked.
-    @holdfast.guard("quest.start", policy=policy.replace(key_required=False, staleness=None))
+    @holdfast.guard(
+        "quest.start", policy=policy.replace(key_required=False, staleness=None, ordering="none")
+    )
     async def start(
         wanted: model.QuestStart,
         tx: Tx,

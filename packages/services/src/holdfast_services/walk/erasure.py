@@ -29,6 +29,8 @@ _JOBS: Final = (
     "delete_dead_letters",
     "delete_waiting_jobs",
 )
+# The numbers of the walker's devices: no other service numbers requests.
+_NUMBERS: Final = ("holdfast_sequence_numbers", "holdfast_sequences")
 
 
 async def request_deletion(tx: Transaction, tenant: str, now: datetime) -> None:
@@ -50,7 +52,8 @@ async def erase_walker(store: Store, tenant: str, *, queue: str) -> int:
     for name in _JOBS:
         await store.write(sql[name], about | {"queue": queue})
     deleted = 0
-    for name in _tables():
+    numbers = [store.table_names.render(name) for name in _NUMBERS]
+    for name in (*_tables(), *numbers):
         table, columns = TenantTable(name), await columns_of(store, name)
         while batch := await delete_batch(store, table, columns, tenant, limit=_BATCH):
             deleted += batch

@@ -45,6 +45,8 @@ class WalkSettings(CatalogueSettings):
     walk_app_check: Literal["reports", "actions"] = Field(
         "reports", description="reports or actions"
     )
+    # "strict": a device numbers the actions that it queues.
+    walk_ordering: Literal["none", "strict"] = Field("none", description="none or strict")
     walk_energy_required: bool = Field(default=False, description="true or false")
     walk_energy_sinks: Sinks = Field("combat,craft,harvest", description=_SINKS)
     walk_events_poll_seconds: float = Field(

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.core.storable_text import check_storable
@@ -40,6 +40,8 @@ _TOKEN = re.compile(
     r"|\$(\w*)\$.*?\$\1\$|::|:([A-Za-z_]\w*)",
     re.DOTALL,
 )
+# Printable ASCII without quote and backslash.
+_PLAIN: Final = bytes(set(range(0x20, 0x7F)) - set(b"'\\"))
 # How other libraries write parameters.
 _PLACEHOLDER = re.compile(r"%s|%\(\w+\)s|\$\d+|\?")
 
@@ -96,7 +98,7 @@ def text_literal(value: str | None) -> str:
 
 def _is_plain(text: str) -> bool:
     """Return whether a text means itself between quotes, whatever the session's settings are."""
-    return text.isascii() and text.isprintable() and "'" not in text and "\\" not in text
+    return text.isascii() and not text.encode().translate(None, _PLAIN)
 
 
 def bytes_literal(value: bytes) -> str:
@@ -134,14 +136,29 @@ def text_literals(values: Sequence[str | None]) -> list[str]:
 
 def finish_statement(function: str, record: Record, audit: AuditEvent | None) -> str:
     """Return the call of ``holdfast_save_record`` with literals, to share a message with COMMIT."""
-    audited = (None, None, None) if audit is None else (audit.id, audit.actor, audit.resource)
-    about = (encode_headers(record), record.request_id, record.correlation_id)
     made_at = record.client_generated_at
-    texts = text_literals((*record.id, *record.fingerprint, *about, *audited))
-    return (
-        f"SELECT {function}({','.join(texts[:5])},"
-        f"{int_literal(record.status)},{bytes_literal(record.body)},{','.join(texts[5:8])},"
+    instants = (
         f"{instant_literal(record.created_at)},{instant_literal(record.expires_at)},"
-        f"{'NULL' if made_at is None else instant_literal(made_at)},"
-        f"{','.join(texts[8:])},{int_literal(None if audit is None else audit.version)})"
+        f"{'NULL' if made_at is None else instant_literal(made_at)}"
     )
+    result = f"{int_literal(record.status)},{bytes_literal(record.body)}"
+    audited, version = "NULL,NULL,NULL", "NULL"
+    if audit is not None:
+        resource = "NULL" if audit.resource is None else text_literal(audit.resource)
+        audited = f"{text_literal(audit.id)},{text_literal(audit.actor)},{resource}"
+        version = int_literal(audit.version)
+    tenant, endpoint, key = record.id
+    body_hash, request_hash = record.fingerprint
+    headers, request_id = encode_headers(record), record.request_id
+    correlation_id = record.correlation_id
+    # One check for all: nearly always, all are plain.
+    if _is_plain(
+        f"{tenant}{endpoint}{key}{body_hash}{request_hash}{headers}{request_id}{correlation_id}"
+    ):
+        return (
+            f"SELECT {function}('{tenant}','{endpoint}','{key}','{body_hash}','{request_hash}',"
+            f"{result},'{headers}','{request_id}','{correlation_id}',{instants},{audited},{version})"
+        )
+    keys = ",".join(map(text_literal, (*record.id, *record.fingerprint)))
+    about = ",".join(map(text_literal, (headers, request_id, correlation_id)))
+    return f"SELECT {function}({keys},{result},{about},{instants},{audited},{version})"

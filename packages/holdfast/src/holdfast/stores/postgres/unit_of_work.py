@@ -1,7 +1,7 @@
 """The transaction of one guarded request or job on PostgreSQL."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, Generic, Protocol
 
@@ -172,9 +172,9 @@ class PostgresUnit(Generic[TransactionT_co]):
             with suppress(Exception):  # the next statement fails
                 await self._connection.execute("SELECT 1")
 
-    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+    def commit(self, record: Record | None, audit: AuditEvent | None) -> Coroutine[Any, Any, None]:
         """Write record and audit event and commit, in one round trip."""
-        await self._commit(record, audit, None)
+        return self._commit(record, audit, None)
 
     async def commit_after(self, statement: str) -> None:
         """Run a statement without parameters and commit, in one round trip."""

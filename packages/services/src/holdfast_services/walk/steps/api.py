@@ -163,7 +163,10 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
         ),
     )
     # Admins work online, so their actions have no staleness.
-    @holdfast.guard("admin.review.resolve", policy=settings.policies().walk.replace(staleness=None))
+    @holdfast.guard(
+        "admin.review.resolve",
+        policy=settings.policies().walk.replace(staleness=None, ordering="none"),
+    )
     async def resolve(
         review_id: Annotated[str, Path(examples=["0190163d-8694-739b-aea5-966c26f8ad91"])],
         resolution: Resolution,
@@ -219,7 +222,8 @@ def _walkers(holdfast: Holdfast, settings: Settings) -> APIRouter:
         **documented("The walker may act again.", "WALKER_NOT_SUSPENDED", statuses=(403, 404)),
     )
     @holdfast.guard(
-        "admin.walker.reinstate", policy=settings.policies().walk.replace(staleness=None)
+        "admin.walker.reinstate",
+        policy=settings.policies().walk.replace(staleness=None, ordering="none"),
     )
     async def end_suspension(
         walker_id: Annotated[WalkerId, Path(examples=["ada"])], tx: Tx, caller: Caller, run: Run
