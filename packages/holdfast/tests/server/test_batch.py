@@ -197,6 +197,20 @@ async def test_ignored_failure_of_a_statement_is_an_error_of_its_item(postgresql
         assert await lab.names() == ["k000", "k002"]
 
 
+@pytest.mark.parametrize("status", ["409", "201"])
+async def test_handler_whose_statement_ends_the_transaction_of_sqlite(
+    tmp_path: Path, status: str
+) -> None:
+    async with open_batch_lab(f"sqlite:///{tmp_path}/lab.db") as lab:
+        batch = [item("k000"), item("k001", f"or-rollback {status}"), item("k002")]
+        statuses = await lab.statuses(batch)
+        statuses += await lab.statuses(batch[len(statuses) :])
+        assert statuses[0] == statuses[2] == 201
+        assert statuses[1] == 409 if status == "409" else statuses[1] >= 500
+        assert await lab.names() == ["k000", "k002"]
+        assert len(lab.holdfast.idempotency.in_flight) == 0
+
+
 async def test_statement_timeout_fails_its_item_only(postgresql: str) -> None:
     async with open_batch_lab(postgresql) as lab:
         assert await lab.statuses([item("k000"), item("k001", "cancel"), item("k002")]) == [

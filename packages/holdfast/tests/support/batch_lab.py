@@ -172,6 +172,9 @@ class BatchLab:
         if "cancel" in words:
             await tx.execute("SET LOCAL statement_timeout = '20ms'")
             await tx.execute("SELECT pg_sleep(30)")
+        if "or-rollback" in words:
+            with suppress(Exception):  # SQLite ends the whole transaction
+                await tx.execute("INSERT OR ROLLBACK INTO effects (id) VALUES (:id)", values)
         if "swallow" in words:
             with suppress(Exception):  # the misuse under test
                 await tx.execute("INSERT INTO nowhere VALUES (1)")
