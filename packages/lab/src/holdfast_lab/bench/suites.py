@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from holdfast_lab.bench import (
+    batch,
     fingerprint,
     growth,
     histories,
@@ -232,6 +233,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "walk": measure_walk,
     "histories": measure_histories,
     "planning": measure_planning,
+    "batch": batch.measure,
     "outbox": outbox_suite.measure,
     "records": measure_records,
     "many-jobs": measure_many_jobs,
