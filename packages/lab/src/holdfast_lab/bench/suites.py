@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from holdfast_lab.bench import (
+    batch,
     cpu_layers,
     fingerprint,
     growth,
@@ -234,6 +235,7 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "walk": measure_walk,
     "histories": measure_histories,
     "planning": measure_planning,
+    "batch": batch.measure,
     "outbox": outbox_suite.measure,
     "batch-drain": outbox_suite.measure_batches,
     "records": measure_records,

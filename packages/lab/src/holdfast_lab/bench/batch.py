@@ -1,0 +1,147 @@
+"""Batches compared with one request per entry, over HTTP, and what a neighbour notices of them."""
+
+import asyncio
+import os
+import sqlite3
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from holdfast.server.jwt_auth import mint_token
+from holdfast_lab.bench.environment import Environment
+from holdfast_lab.bench.idempotency import CREATE, create_orders
+from holdfast_lab.bench.in_process import spread
+from holdfast_lab.bench.measurements import Measurement, Target, at_least, at_most, measurement
+from holdfast_lab.bench.races import free_port, wait_until_up
+
+__all__ = ["measure"]
+
+DEVICES = 4
+NEIGHBOURS = 2
+SLICES = 3
+SECRET = "a secret for benchmarks, long enough for HS256"
+
+
+@dataclass(frozen=True)
+class Server:
+    """One app on one database."""
+
+    name: str
+    app: str
+    url: str
+    kind: str
+    # Entries in batches ÷ entries alone.
+    target: Target | None
+    # The median of single requests beside two devices with batches ÷ alone.
+    beside: Target | None = None
+
+
+Load = Callable[[str, float, int], tuple[float, float, float]]
+
+
+def measure(environment: Environment) -> list[Measurement]:
+    """Return the ratios of batches and of neighbours."""
+    postgres = environment.database()
+    asyncio.run(create_orders(postgres))
+    services = environment.database()
+    directory = environment.new_directory("batch")
+    path = directory / "orders.db"
+    with sqlite3.connect(path) as db:
+        db.execute(CREATE)
+    db.close()
+    sqlite = f"sqlite:///{path}"
+    servers = [
+        Server("PostgreSQL", "batching_by_fastapi", postgres, "orders", at_least(2.0)),
+        Server(
+            *("PostgreSQL, direct caller", "batching", postgres, "orders"),
+            at_least(2.8),
+            at_most(2.0),
+        ),
+        Server("SQLite", "batching", sqlite, "orders", at_least(2.2), at_most(5.0)),
+        Server(
+            "services' activities, PostgreSQL", "services", services, "activities", at_least(1.6)
+        ),
+    ]
+    found: list[Measurement] = []
+    for server in servers:
+        environment.on_step(server.name)
+        found += _measure_one(server, environment, directory)
+    return found
+
+
+def _measure_one(server: Server, environment: Environment, home: Path) -> list[Measurement]:
+    group = "batch of 50 ÷ one request per entry"
+    ratios, rates, beside = [], [], []
+    with ExitStack() as stack:
+        load = stack.enter_context(_served(server, home))
+        for mode in ("single", "batch"):
+            load(mode, 1.0, DEVICES)  # warms up connections, caches and prepared statements
+        for _ in range(environment.rounds):
+            entries = {"single": 0.0, "batch": 0.0}
+            seconds = dict(entries)
+            for turn in range(SLICES):
+                modes = list(entries)
+                for mode in modes if turn % 2 == 0 else reversed(modes):
+                    # A device alone has one request under way: as many as there are connections.
+                    count, took, _ = load(mode, environment.seconds, DEVICES)
+                    entries[mode] += count
+                    seconds[mode] += took
+            rate = {mode: entries[mode] / seconds[mode] for mode in entries}
+            ratios.append(rate["batch"] / rate["single"])
+            rates.append(rate)
+            if server.beside is not None:
+                alone = load("single", environment.seconds, 1)[2]
+                beside.append(load("beside", environment.seconds, NEIGHBOURS)[2] / alone)
+    row = {
+        **spread(ratios),
+        "batch_per_second": round(statistics.median(r["batch"] for r in rates), 1),
+        "single_per_second": round(statistics.median(r["single"] for r in rates), 1),
+    }
+    measurements = [measurement(group, server.name, row, server.target)]
+    if server.beside is not None:
+        name = f"{server.name}: median of a neighbour beside two batching devices ÷ alone"
+        measurements.append(measurement(group, name, spread(beside), server.beside))
+    return measurements
+
+
+@contextmanager
+def _served(server: Server, home: Path) -> Iterator[Load]:
+    """Start a server and a load generator; yield a function that runs one task."""
+    port = free_port()
+    token = mint_token(SECRET, sub="ada", lifetime=timedelta(hours=2), now=datetime.now(UTC))
+    own = {"BENCH_DATABASE": server.url, "BENCH_TOKEN": token}
+    command = [sys.executable, "-m", "uvicorn", f"holdfast_lab.bench.batch_apps:{server.app}"]
+    command += ["--factory", "--port", str(port), "--no-access-log", "--log-level", "warning"]
+    environment = os.environ | own | {"HOLDFAST_JWT_SECRET": SECRET, "HOLDFAST_HOME": str(home)}
+    serving = subprocess.Popen(command, env=environment)
+    loading = subprocess.Popen(
+        [sys.executable, "-m", "holdfast_lab.bench.batch_load"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    tasks, results = loading.stdin, loading.stdout
+    assert tasks is not None
+    assert results is not None
+
+    def load(mode: str, seconds: float, connections: int) -> tuple[float, float, float]:
+        tasks.write(f"{port} {seconds} {mode} {connections} {server.kind}\n")
+        tasks.flush()
+        result = results.readline().split()
+        if not result:
+            raise RuntimeError(f"the load generator ended during {server.name}, {mode}")
+        return float(result[0]), float(result[1]), float(result[2])
+
+    try:
+        wait_until_up(port)
+        yield load
+    finally:
+        loading.communicate()
+        serving.terminate()
+        serving.wait()
