@@ -13,11 +13,14 @@ Redirects are never followed, because the key and the token would go to another 
 import asyncio
 import inspect
 import random
+import re
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
+from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID, uuid4, uuid5
 
 from holdfast.extras import needs_extra
@@ -35,8 +38,10 @@ from holdfast.errors import HoldfastError, UsageError
 from holdfast.observability.traces import current_traceparent
 
 __all__ = [
+    "Action",
     "ActionOptions",
     "AsyncClient",
+    "BatchRefusedError",
     "Client",
     "ClientOptions",
     "GaveUpError",
@@ -46,6 +51,10 @@ __all__ = [
 ]
 
 _METHODS_WITHOUT_KEY: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_JSON: Final = {"Content-Type": "application/json"}
+_REFERENCE: Final = re.compile(r"\{(?:local|version):([0-9a-f-]{36})\}")
+_SKIPPED: Final = 424
+_SKIPPED_CODES: Final = frozenset({"batch.skipped", "BATCH_SKIPPED"})
 
 # Correlation ids of actions are derived from their keys in this namespace.
 _CORRELATION: Final = UUID("5c1c3e4e-5a0f-4a7e-9b2a-6f1d0c7b8e35")
@@ -148,6 +157,40 @@ class GaveUpError(HoldfastError):
         self.correlation_id = correlation_id
         # How often it was sent.
         self.attempts = attempts
+        # Of a batch: the responses that came, None for the others, in the order of the actions.
+        self.responses: list[Response | None] = []
+
+
+class BatchRefusedError(HoldfastError):
+    """The server refuses a batch as a whole, or has no such endpoint. The rest was not run."""
+
+    def __init__(
+        self, message: str, *, response: "Response", responses: "list[Response | None]"
+    ) -> None:
+        super().__init__(message)
+        # The response to the batch.
+        self.response = response
+        # The responses to actions that came before, None for the others.
+        self.responses = responses
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True):
+    """One action of a batch. ``{local:…}`` and ``{version:…}`` refer to earlier actions."""
+
+    # POST, PUT, PATCH or DELETE.
+    method: str
+    # The path, with the query.
+    path: str
+    # A value that is sent as JSON; without one there is no body.
+    json: Any = msgspec.UNSET
+    # The key of an action that was sent before; a new one is made without it.
+    key: str = msgspec.field(default_factory=lambda: str(uuid4()))
+    # Headers that items of a batch may have, such as ``If-Match``.
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    # After an action that did not succeed, later actions of the same lane are not run.
+    lane: str | None = None
+    # A lowercase UUID by which later actions refer to this one.
+    local_id: str | None = None
 
 
 class Response:
@@ -215,8 +258,9 @@ class _Sleep(msgspec.Struct, frozen=True):
 
 
 _Result = httpx.Response | httpx.TransportError
+_Value = TypeVar("_Value")
 # Yields what to do next, receives the result of each _Send and None after each _Sleep.
-_Steps = Generator[_Send | _Sleep, _Result | None, Response]
+_Steps = Generator[_Send | _Sleep, _Result | None, _Value]
 
 
 class _RetryLoop:
@@ -236,7 +280,7 @@ class _RetryLoop:
         self._jitter = jitter
         self._monotonic = monotonic
 
-    def steps(self, request: httpx.Request, key: str | None) -> _Steps:
+    def steps(self, request: httpx.Request, key: str | None) -> _Steps[Response]:
         """Send until there is a final response. Raises ``GaveUpError`` if there is none."""
         if key is not None:
             request.headers[self._key_header] = key
@@ -262,17 +306,231 @@ class _RetryLoop:
                 ) from result
             yield _Sleep(delay)
 
-    def _delay_after(self, attempt: int, result: _Result, deadline: float) -> float | None:
+    def batch_steps(
+        self,
+        actions: Sequence[Action],
+        build: Callable[[bytes], httpx.Request],
+        max_items: int,
+    ) -> _Steps[list[Response]]:
+        """Send batches until every action has a final response. Raises ``GaveUpError``."""
+        batch = _Batch(actions, max_items)
+        deadline = self._monotonic() + self._max_seconds
+        attempt = 0
+        while batch.is_open:
+            request = build(batch.begin())
+            result = yield _Send(request)
+            assert result is not None  # noqa: S101 - both clients send a result after a _Send
+            pause = batch.receive(result)
+            attempt = 1 if batch.has_progress else attempt + 1
+            if not batch.is_open:
+                break
+            if batch.is_refused(result):
+                assert isinstance(result, httpx.Response)  # noqa: S101 - only a response refuses
+                raise BatchRefusedError(
+                    f"the server responded {result.status_code} to the batch: "
+                    f"{_error_code(result) or 'no code'}",
+                    response=Response(result, key=None, attempts=attempt),
+                    responses=batch.responses,
+                )
+            delay: float | None = pause
+            if pause is None or not batch.has_progress:
+                delay = self._delay_after(attempt, result, deadline, pause)
+            if delay is None or self._monotonic() + delay > deadline:
+                return batch.last_responses(result)
+            if delay > 0:
+                yield _Sleep(delay)
+        return batch.last_responses(None)
+
+    def _delay_after(
+        self, attempt: int, result: _Result, deadline: float, least: float | None = None
+    ) -> float | None:
         """Return the seconds to wait before the next attempt, or None if there is none."""
         if self._retry.gives_up_after(attempt):
             return None
         retry_after = None
         if isinstance(result, httpx.Response):
             retry_after = parse_retry_after(result.headers.get("retry-after"), datetime.now(UTC))
+        if least is not None:
+            retry_after = max(least, retry_after or 0.0)
         delay = self._retry.delay_seconds(
             attempt, random=self._jitter(), retry_after_seconds=retry_after
         )
         return delay if self._monotonic() + delay <= deadline else None
+
+
+class _Batch:
+    """The actions of a batch, and the responses that have come so far."""
+
+    def __init__(self, actions: Sequence[Action], max_items: int) -> None:
+        self._actions = list(actions)
+        self._max_items = max_items
+        self._final: list[Response | None] = [None] * len(self._actions)
+        # Responses after which the action is sent again.
+        self._last: list[Response | None] = [None] * len(self._actions)
+        self._attempts = [0] * len(self._actions)
+        self._sent: list[int] = []
+        # Whether the last request has brought a final response.
+        self.has_progress = False
+
+    @property
+    def is_open(self) -> bool:
+        return any(response is None for response in self._final)
+
+    @property
+    def responses(self) -> list[Response | None]:
+        return [final or last for final, last in zip(self._final, self._last, strict=True)]
+
+    def begin(self) -> bytes:
+        """Return the body of the next request: what is open, and what that refers to.
+
+        An action that has succeeded and is sent again is a replay.
+        """
+        chosen: set[int] = set()
+        for index, final in enumerate(self._final):
+            if final is not None:
+                continue
+            needed = {index, *self._referred(index)}
+            if chosen and len(chosen | needed) > self._max_items:
+                break
+            chosen |= needed
+        self._sent = sorted(chosen)
+        for index in self._sent:
+            self._attempts[index] += self._final[index] is None
+        return msgspec.json.encode({"items": [_item(self._actions[i]) for i in self._sent]})
+
+    def _referred(self, position: int) -> set[int]:
+        """Return the earlier actions with a response that one refers to, directly or not."""
+        text = msgspec.json.encode(_item(self._actions[position])).decode()
+        names = set(_REFERENCE.findall(text))
+        found: set[int] = set()
+        for index in range(position if names else 0):
+            if self._actions[index].local_id in names and self._final[index] is not None:
+                found |= {index, *self._referred(index)}
+        return found
+
+    def receive(self, result: _Result) -> float | None:
+        """Take the results of the last request; returns the server's pause, None without one."""
+        self.has_progress = False
+        if not isinstance(result, httpx.Response):
+            return None
+        if result.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE and len(self._sent) > 1:
+            self._max_items, self.has_progress = len(self._sent) // 2, True
+            return 0.0
+        found = _results_of(result, len(self._sent))
+        if found is None:
+            return None
+        is_waiting = False
+        for index, each in zip(self._sent, found.results, strict=False):
+            if self._final[index] is not None:
+                continue  # sent again for the others
+            response = self._response(index, each, result)
+            # What was skipped behind an action that is sent again is sent again, too.
+            is_skipped = response.status == _SKIPPED and response.code in _SKIPPED_CODES
+            if _is_temporary(response.http_response) or (is_skipped and is_waiting):
+                self._last[index] = None if is_skipped else response
+                is_waiting = True
+            else:
+                self._final[index] = response
+                self.has_progress = True
+        is_prefix = len(found.results) < len(self._sent)
+        return found.retry_after or 0.0 if is_prefix or self.has_progress else None
+
+    def is_refused(self, result: _Result) -> bool:
+        """Return whether the server refuses the batch, and would refuse it again."""
+        if not isinstance(result, httpx.Response) or self.has_progress:
+            return False
+        return not result.is_success and not _is_temporary(result)
+
+    def last_responses(self, result: _Result | None) -> list[Response]:
+        """Return the last response to each action. Raises ``GaveUpError`` if one has none."""
+        found = [response for response in self.responses if response is not None]
+        if len(found) == len(self._actions):
+            return found
+        missing = self.responses.index(None)
+        action = self._actions[missing]
+        error = GaveUpError(
+            f"no response to {action.method} {action.path} in a batch after "
+            f"{self._attempts[missing]} attempts",
+            key=action.key,
+            attempts=self._attempts[missing],
+            correlation_id=_correlation_id(action.key),
+        )
+        error.responses = self.responses
+        raise error from (result if isinstance(result, httpx.TransportError) else None)
+
+    def _response(self, index: int, result: "_ItemResult", batch: httpx.Response) -> Response:
+        action = self._actions[index]
+        url = batch.request.url.copy_with(raw_path=action.path.encode("ascii", "replace"))
+        headers = {CORRELATION_HEADER: _correlation_id(action.key), **action.headers}
+        request = httpx.Request(action.method, url, headers=headers)
+        content = _content(result)
+        response = httpx.Response(
+            result.status, headers=result.headers, content=content, request=request
+        )
+        return Response(response, key=action.key, attempts=self._attempts[index])
+
+
+class _ItemResult(msgspec.Struct):
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
+    headers: dict[str, str]
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _BatchResults(msgspec.Struct):
+    results: Annotated[list[_ItemResult], msgspec.Meta(min_length=1)]
+    retry_after: float | None = None
+
+
+class _Encoded(msgspec.Struct, forbid_unknown_fields=True):
+    base64: str
+
+
+def _item(action: Action) -> dict[str, Any]:
+    headers = {CORRELATION_HEADER: _correlation_id(action.key), **action.headers}
+    trace = current_traceparent()
+    if trace is not None:
+        headers.setdefault(TRACEPARENT_HEADER, trace)
+    item = {
+        "method": action.method,
+        "path": action.path,
+        "key": action.key,
+        "headers": headers,
+        "lane": action.lane,
+        "local_id": action.local_id,
+    }
+    if action.json is not msgspec.UNSET:
+        item["body"] = action.json
+    return {name: value for name, value in item.items() if value is not None}
+
+
+def _results_of(response: httpx.Response, count: int) -> _BatchResults | None:
+    """Return the results of a batch; None if the response is not that."""
+    if response.status_code != httpx.codes.OK:
+        return None
+    try:
+        found = msgspec.json.decode(response.content, type=_BatchResults)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if len(found.results) <= count else None
+
+
+def _content(result: _ItemResult) -> bytes:
+    body = bytes(result.body)
+    names = {name.lower(): value for name, value in result.headers.items()}
+    if body == b"null":
+        return b""
+    if "json" not in names.get("content-type", "").lower():
+        with suppress(msgspec.ValidationError, ValueError):
+            return b64decode(msgspec.json.decode(body, type=_Encoded).base64, validate=True)
+    return body
+
+
+def _check_actions(actions: Iterable[Action]) -> list[Action]:
+    found = list(actions)
+    for action in found:
+        if action.method.upper() in _METHODS_WITHOUT_KEY:
+            raise UsageError(f"{action.method} changes nothing and cannot be in a batch")
+    return found
 
 
 class Client:
@@ -328,7 +586,29 @@ class Client:
         """
         key = _key_for(method, key)
         request = self._http.build_request(method, path, **content)
-        steps = self._retry_loop.steps(request, key)
+        return self._run(self._retry_loop.steps(request, key))
+
+    def batch(
+        self, actions: Iterable[Action], *, path: str = "/batch", max_items: int = 200
+    ) -> list[Response]:
+        """Send actions in as few requests as possible; return their responses, in this order.
+
+        Each has its own key, and happens at most once, however often it is sent. What the server
+        has not got to, and what may get another response later, is sent again as by ``request``.
+        An action that an earlier one kept from running has a response with status 424.
+
+        Raises ``BatchRefusedError`` if the server refuses the batch as a whole, and
+        ``GaveUpError`` if an action got no response; both have the ``responses`` that came.
+        """
+        steps = self._retry_loop.batch_steps(
+            _check_actions(actions), lambda body: self._batch_request(path, body), max_items
+        )
+        return self._run(steps)
+
+    def _batch_request(self, path: str, body: bytes) -> httpx.Request:
+        return self._http.build_request("POST", path, content=body, headers=_JSON)
+
+    def _run(self, steps: _Steps[_Value]) -> _Value:
         result: _Result | None = None
         try:
             while True:
@@ -343,7 +623,7 @@ class Client:
                 except httpx.TransportError as error:
                     result = error
         except StopIteration as end:
-            return cast("Response", end.value)
+            return cast("_Value", end.value)
 
     def get(self, path: str, **content: Unpack[RequestOptions]) -> Response:
         """Send a GET, without a key."""
@@ -419,7 +699,21 @@ class AsyncClient:
         """Send an action and retry until there is a final response. See ``Client.request``."""
         key = _key_for(method, key)
         request = self._http.build_request(method, path, **content)
-        steps = self._retry_loop.steps(request, key)
+        return await self._run(self._retry_loop.steps(request, key))
+
+    async def batch(
+        self, actions: Iterable[Action], *, path: str = "/batch", max_items: int = 200
+    ) -> list[Response]:
+        """Send actions in as few requests as possible. See ``Client.batch``."""
+        steps = self._retry_loop.batch_steps(
+            _check_actions(actions), lambda body: self._batch_request(path, body), max_items
+        )
+        return await self._run(steps)
+
+    def _batch_request(self, path: str, body: bytes) -> httpx.Request:
+        return self._http.build_request("POST", path, content=body, headers=_JSON)
+
+    async def _run(self, steps: _Steps[_Value]) -> _Value:
         result: _Result | None = None
         try:
             while True:
@@ -434,7 +728,7 @@ class AsyncClient:
                 except httpx.TransportError as error:
                     result = error
         except StopIteration as end:
-            return cast("Response", end.value)
+            return cast("_Value", end.value)
 
     async def get(self, path: str, **content: Unpack[RequestOptions]) -> Response:
         """Send a GET, without a key."""
@@ -487,11 +781,15 @@ def _correlate(request: httpx.Request, key: str | None) -> None:
     An action that is continued with its key has the same correlation id as before.
     """
     if CORRELATION_HEADER not in request.headers:
-        made = uuid4() if key is None else uuid5(_CORRELATION, key)
-        request.headers[CORRELATION_HEADER] = str(made)
+        made = str(uuid4()) if key is None else _correlation_id(key)
+        request.headers[CORRELATION_HEADER] = made
     trace = current_traceparent()
     if trace is not None and TRACEPARENT_HEADER not in request.headers:
         request.headers[TRACEPARENT_HEADER] = trace
+
+
+def _correlation_id(key: str) -> str:
+    return str(uuid5(_CORRELATION, key))
 
 
 def _is_temporary(response: httpx.Response) -> bool:

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from holdfast import SINGLE_TENANT, Holdfast
-from holdfast.client import AsyncClient, Client, GaveUpError
+from holdfast.client import Action, AsyncClient, BatchRefusedError, Client, GaveUpError
 from holdfast.errors import UsageError
 from holdfast.server.starlette import Tx
 
@@ -26,12 +26,13 @@ class Service:
     def __init__(self) -> None:
         self.script: list[Any] = []
         self.seen: list[dict[str, str]] = []
+        self.bodies: list[bytes] = []
         service = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 length = int(self.headers.get("content-length", 0))
-                self.rfile.read(length)
+                service.bodies.append(self.rfile.read(length))
                 service.seen.append({name.lower(): value for name, value in self.headers.items()})
                 step = service.script.pop(0)
                 if step == CUT:
@@ -293,3 +294,111 @@ async def test_lost_response_is_replayed_without_a_second_effect(
     assert all(response.replayed and response.attempts == 2 for response in responses)
     assert all(response.original_request_id != response.request_id for response in responses)
     assert len(pauses) == 5
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+LOCAL = "0d0e4a4e-55ac-4b3b-8c3f-5b1a9f5a7c11"
+
+
+def actions(count: int) -> list[Action]:
+    return [Action(method="POST", path="/notes", json={"n": n}, key=f"k{n}") for n in range(count)]
+
+
+def results(*statuses: int, retry_after: float | None = None, **headers: str) -> Any:
+    found = [
+        {"status": status, "headers": headers, "body": {"status": status}} for status in statuses
+    ]
+    return 200, {}, {"results": found, "retry_after": retry_after}
+
+
+def keys_of(service: Service) -> list[list[str]]:
+    return [[item["key"] for item in json.loads(body)["items"]] for body in service.bodies]
+
+
+def test_batch_sends_the_rest_after_a_prefix(
+    client: Client, service: Service, slept: list[float]
+) -> None:
+    service.script = [results(201, retry_after=7), results(201, 422)]
+    found = client.batch(actions(3))
+    assert [response.status for response in found] == [201, 201, 422]
+    assert keys_of(service) == [["k0", "k1", "k2"], ["k1", "k2"]]
+    assert slept == [7]
+    assert [response.attempts for response in found] == [1, 2, 2]
+    assert [response.key for response in found] == ["k0", "k1", "k2"]
+    assert found[2].json() == {"status": 422}
+    UUID(found[0].correlation_id)
+
+
+def test_batch_is_sent_again_when_there_is_no_response(client: Client, service: Service) -> None:
+    service.script = [CUT, failing(503), results(201, 201)]
+    assert [response.attempts for response in client.batch(actions(2))] == [3, 3]
+    assert keys_of(service) == [["k0", "k1"]] * 3
+    assert service.seen[0]["authorization"] == "Bearer t-1"
+
+
+def test_items_that_failed_for_a_time_are_sent_again_with_those_behind_them(
+    client: Client, service: Service
+) -> None:
+    skipped = {"status": 424, "headers": {"Holdfast-Error": "batch.skipped"}, "body": None}
+    first = {"status": 201, "headers": {}, "body": {"id": 7}}
+    busy = {"status": 500, "headers": {}, "body": None}
+    service.script = [
+        (200, {}, {"results": [first, busy, skipped]}),
+        (200, {}, {"results": [first, first, first]}),
+    ]
+    refer = f"{{local:{LOCAL}}}"
+    found = client.batch(
+        [
+            Action(method="POST", path="/notes", json={}, key="k0", local_id=LOCAL),
+            Action(method="PATCH", path=f"/notes/{refer}", json={}, key="k1", lane="x"),
+            Action(method="PATCH", path="/notes/8", json={}, key="k2", lane="x"),
+        ]
+    )
+    assert [response.status for response in found] == [201, 201, 201]
+    # The first one is in both: the second refers to it, and it is a replay.
+    assert keys_of(service) == [["k0", "k1", "k2"]] * 2
+
+
+def test_skipped_item_behind_a_refused_one_is_final(client: Client, service: Service) -> None:
+    headers = {"Holdfast-Error": "batch.skipped"}
+    refused = {"status": 422, "headers": {}, "body": None}
+    skipped = {"status": 424, "headers": headers, "body": None}
+    service.script = [(200, {}, {"results": [refused, skipped]})]
+    assert [response.status for response in client.batch(actions(2))] == [422, 424]
+
+
+def test_batch_that_is_too_large_is_halved(client: Client, service: Service) -> None:
+    service.script = [failing(413), results(201, 201), results(201, 201)]
+    assert len(client.batch(actions(4))) == 4
+    assert [len(keys) for keys in keys_of(service)] == [4, 2, 2]
+
+
+def test_batch_that_is_refused_raises_with_what_came_before(
+    client: Client, service: Service
+) -> None:
+    service.script = [results(201), failing(404)]
+    with pytest.raises(BatchRefusedError, match="404") as raised:
+        client.batch(actions(2))
+    assert [found and found.status for found in raised.value.responses] == [201, None]
+    assert raised.value.response.status == 404
+
+
+def test_batch_without_a_response_gives_up_with_what_came_before(
+    client: Client, service: Service
+) -> None:
+    service.script = [results(201), *[CUT] * 5]
+    with pytest.raises(GaveUpError, match="/notes in a batch") as raised:
+        client.batch(actions(2))
+    assert raised.value.key == "k1"
+    assert [found and found.status for found in raised.value.responses] == [201, None]
+
+
+def test_reads_cannot_be_in_a_batch(client: Client) -> None:
+    with pytest.raises(UsageError, match="GET"):
+        client.batch([Action(method="GET", path="/notes")])
+
+
+def test_empty_batch_sends_nothing(client: Client, service: Service) -> None:
+    assert client.batch([]) == []
+    assert service.seen == []

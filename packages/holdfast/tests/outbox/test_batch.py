@@ -12,11 +12,12 @@ import pytest
 from holdfast.core.outbox_entry import Entry, NewEntry, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
-from holdfast.outbox.batch_offer import BatchOffer
+from holdfast.outbox.batch_offer import Batches, BatchOffer, parse_offer
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.drain_state import DrainReport, Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
 from holdfast.testing.fork_server import ForkServer
+from packages.holdfast.tests.outbox.queue_harness import PocketClock
 from packages.holdfast.tests.support.outbox_harness import (
     SOON,
     CuttingProxy,
@@ -520,7 +521,11 @@ def test_process_that_is_killed_in_the_middle_of_a_batch_drain_loses_and_doubles
     device.queue.enqueue_many([activity(device.user, title, lane="one") for title in titles])
     device.queue.save_batch_offer(server.url, OFFER)
     device.queue.close()
-    order = {"path": str(device.path), "server": server.url, "user": device.user}
+    order: dict[str, Any] = {
+        "path": str(device.path),
+        "server": server.url,
+        "user": device.user,
+    }
     order |= {"token": token_of(device.user), "lease_seconds": 60, "batch_items": 4}
     assert processes.run(("drain_once", order | {"point": point, "nth": nth})) == [-9]
     # The process that has ended is recognized; two drain the rest.
@@ -537,7 +542,11 @@ def test_three_processes_with_and_without_batches_send_each_entry_once(
     device.queue.enqueue_many([activity(device.user, str(number)) for number in range(60)])
     device.queue.close()
     with CuttingProxy(server.url, every=0) as proxy:
-        order = {"path": str(device.path), "server": proxy.url, "user": device.user}
+        order: dict[str, Any] = {
+            "path": str(device.path),
+            "server": proxy.url,
+            "user": device.user,
+        }
         order |= {"token": token_of(device.user), "lease_seconds": 60, "batch_items": 7}
         singly = order | {"batch_items": 1}
         orders = (order, order, singly)
@@ -547,3 +556,68 @@ def test_three_processes_with_and_without_batches_send_each_entry_once(
         attempts = [queue.attempts(entry.id) for entry in all_entries(queue, device.user)]
     assert [[attempt.outcome for attempt in each] for each in attempts] == [["succeed"]] * 60
     assert Counter(path for _, path, _, _ in proxy.seen)["/batch"] >= 2
+
+
+# -- discovery -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("header", "offer"),
+    [
+        ("/batch; items=200", ("/batch", 200)),
+        ("/v1/batch;items=20;colour=red", ("/v1/batch", 20)),
+        *((header, None) for header in ("", "/batch", "/batch; items=0", "/batch; items=many")),
+        *((f"{path}; items=9", None) for path in ("//elsewhere/batch", "http://elsewhere/batch")),
+        *(
+            (f"{path}; items=9", None)
+            for path in ("batch", "/batch?a=1", "/../batch", "/b\u00e4tch")
+        ),
+        ("/batch; items=9; items=8", None),
+    ],
+)
+def test_offer_is_a_path_of_the_same_server_and_a_number_of_items(
+    header: str, offer: tuple[str, int] | None
+) -> None:
+    found = parse_offer(header)
+    assert (None if found is None else (found.path, found.items)) == offer
+
+
+def test_offer_is_forgotten_after_a_day_and_stored_until_then(quick_path: Path) -> None:
+    clock = PocketClock()
+    batches = Batches(QueueSettings(), clock.monotonic)
+    batches.note_offer("/batch; items=20")
+    assert (batches.path, batches.limit, batches.is_unsaved) == ("/batch", 20, True)
+    with OutboxQueue.open(quick_path / "outbox.db", clock=clock) as queue:
+        queue.save_batch_offer("https://one", batches.to_store())
+        clock.pass_by(hours=23)
+        later = Batches(QueueSettings(batch_items=10), clock.monotonic)
+        later.restore(queue.server_state("", "https://one")[1])
+        assert (later.path, later.limit, later.is_unsaved) == ("/batch", 10, False)
+        assert queue.server_state("", "https://other")[1] is None
+        clock.pass_by(hours=2)
+        assert queue.server_state("", "https://one")[1] is None
+    assert (later.path, later.limit) == (None, 0)
+    off = Batches(QueueSettings(batch=False), clock.monotonic)
+    off.note_offer("/batch; items=20")
+    assert off.limit == 0
+
+
+def test_batches_shrink_after_time_outs_and_grow_again() -> None:
+    batches = Batches(QueueSettings(), lambda: 0.0)
+    batches.note_offer("/batch; items=200")
+    sizes = [batches.limit]
+    for _ in range(6):
+        batches.shrink(batches.limit)
+        sizes.append(batches.limit)
+    assert sizes == [50, 25, 12, 6, 3, 1, 1]
+    for number in range(8):
+        batches.note_single_success(str(number), "/notes")
+    sizes = [batches.limit]
+    for _ in range(5):
+        batches.grow()
+        sizes.append(batches.limit)
+    assert sizes == [2, 4, 8, 16, 32, 50]
+    # What the server has refused as too large stays so.
+    batches.shrink(50, for_good=True)
+    batches.grow()
+    assert batches.limit == 25
