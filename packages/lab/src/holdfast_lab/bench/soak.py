@@ -152,12 +152,13 @@ async def _send(stream: Any, request: bytes) -> int:
 
 
 async def soak(
-    servers: list[tuple[int, int]], secret: str, database: str, seconds: float
+    servers: list[tuple[int, int]], secret: str, databases: list[str], seconds: float
 ) -> dict[str, Any]:
     """Load the servers, given as port and process id; the first one for ``seconds``."""
-    connection = await asyncpg.connect(database)
-    await connection.execute(_EXPIRED, EXPIRED, timeout=300)
-    await connection.close()
+    for database in databases:
+        connection = await asyncpg.connect(database)
+        await connection.execute(_EXPIRED, EXPIRED, timeout=300)
+        await connection.close()
     loads = [Load(port, Traffic(secret)) for port, _pid in servers]
     for load in loads:
         await load.run_at_maximum(5)  # warm-up
@@ -169,7 +170,7 @@ async def soak(
     load, most = loads[0], statistics.median(rates[0])
     pid = servers[0][1]
     memory: list[tuple[float, float]] = []
-    activity = Activity(database, CpuClock(pid))
+    activity = Activity(databases[0], CpuClock(pid))
     samplers = [
         asyncio.create_task(_sample_memory(pid, memory)),
         asyncio.create_task(activity.sample()),
@@ -278,7 +279,7 @@ def main() -> None:
                 settings={"HOLDFAST_SWEEP_EVERY_SECONDS": "10"},
             )
             servers.append(stack.enter_context(serving))
-        found = uvloop.run(soak(servers, secret, databases[0], options.seconds))
+        found = uvloop.run(soak(servers, secret, databases, options.seconds))
     text = json.dumps(found, indent=2)
     print(text)
     if options.results is not None:
