@@ -130,6 +130,7 @@ class Note(BaseModel):
 def notes_app() -> FastAPI:
     """Return a guarded app that inserts one row per request."""
     path = os.environ["BENCH_DATABASE"]
+    Path(path).touch(mode=0o600)
     with closing(sqlite3.connect(path)) as database:
         database.execute("CREATE TABLE IF NOT EXISTS notes (id TEXT PRIMARY KEY, text TEXT)")
     holdfast = Holdfast(f"sqlite:///{path}", tenants=SINGLE_TENANT)

@@ -129,13 +129,12 @@ def slow_link(upstream_port: int, round_trip_seconds: float) -> Iterator[str]:
     """Run a proxy in its own process; yields its URL."""
     command = [sys.executable, "-m", __name__, "--upstream", str(upstream_port)]
     command += ["--round-trip", str(round_trip_seconds)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-    finally:
-        process.terminate()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
+        finally:
+            process.terminate()
 
 
 async def _main(options: argparse.Namespace) -> None:
