@@ -155,6 +155,8 @@ def undo_versions(file: sqlite3.Connection) -> None:
 
 def undo_scope(file: Any) -> None:
     """Make a file what it was before step 7 of its schema."""
+    file.execute("DROP TABLE sequence_numbers")
+    file.execute("DROP TABLE sequence_streams")
     file.execute("DROP INDEX idx_offline_sync_queue_once")
     columns = {
         "offline_sync_queue": ("last_code", "traceparent", "once", "stuck_ms", "notice_ms"),

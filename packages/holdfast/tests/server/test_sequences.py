@@ -139,22 +139,22 @@ async def test_expired_record_is_reported_as_used_by_this_key(database: str) -> 
         assert len(lab.runs) == 2
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"X-Client-ID": "phone"},
-        {"X-Sequence": "1"},
-        *(numbered(number) for number in ("", "0", "01", "-1", "+1", "1.0", "one", "1,1", 2**63)),
-        *(numbered(1, client) for client in ("", "a b", "a,b", "é", "x" * 129)),
-    ],
-)
-async def test_missing_and_malformed_headers_are_400(tmp_path: Path, headers: Any) -> None:
+MALFORMED: list[dict[str, str]] = [
+    {},
+    {"X-Client-ID": "phone"},
+    {"X-Sequence": "1"},
+    *(numbered(number) for number in ("", "0", "01", "-1", "+1", "1.0", "one", "1,1", 2**63)),
+    *(numbered(1, client) for client in ("", "a b", "a,b", "é", "x" * 129)),
+]
+
+
+async def test_missing_and_malformed_headers_are_400(tmp_path: Path) -> None:
     async with open_lab(f"sqlite:///{tmp_path}/lab.db", STRICT) as lab:
-        encoded = {name: value.encode("latin-1") for name, value in headers.items()}
-        refused = await lab.send("a", headers=encoded)
-        assert (refused.status_code, refused.json()["code"]) == (400, "request.invalid")
-        assert "X-Client-ID" in refused.text or "X-Sequence" in refused.text
+        for headers in MALFORMED:
+            encoded = {name: value.encode("latin-1") for name, value in headers.items()}
+            refused = await lab.send("a", headers=encoded)
+            assert (refused.status_code, refused.json()["code"]) == (400, "request.invalid")
+            assert "X-Client-ID" in refused.text or "X-Sequence" in refused.text
         assert lab.runs == await lab.records() == []
 
 

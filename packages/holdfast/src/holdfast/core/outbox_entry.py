@@ -25,6 +25,7 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
+from holdfast.core.sequence import SequenceNumber
 from holdfast.errors import TransitionError, UsageError
 
 __all__ = [
@@ -467,6 +468,8 @@ class Claimed(msgspec.Struct, frozen=True):
     version: str | None = None
     # The entity as of that version, a JSON text, if an earlier send of the same drain returned it.
     base: str | None = None
+    # The number in a strict sequence; None if the endpoint has none.
+    sequence: SequenceNumber | None = None
 
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,6 +35,7 @@ from holdfast.outbox.dependencies import (
     step_aside,
 )
 from holdfast.outbox.events import EventKind
+from holdfast.outbox.sequences import acknowledge, number_claim
 from holdfast.outbox.sql import awaited_local, created_by, entry_of, instant, json_text
 from holdfast.outbox.transaction import Transaction
 from holdfast.outbox.versions import Produced, record_read, record_success
@@ -165,7 +166,11 @@ class Claiming:
         for entry in entries:
             self._tx.emit(EventKind.CLAIMED, entry)
             version = self._versions.get(entry.id)
-            found.append(Claimed(entry, entry.claim_number, self._lease_seconds, version))
+            profile = self._tx.profiles.find(entry.profile)
+            sequence = number_claim(self._tx, entry, profile)
+            found.append(
+                Claimed(entry, entry.claim_number, self._lease_seconds, version, sequence=sequence)
+            )
         return found
 
     def _claim(self, name: str, **params: Any) -> list[Entry]:
@@ -251,6 +256,7 @@ def succeed(
     """Record success, its version, map the local id, and free dependents and the lane."""
     entry = _settle(tx, claimed, Transition.SUCCEED, result, server_id=server_id)
     record_success(tx, claimed, entry, produced)
+    acknowledge(tx, claimed, result.http_status)
     local = None if server_id is None else created_by(entry)
     if local is not None:
         kind, made_by = entry.entity_type, entry.id
@@ -352,10 +358,12 @@ def fail(
     *,
     reason: Reason,
     outcome_unknown: bool,
+    leaves_lane: bool = False,
 ) -> Entry:
     """Make the entry ``failed`` and park its dependents.
 
-    If the server has refused it for good, the lane goes on, unless the profile stops it.
+    If the server has refused it for good, or with ``leaves_lane``, the lane goes on, unless the
+    profile stops it.
     """
     entry = _end_claim(
         tx, claimed, Transition.FAIL, result, reason=reason, outcome_unknown=outcome_unknown
@@ -366,7 +374,7 @@ def fail(
     if is_final and reason is Reason.RESPONSE:
         bind_chain(tx, entry)
     park_dependents(tx, entry)
-    return leave_lane(tx, entry) if is_final else entry
+    return leave_lane(tx, entry) if is_final or leaves_lane else entry
 
 
 def conflict(

@@ -391,6 +391,8 @@ def _explicit_lane(draft: Draft) -> str | None:
     """Return the lane if it follows from the entry alone, without reading the queue."""
     if draft.profile.strict_order:
         return draft.profile.name
+    if draft.profile.is_strict_endpoint(draft.request.endpoint):
+        return draft.profile.stream_name
     if draft.new.lane is not None:
         return draft.new.lane
     return None if draft.local_id is None else f"{draft.new.entity_type}/{draft.local_id}"

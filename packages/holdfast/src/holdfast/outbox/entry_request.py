@@ -8,6 +8,7 @@ import msgspec
 from holdfast.core.if_match import ANY_TAG, if_match_in, without_if_match
 from holdfast.core.local_ids import replace_in_body, replace_in_headers, replace_in_path
 from holdfast.core.outbox_entry import METHODS, Entry
+from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER, SequenceNumber
 from holdfast.errors import EntryInvalidError
 from holdfast.outbox.correlation import correlation_headers, without_correlation
 from holdfast.outbox.profile import Profile
@@ -29,10 +30,12 @@ def build_request(
     now: Callable[[], datetime],
     extra: Mapping[str, str],
     version: str | None = None,
+    sequence: SequenceNumber | None = None,
 ) -> Request:
     """Return the request of an entry; ``extra`` are headers made anew at each send.
 
-    ``version`` is sent as ``If-Match``, unless the entry itself has ``If-Match: *``.
+    ``version`` is sent as ``If-Match``, unless the entry itself has ``If-Match: *``. ``sequence``
+    is its number in a strict sequence.
 
     ``now`` returns the server's time, for request formats that carry the submission time. Raises
     ``EntryInvalidError`` if a local id has no server id yet, or one that cannot be written there.
@@ -44,6 +47,9 @@ def build_request(
         headers = without_if_match(headers) | {"If-Match": version}
     headers = without_correlation(headers) | correlation_headers(entry)
     headers[profile.key_header] = entry.idempotency_key
+    if sequence is not None:
+        headers[CLIENT_HEADER] = sequence.client_id
+        headers[SEQUENCE_HEADER] = str(sequence.number)
     if profile.request_format is None:
         headers["X-Client-Generated-At"] = instant(entry.client_generated_at)
         body = _body(entry, ids)

@@ -46,6 +46,9 @@ class EventKind(StrEnum):
     RETRIED = "retried"
     # It is back in the queue because what it waits for may happen again.
     REVIVED = "revived"
+    SERVER_REWOUND = "server_rewound"
+    """The server has lost what it had acknowledged, e.g. by the restore of a backup: it expects a
+    number of a strict sequence again."""
     # It is older than the server accepts.
     EXPIRED = "expired"
     EXPIRING = "expiring"

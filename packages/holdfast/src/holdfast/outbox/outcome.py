@@ -14,6 +14,7 @@ from holdfast.outbox.conflicts import ConflictPlan, resolve_conflict
 from holdfast.outbox.maintenance import KEY_EXPIRED
 from holdfast.outbox.profile import ChainAction, Drop, Park, Recovery, Send
 from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.sequences import OUTCOME_UNKNOWN, Violation
 from holdfast.outbox.versions import Produced
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Outcome",
     "Rebased",
     "Released",
+    "Renumbered",
     "RetryLater",
     "Succeeded",
     "WrongOrder",
@@ -80,6 +82,16 @@ class Failed(msgspec.Struct, frozen=True):
     outcome_unknown: bool = False
 
 
+class Renumbered(msgspec.Struct, frozen=True):
+    """The server refuses the number of a strict sequence, and nothing has happened by this send."""
+
+    result: AttemptResult
+    violation: Violation
+    policy: RetryPolicy
+    # Whether to wait before the next send.
+    is_delayed: bool = False
+
+
 class Expired(msgspec.Struct, frozen=True):
     """The server rejects it as too old."""
 
@@ -113,6 +125,7 @@ Outcome = (
     | RetryLater
     | Released
     | Failed
+    | Renumbered
     | Expired
     | Conflicted
     | WrongOrder
@@ -120,7 +133,7 @@ Outcome = (
 )
 
 
-def record(  # noqa: C901, PLR0911 - one for each outcome
+def record(  # noqa: C901, PLR0911, PLR0912 - one for each outcome
     queue: OutboxQueue, claimed: Claimed, outcome: Outcome
 ) -> Entry:
     """Record an outcome, and return the entry after that.
@@ -167,6 +180,8 @@ def record(  # noqa: C901, PLR0911 - one for each outcome
                 outcome_unknown=outcome.outcome_unknown,
                 **outcome.result._asdict(),
             )
+        case Renumbered():
+            return _record_renumbered(queue, claimed, outcome)
         case Expired():
             return queue.expire(claimed, **outcome.result._asdict())
         case Conflicted():
@@ -198,6 +213,34 @@ def record(  # noqa: C901, PLR0911 - one for each outcome
             return _record_key_expired(queue, claimed)
         case _:
             assert_never(outcome)
+
+
+def _record_renumbered(queue: OutboxQueue, claimed: Claimed, outcome: Renumbered) -> Entry:
+    """Send it again with another number; if it may have happened, the stream goes on without it."""
+    result, violation = outcome.result, outcome.violation
+    with queue.transaction():
+        if violation.number is None:
+            noted = result._replace(error=OUTCOME_UNKNOWN)
+            entry = queue.fail(
+                claimed,
+                reason=Reason.UNKNOWN,
+                outcome_unknown=True,
+                leaves_lane=True,
+                **noted._asdict(),
+            )
+            queue.renumber(claimed, violation)
+            return entry
+        if outcome.is_delayed:
+            queue.schedule_retry(
+                claimed,
+                policy=outcome.policy,
+                give_up=False,
+                outcome_unknown=False,
+                **result._asdict(),
+            )
+        else:
+            queue.release(claimed, sent=True, **result._asdict())
+        return queue.renumber(claimed, violation)
 
 
 def _record_key_expired(queue: OutboxQueue, claimed: Claimed) -> Entry:

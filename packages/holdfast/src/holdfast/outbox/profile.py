@@ -49,6 +49,8 @@ __all__ = [
     "unknown_profile",
 ]
 
+_STREAM: Final = "strict sequence"
+
 ENTRY_POINT_GROUP: Final = "holdfast.outbox_profiles"
 
 FORMER_DEFAULT_NAME: Final = "field"
@@ -180,6 +182,10 @@ class Profile:
     an entry has, or that are made at each send, travel with the whole batch: it then has
     only entries for which they are the same."""
 
+    strict_endpoints: tuple[str, ...] = ()
+    """Patterns of paths whose policy on the server is ``ordering="strict"``, such as
+    ``/orders/{order}/*``; ``*`` is all. Their entries are numbered, and share one lane per user."""
+
     conflict_resolution: ConflictResolution = ConflictResolution.MANUAL
     """Strategy for conflicts of entries that name none."""
 
@@ -243,6 +249,13 @@ class Profile:
                 f'profile {self.name}: batch_headers is a set of names, such as {{"x-app"}}, not '
                 f"{self.batch_headers!r}"
             )
+        if isinstance(self.strict_endpoints, str) or not all(
+            isinstance(path, str) and path[:1] in {"/", "*"} for path in self.strict_endpoints
+        ):
+            raise ConfigurationError(
+                f'profile {self.name}: strict_endpoints are paths such as ("/orders/*",), not '
+                f"{self.strict_endpoints!r}"
+            )
         names = frozenset(name.lower() for name in self.batch_headers)
         object.__setattr__(self, "batch_headers", names)
         object.__setattr__(self, "priorities", MappingProxyType(dict(self.priorities)))
@@ -268,6 +281,16 @@ class Profile:
                 values.append(value)
             return "/".join((self.name, *values))
         return None
+
+    @property
+    def stream_name(self) -> str:
+        """The lane and the strict sequence that entries for strict endpoints share."""
+        return self.name if self.strict_order else _STREAM
+
+    def is_strict_endpoint(self, endpoint: str) -> bool:
+        """Return whether requests to an endpoint are numbered."""
+        path = endpoint.partition("?")[0]
+        return any(_chain_pattern(each).fullmatch(path) for each in self.strict_endpoints)
 
     def priority_of(self, entity_type: str) -> int:
         """Return the priority of an entity type; the default is 5."""

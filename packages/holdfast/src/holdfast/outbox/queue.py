@@ -36,7 +36,7 @@ from holdfast.core.outbox_entry import (
 )
 from holdfast.core.retry import QUEUE, RetryPolicy
 from holdfast.errors import ClaimLostError, OutboxFileError, UsageError
-from holdfast.outbox import bulk, claims, enqueue, maintenance, pruning, resolution
+from holdfast.outbox import bulk, claims, enqueue, maintenance, pruning, resolution, sequences
 from holdfast.outbox.batch_claims import claim_batch
 from holdfast.outbox.batch_offer import BatchOffer, write_offer
 from holdfast.outbox.bulk import Filter
@@ -59,6 +59,7 @@ from holdfast.outbox.passphrase import check_new_passphrase
 from holdfast.outbox.profile import Profile, ProfileRegistry
 from holdfast.outbox.queries import QueueQueries, Stats
 from holdfast.outbox.resolution import Rewrite
+from holdfast.outbox.sequences import Violation
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transaction import Transactions
 from holdfast.outbox.validation import check_new
@@ -501,6 +502,7 @@ class OutboxQueue(QueueQueries):
         *,
         reason: Reason = Reason.RESPONSE,
         outcome_unknown: bool = False,
+        leaves_lane: bool = False,
         error: str | None = None,
         http_status: int | None = None,
         code: str | None = None,
@@ -519,7 +521,13 @@ class OutboxQueue(QueueQueries):
                 AttemptResult(http_status, code, request_id, error),
                 reason=reason,
                 outcome_unknown=outcome_unknown,
+                leaves_lane=leaves_lane,
             )
+
+    def renumber(self, claimed: Claimed, violation: Violation) -> Entry:
+        """Give an entry of a strict sequence another number, after its claim has ended."""
+        with self._write("renumber") as tx:
+            return sequences.renumber(tx, claimed, violation)
 
     def conflict(
         self,

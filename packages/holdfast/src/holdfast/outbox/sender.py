@@ -60,12 +60,14 @@ from holdfast.outbox.outcome import (
     Outcome,
     Rebased,
     Released,
+    Renumbered,
     RetryLater,
     Succeeded,
     WrongOrder,
 )
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
+from holdfast.outbox.sequences import VIOLATION_CODES, Violation, read_violation
 from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
@@ -82,6 +84,9 @@ _MAX_SILENT_ENTRIES: Final = 10_000
 _MAX_REBUILDS: Final = 3
 _MAX_MERGES: Final = 5
 """How often one entry is rebuilt or merged in one wake-up before it is left to a person."""
+
+_MAX_RENUMBERINGS: Final = 5
+"""How often one entry gets another number in one wake-up without a delay."""
 
 _OK: Final = 200
 _UNAUTHORIZED: Final = 401
@@ -149,6 +154,7 @@ class Sender:
         self._rounds: Counter[str] = Counter()
         self._attempts: Counter[str] = Counter()
         self._refused_attestations: Counter[str] = Counter()
+        self._renumberings: Counter[str] = Counter()
         # Entries whose last send had a second copy on another connection.
         self._repeated: set[str] = set()
         # When the service last responded, and by entry id: when its last silent send began.
@@ -159,6 +165,7 @@ class Sender:
         """Begin a new wake-up."""
         self._attempts.clear()
         self._refused_attestations.clear()
+        self._renumberings.clear()
         self._rounds.clear()
 
     def attempts_exhausted(self, entry: Entry) -> bool:
@@ -278,6 +285,10 @@ class Sender:
             return self._hold(entry, response)
         profile = self._queue.profiles.get(entry.profile)
         recognised = _is_recognised(response, profile)
+        if claimed.sequence is not None:
+            violation = read_violation(response, claimed.sequence)
+            if violation is not None:
+                return self._renumber(entry, state, response, violation)
         verdict = classify(
             response.status,
             response.code,
@@ -354,6 +365,7 @@ class Sender:
             now=queue.server_now,
             extra=self._headers(entry, token),
             version=claimed.version,
+            sequence=claimed.sequence,
         )
 
     def token_of(self, user_id: str) -> tuple[str | None, bool]:
@@ -721,7 +733,10 @@ class Sender:
             if left <= 0:
                 return False
             is_known = (
-                attempt.code in BY_CODE or attempt.code in codes or attempt.code == UNREACHABLE
+                attempt.code in BY_CODE
+                or attempt.code in codes
+                or attempt.code in VIOLATION_CODES
+                or attempt.code == UNREACHABLE
             )
             if attempt.status == _UNPROCESSABLE and not is_known:
                 return True
@@ -751,6 +766,20 @@ class Sender:
             return Released(AttemptResult(error=why), sent=False)
         unknown = self._may_have_happened(entry)
         return Released(_result(response, why), sent=True, outcome_unknown=unknown)
+
+    def _renumber(
+        self, entry: Entry, state: DrainState, response: Response, violation: Violation
+    ) -> Outcome:
+        """Send the entry again with the number that the server asks for; wait if it goes on so."""
+        state.note_verdict(TryLater())
+        self._resume(entry)
+        self._last_response = self._clock.monotonic()
+        self._silent_since.pop(entry.id, None)
+        self._renumberings[entry.id] += 1
+        is_delayed = self._renumberings[entry.id] > _MAX_RENUMBERINGS
+        return Renumbered(
+            _result(response, response.error_body), violation, self._policy(entry), is_delayed
+        )
 
     def _attestation(self, entry: Entry, response: Response) -> Outcome:
         """Ask the app for another attestation at once, and after that with growing delays.

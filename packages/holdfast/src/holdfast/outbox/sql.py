@@ -45,6 +45,7 @@ _FILES: Final = (
     "maintenance.sql",
     "pruning.sql",
     "versions.sql",
+    "sequences.sql",
 )
 
 _DEAD: Final = "('failed', 'discarded', 'expired')"

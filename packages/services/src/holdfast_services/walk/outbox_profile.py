@@ -1,5 +1,6 @@
 """The outbox profile of walk: strict order, timestamps in the body, quest chains rebuilt."""
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
@@ -8,7 +9,7 @@ from holdfast.core.retry import DEVICE
 from holdfast.outbox import Profile, TimestampsInBody
 from holdfast_services.walk.quest_chain import QuestChain
 
-__all__ = ["PROFILE"]
+__all__ = ["PROFILE", "STRICT_PROFILE"]
 
 PROFILE: Final = Profile(
     # Without its start, or without a step, the rest of a quest makes no sense.
@@ -71,4 +72,16 @@ PROFILE: Final = Profile(
     payload_must_be_object=True,
     request_format=TimestampsInBody(key_in_body=frozenset({"/step/ingest"})),
     recovery=QuestChain(),
+)
+
+# For a server with HOLDFAST_WALK_ORDERING=strict: Outbox.open(…, profiles=[STRICT_PROFILE]).
+STRICT_PROFILE: Final = replace(
+    PROFILE,
+    strict_endpoints=(
+        "/tree/allocate",
+        "/quest/{quest}/step/{step}/advance",
+        "/quest/complete",
+        "/step/ingest",
+        "/energy/spend",
+    ),
 )
