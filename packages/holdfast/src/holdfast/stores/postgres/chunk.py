@@ -29,15 +29,18 @@ _ABORTED_STATE: Final = "25P02"
 class _ChunkSession(UsedSession):
     """Also notes statements whose effect lasts until the end of the transaction."""
 
-    __slots__ = ("is_lasting",)
+    __slots__ = ("is_lasting", "is_touched")
 
     def __init__(self) -> None:
         super().__init__()
         self.is_lasting = False
+        # A statement of the current item has run, or may have.
+        self.is_touched = False
 
     def note_statement(self, sql: str) -> None:
         """Note a statement of the app."""
         super().note_statement(sql)
+        self.is_touched = True
         if not self.is_lasting and outlives_statement(sql):
             self.is_lasting = True
 
@@ -144,13 +147,16 @@ class PostgresChunk:
                 if isinstance(error, self._driver.outages):
                     raise unavailable(error) from error
                 raise
-        self._has_savepoint = False
+        self._has_savepoint = self._used.is_touched = False
         statements = PostgresTransaction(self._unit.connection, self._driver)
         statements.used = self._used
         return PostgresItemUnit(self, statements, self._driver.handler_transaction(statements))
 
     async def end_item(self, *, is_kept: bool) -> None:
         """Release the savepoint, or roll back to it; there is one for the next item then."""
+        if not self._used.is_touched:  # nothing to keep or to undo: the next item has the same one
+            self._has_savepoint = True
+            return
         try:
             await self._unit.connection.execute(f"{_RELEASE};{_SET}" if is_kept else _ROLL_BACK)
             self._has_savepoint = True
