@@ -134,23 +134,28 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
     # A seed that finds it, as of today: after a change of the simulation it may take some more.
     ("bug", "first"),
     [
-        ("key_regenerated_on_retry", 4),
-        ("acknowledged_before_the_sync", 2),
+        ("key_regenerated_on_retry", 0),
+        ("acknowledged_before_the_sync", 0),
         ("record_outside_the_transaction", 99),
         ("cache_ignores_the_epoch", 28),
         ("second_process_not_noticed", 13),
         ("fingerprint_without_nested_keys", 12),
-        ("marker_in_another_transaction", 13),
+        ("marker_in_another_transaction", 29),
         ("lease_not_fenced", 13),
         ("stale_actions_accepted", 12),
         ("refused_entry_keeps_its_lane", 28),
         ("silence_counts_as_attempt", 4),
         ("version_not_followed", 21),
         ("retry_names_another_version", 70),
-        ("older_edit_overwrites_a_newer_one", 369),
+        ("older_edit_overwrites_a_newer_one", 1273),
         ("version_not_sent", 41),
-        ("hold_ignored_by_the_next_user", 28),
-        ("retry_after_forgotten_after_a_restart", 18),
+        ("hold_ignored_by_the_next_user", 2),
+        ("retry_after_forgotten_after_a_restart", 149),
+        ("refused_item_not_rolled_back", 1),
+        ("records_of_a_chunk_in_another_transaction", 64),
+        ("lane_goes_on_after_a_failure", 7),
+        ("results_given_to_other_items", 1),
+        ("numbers_of_a_chunk_in_another_transaction", 17),
     ],
 )
 def test_a_planted_bug_is_found(bug: str, first: int, templates: Templates) -> None:
@@ -250,4 +255,4 @@ def test_planted_bugs_are_part_of_the_installed_package(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert int(ran.stdout) >= 60
+    assert int(ran.stdout) >= 80
