@@ -23,8 +23,11 @@ class ItemReport:
 
     # Its request id, endpoint, tenant and the like.
     head: "RequestHead | None"
+    # In upper case.
     method: str
+    # Decoded, without the query.
     path: str
+    # Of its response.
     status: int
     # From its start to its response, without the commit.
     seconds: float
