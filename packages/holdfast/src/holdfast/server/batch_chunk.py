@@ -164,7 +164,7 @@ class RequestChunk:
         """Begin a part without a key, for dependencies. It is rolled back before the claim."""
         return await (await self._begun()).begin_item()
 
-    async def process(  # noqa: C901, PLR0912 - one branch per way a claim can end
+    async def process(  # noqa: C901 - one branch per way a claim can end
         self, request: GuardedRequest, **_sharing: Any
     ) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed and a savepoint set."""
