@@ -8,10 +8,11 @@ from uuid import uuid4
 import pytest
 
 from holdfast.core.outbox_entry import NewEntry
-from holdfast.outbox import OutboxQueue
+from holdfast.outbox import OutboxQueue, QueueSettings
 from holdfast.outbox.drain_state import Ended
 from holdfast.outbox.transport import HttpTransport, NoResponse
 from packages.holdfast.tests.support.outbox_harness import (
+    SINGLY,
     SOON,
     CuttingProxy,
     Scripted,
@@ -80,8 +81,9 @@ def test_a_report_of_steps_has_its_key_in_the_body(queue: OutboxQueue) -> None:
     assert server.requests[0].headers["X-Firebase-AppCheck"] == "fresh"
 
 
+@pytest.mark.parametrize("settings", [SINGLY, QueueSettings()], ids=["singly", "in batches"])
 def test_a_walkers_day_is_sent_in_order_and_awards_points_once(
-    server: Server, queue: OutboxQueue, user: str
+    server: Server, tmp_path: Path, user: str, settings: QueueSettings
 ) -> None:
     def action(endpoint: str, **payload: object) -> NewEntry:
         return NewEntry(
@@ -93,6 +95,8 @@ def test_a_walkers_day_is_sent_in_order_and_awards_points_once(
             profile="walk",
         )
 
+    queue = OutboxQueue.open(tmp_path / "outbox.db", settings=settings)
+    queue.add_user(user)
     queue.enqueue_many(
         [
             action("/quest/start", questId="quest.001"),
@@ -105,14 +109,19 @@ def test_a_walkers_day_is_sent_in_order_and_awards_points_once(
     with CuttingProxy(server.url, every=2) as proxy, HttpTransport(proxy.url) as transport:
         report = drain(queue, user, transport, token_of, max_seconds=20, retry=SOON)
     assert (report.ended, report.succeeded) == (Ended.EMPTY, 5), list(all_entries(queue, user))
+    queue.close()
     firsts = list(dict.fromkeys(path for _, path, _, _ in proxy.seen))
-    assert firsts == [
+    in_order = [
         "/quest/start",
         "/quest/quest.001/step/1/advance",
         "/quest/quest.001/step/2/advance",
         "/quest/complete",
         "/tree/allocate",
     ]
+    if settings.batch:
+        assert firsts[:2] == ["/quest/start", "/batch"]
+    else:
+        assert firsts == in_order
     with reader(server.url, user) as client:
         tree = client.get("/tree/state").json()
     assert tree["pointsBanked"] == 1
