@@ -197,6 +197,7 @@ class GuardMiddleware:
                 await self._serve_guarded(match, body, head, scope, receive, send)
             finally:
                 body.release()
+                end_visit()
         else:
             with self._spans.request(match.endpoint, {}, traceparent=head.traceparent) as span:
 

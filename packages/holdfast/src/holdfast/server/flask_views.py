@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar, Unpack
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from holdfast.extras import needs_extra
 
@@ -166,6 +166,8 @@ class FlaskGuard:
         self._batch = batch
         self._default = None if holdfast is None else _Installed(holdfast, principal, batch)
         self._states: WeakKeyDictionary[flask.Flask, _AppState] = WeakKeyDictionary()
+        # The app of the last request: nearly always the only one.
+        self._last: tuple[Callable[[], flask.Flask | None], _AppState | None] = (_no_app, None)
         self._names = EndpointNames()
         # Guarded functions, what they guard, and whether they have their own principal.
         self._guarded: list[tuple[Callable[..., Any], Callable[..., Any], bool]] = []
@@ -184,17 +186,17 @@ class FlaskGuard:
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
         state = self._state_of(app)
-
-        def check_routes() -> None:
-            if state.checked != len(self._guarded):
-                self._check_routes()
-
         installed = state.installed or self._default
         gate = None if installed is None else installed.bridge.gate
         if gate is None:
+
+            def check_routes() -> None:
+                if state.checked != len(self._guarded):
+                    self._check_routes()
+
             app.before_request(check_routes)
         else:
-            self._admit_before_hooks(app, state, gate, check_routes)
+            self._admit_before_hooks(app, state, gate)
         # Where ``holdfast worker --app`` finds it.
         app.extensions["holdfast"] = state.installed or self
         if self._batch is not None:
@@ -251,9 +253,13 @@ class FlaskGuard:
         return self._installed().holdfast
 
     def _state_of(self, app: flask.Flask) -> _AppState:
+        last_app, last_state = self._last
+        if last_app() is app and last_state is not None:
+            return last_state
         found = self._states.get(app)
         if found is None:
             found = self._states.setdefault(app, _AppState())
+        self._last = ref(app), found
         return found
 
     def _installed(self, state: _AppState | None = None) -> _Installed:
@@ -350,14 +356,12 @@ class FlaskGuard:
             if installed is not None:
                 installed.bridge.close()
 
-    @staticmethod
-    def _admit_before_hooks(
-        app: flask.Flask, state: _AppState, gate: BlockingGate, check_routes: Callable[[], None]
-    ) -> None:
+    def _admit_before_hooks(self, app: flask.Flask, state: _AppState, gate: BlockingGate) -> None:
         """Wait, before other hooks take a connection, until the view may take a second one."""
 
         def enter() -> None:
-            check_routes()
+            if state.checked != len(self._guarded):
+                self._check_routes()
             current = _request()
             endpoint = current.endpoint
             if endpoint is None or current.method in SAFE_METHODS:
@@ -410,7 +414,8 @@ class FlaskGuard:
             return _collected(response, current.path, guard.policy.max_response_bytes)
 
         path = rule.rule if rule is not None else current.path
-        params = {name: str(value) for name, value in (current.view_args or {}).items()}
+        views = current.view_args
+        params = {name: str(value) for name, value in views.items()} if views else {}
         if guard.endpoint is not None and rule is not None:
             params = with_route(params, self._later_route(app, state, rule, guarded))
         scope, body = _scope_and_body(current, guard.policy.max_body_bytes)
@@ -480,6 +485,10 @@ class FlaskGuard:
         return _flask_response(
             Served(rendered.status, list(rendered.headers), rendered.body, is_own=False), None
         )
+
+
+def _no_app() -> flask.Flask | None:
+    return None
 
 
 def _app() -> flask.Flask:

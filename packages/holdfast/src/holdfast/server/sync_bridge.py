@@ -199,7 +199,8 @@ class Bridge:
         async def send(message: Any) -> None:
             messages.append(message)
 
-        _split_joined_header(request.scope, request.match.policy.key_header)
+        if request.match.policy.key_header != KEY_HEADER:  # ``scope_of`` has split that one
+            _split_joined_header(request.scope, request.match.policy.key_header)
         token = _sync_request.set(request)
         if self.gate is not None:
             self.gate.begin()
@@ -336,8 +337,6 @@ class Bridge:
 
 def _split_joined_header(scope: dict[str, Any], key_header: str) -> None:
     """Split the values of a policy's own key header, which WSGI has joined with a comma."""
-    if key_header == KEY_HEADER:  # ``scope_of`` has split it
-        return
     wanted = key_header.lower().encode("latin-1")
     scope["headers"] = [
         (name, part)

@@ -28,19 +28,15 @@ _HOLDER: Final = "holdfast_holder"
 class Visit:
     """One request: which connections it holds, and whether it has been admitted."""
 
-    __slots__ = ("_held", "_release", "operation")
+    __slots__ = ("_release", "held", "operation")
 
     def __init__(self, operation: str | None = None) -> None:
         # Until its first claim.
         self.operation = operation
-        self._held: set[int] = set()
+        # The pool's records of the connections that it holds, by ``id``; any thread changes it.
+        self.held: set[int] = set()
         # Admits the next request; None if this one has not been admitted.
         self._release: Callable[[], None] | None = None
-
-    @property
-    def connections(self) -> int:
-        """How many connections of the pool the request holds."""
-        return len(self._held)
 
     @property
     def is_admitted(self) -> bool:
@@ -59,16 +55,8 @@ class Visit:
 
     def leave_without_connection(self) -> None:
         """Leave unless the request holds a connection; with one it must stay admitted."""
-        if not self._held:
+        if not self.held:
             self.leave()
-
-    def took(self, record: Any) -> None:
-        """Count a connection of the pool, in any thread."""
-        self._held.add(id(record))
-
-    def returned(self, record: Any) -> None:
-        """Count a connection that was returned, by any thread."""
-        self._held.discard(id(record))
 
 
 def current_visit() -> Visit | None:
@@ -102,9 +90,10 @@ class _Gate:
 
     def before_claim(self, visit: Visit) -> None:
         """Note, at its first claim, whether it has to be admitted before its dependencies."""
-        operation, visit.operation = visit.operation, None
+        operation = visit.operation
         if operation is not None:
-            self._holds[operation] = visit.connections > 0
+            visit.operation = None
+            self._holds[operation] = bool(visit.held)
 
     def _waited(self, started: float) -> None:
         if self._on_wait is not None:
@@ -123,7 +112,7 @@ class _Gate:
         """Count a connection for the request of this task or thread."""
         visit = _visit.get()
         if visit is not None:
-            visit.took(record)
+            visit.held.add(id(record))
             record.info[_HOLDER] = visit
 
     @staticmethod
@@ -131,7 +120,7 @@ class _Gate:
         """Count a connection that was returned, by any task or thread."""
         visit = record.info.pop(_HOLDER, None)
         if visit is not None:
-            visit.returned(record)
+            visit.held.discard(id(record))
 
 
 class ConnectionGate(_Gate):
@@ -218,15 +207,15 @@ class ThreadGate(_Gate):
         """Wait until the request may take a connection. Does nothing if it has been admitted."""
         if self._capacity is None or visit.is_admitted:
             return
+        turn: threading.Lock | None = None
         with self._lock:
-            is_free = self._left > 0
-            if is_free:
+            if self._left > 0:
                 self._left -= 1
             else:
                 turn = threading.Lock()
                 turn.acquire()
                 self._waiting.append(turn)
-        if not is_free:
+        if turn is not None:
             self._wait(turn)
         visit.admitted(self._release)
 

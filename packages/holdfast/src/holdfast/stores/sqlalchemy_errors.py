@@ -19,6 +19,7 @@ __all__ = [
     "driver_error",
     "is_aborted",
     "is_outage",
+    "raise_outage",
     "raise_without_statement",
     "refuse_connection",
     "translating_outages",
@@ -94,6 +95,19 @@ def is_aborted(error: BaseException) -> bool:
     return getattr(getattr(error, "orig", error), "sqlstate", None) == _ABORTED_STATE
 
 
+def raise_outage(error: Exception) -> None:
+    """Raise an outage as ``StoreUnavailableError``; return if it is another error."""
+    if is_outage(error):
+        raise_without_statement(
+            StoreUnavailableError(f"the database is unavailable: {driver_error(error)}"), error
+        )
+    if is_aborted(error):
+        raise aborted(SAVEPOINT) from error
+    refused = unstorable_error(error)
+    if refused is not None:
+        raise refused
+
+
 class translating_outages:  # noqa: N801 - used like a function; a generator would cost more
     """Raise outages as ``StoreUnavailableError`` and other errors unchanged."""
 
@@ -103,17 +117,8 @@ class translating_outages:  # noqa: N801 - used like a function; a generator wou
         pass
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        if not isinstance(error, Exception):
-            return
-        if is_outage(error):
-            raise_without_statement(
-                StoreUnavailableError(f"the database is unavailable: {driver_error(error)}"), error
-            )
-        if is_aborted(error):
-            raise aborted(SAVEPOINT) from error
-        refused = unstorable_error(error)
-        if refused is not None:
-            raise refused
+        if isinstance(error, Exception):
+            raise_outage(error)
 
 
 @contextmanager

@@ -15,8 +15,8 @@ with needs_extra("psycopg"):
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literals
-from holdfast.stores.psycopg.errors import ServerLostError, translating_outages
-from holdfast.stores.psycopg_message import send
+from holdfast.stores.psycopg.errors import ServerLostError, raise_outage
+from holdfast.stores.psycopg_message import exchange
 from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage
 
 __all__ = ["begin_and_claim", "finish_and_commit"]
@@ -27,16 +27,14 @@ def begin_and_claim(  # noqa: PLR0917 - the parts of one message
 ) -> int:
     """Begin, lock and look up; return the number of rows of ``holdfast_claim``."""
     names = ",".join(text_literals(record_id))
-    with translating_outages(raw):
-        result = send(raw, f"{begin};SELECT {function}({lock},{names},{instant_literal(now)})")
+    result = _send(raw, f"{begin};SELECT {function}({lock},{names},{instant_literal(now)})")
     return int(result.ntuples)
 
 
 def finish_and_commit(raw: Any, function: str, record: Record, audit: AuditEvent | None) -> None:
     """Write record and audit event, and commit."""
     try:
-        with translating_outages(raw):
-            send(raw, f"{finish_statement(function, record, audit)};COMMIT")
+        _send(raw, f"{finish_statement(function, record, audit)};COMMIT")
     except ServerLostError as error:
         raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
     except psycopg.Error as error:
@@ -44,4 +42,14 @@ def finish_and_commit(raw: Any, function: str, record: Record, audit: AuditEvent
             raise SupersededError("another request with this key was committed first") from error
         if is_outage(error):
             raise StoreUnavailableError(f"the database is unavailable: {error}") from error
+        raise
+
+
+def _send(raw: Any, statements: str) -> Any:
+    """Run statements in one round trip; return the result of the last."""
+    try:
+        with raw.lock:
+            return raw.wait(exchange(raw.pgconn, statements.encode()))
+    except psycopg.Error as error:
+        raise_outage(raw, error)
         raise

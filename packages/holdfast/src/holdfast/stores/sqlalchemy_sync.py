@@ -241,15 +241,16 @@ class SqlAlchemySyncStore:
         own_visit = Visit() if visit is None else None
         admitted = visit or own_visit
         assert admitted is not None  # noqa: S101 - one of the two
-        try:
-            if request_thread.get(None) is None:
+        has_slot = False
+        if request_thread.get(None) is None:
+            try:
                 self._gate.before_claim(admitted)
                 await self._gate.admit(admitted)
-            has_slot = await self._threads.take_slot()
-        except BaseException:
-            if own_visit is not None:
-                own_visit.leave()
-            raise
+                has_slot = await self._threads.take_slot()
+            except BaseException:
+                if own_visit is not None:
+                    own_visit.leave()
+                raise
         unit = SqlAlchemySyncUnit(
             self, self._threads, record_id, now, has_slot=has_slot, visit=own_visit
         )
@@ -438,8 +439,9 @@ class SqlAlchemySyncStore:
     def _claim_on(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
         """Lock and look up, in two statements of a function; return the number of its rows."""
         lock = self.table_names.lock_number(*record_id)
-        raw = connection.connection.dbapi_connection
-        _refuse_autocommit(raw)
+        raw: Any = connection.connection.dbapi_connection
+        if raw.autocommit:
+            raise autocommit_refusal()
         begin = begin_statement(raw)
         if begin is None:
             values = (lock, *record_id, now)

@@ -28,6 +28,7 @@ from holdfast.stores.rows import HAS_WRITTEN
 from holdfast.stores.sqlalchemy_errors import (
     driver_error,
     is_outage,
+    raise_outage,
     raise_without_statement,
     translating_outages,
 )
@@ -58,7 +59,8 @@ _SESSION_IN_USE: Final = "isce"
 # Events, each directly before a call of the driver.
 _DRIVER_CALLS: Final = ("do_execute", "do_executemany", "do_execute_no_params")
 
-_TRANSLATING_OUTAGES: Final = translating_outages()
+# A constant of libpq.
+_TRANSACTION_IDLE: Final = 0
 
 
 class UnitStore(Protocol):
@@ -221,8 +223,11 @@ class SqlAlchemySyncUnit(GuardedUnit):
         """Run a function in the thread of this unit. Raises ``StoreUnavailableError``."""
 
         def run() -> T:
-            with _TRANSLATING_OUTAGES:
+            try:
                 return work()
+            except Exception as error:
+                raise_outage(error)
+                raise
 
         return self._threads.run(run)
 
@@ -378,7 +383,10 @@ class SqlAlchemySyncUnit(GuardedUnit):
                 self._is_beginning = False
         self._guarded.append((connection, connection.get_transaction()))
         pooled: Any = connection.connection
-        pooled.commit = partial(self._commit_driver, pooled.dbapi_connection)
+        driver = pooled.dbapi_connection
+        pooled.commit = partial(self._commit_driver, driver)
+        if not self._store.is_sqlite:
+            pooled.rollback = partial(self._roll_back_driver, driver)
 
     def _begin_immediate(self, connection: Connection) -> None:
         self._take_turn()
@@ -395,6 +403,14 @@ class SqlAlchemySyncUnit(GuardedUnit):
         self.refuse_connection_commit()
         if not self._is_committed:
             driver.commit()
+
+    def _roll_back_driver(self, driver: Any) -> None:
+        """Roll a guarded connection back, as the pool does when it is returned.
+
+        Not after Holdfast's COMMIT: psycopg would do nothing then, in some twenty function calls.
+        """
+        if not self._is_committed or driver.pgconn.transaction_status != _TRANSACTION_IDLE:
+            driver.rollback()
 
     def _look_at_connections(self) -> None:
         """Note the end of the transaction, if the handler has ended it on its connection."""

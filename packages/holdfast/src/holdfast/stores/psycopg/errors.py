@@ -12,6 +12,7 @@ from holdfast.stores.sqlstates import is_outage_state
 __all__ = [
     "ServerLostError",
     "is_refusal",
+    "raise_outage",
     "translating_connect_errors",
     "translating_outages",
 ]
@@ -28,6 +29,13 @@ class ServerLostError(ConnectionError):
     """The server is unavailable. The cause is psycopg's error."""
 
 
+def raise_outage(connection: Any, error: psycopg.Error) -> None:
+    """Raise an outage as ``ServerLostError``; return if it is an error of a statement."""
+    state = error.sqlstate
+    if connection.closed if state is None else is_outage_state(state):
+        raise ServerLostError(str(error)) from error
+
+
 class translating_outages:  # noqa: N801 - used like a function; a generator would cost more
     """Raise outages as ``ServerLostError`` and errors of a statement unchanged."""
 
@@ -41,9 +49,7 @@ class translating_outages:  # noqa: N801 - used like a function; a generator wou
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, psycopg.Error):
-            state = error.sqlstate
-            if self._connection.closed if state is None else is_outage_state(state):
-                raise ServerLostError(str(error)) from error
+            raise_outage(self._connection, error)
 
 
 def is_refusal(error: psycopg.OperationalError) -> bool:
