@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.settings import Settings
+from holdfast.errors import ConfigurationError
+from holdfast_services.settings import load_settings
 from holdfast_services.walk.outbox_profile import PROFILE, STRICT_PROFILE
 
 from .fixtures import OpenGame, new_key
@@ -41,12 +42,12 @@ async def test_actions_are_not_numbered_by_default(open_game: OpenGame) -> None:
 
 
 def test_setting_and_profile_name_the_same_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Settings().policies().walk.ordering == "none"
+    assert load_settings().policies().walk.ordering == "none"
     monkeypatch.setenv("HOLDFAST_WALK_ORDERING", "strict")
-    assert Settings().policies().walk.ordering == "strict"
+    assert load_settings().policies().walk.ordering == "strict"
     monkeypatch.setenv("HOLDFAST_WALK_ORDERING", "loose")
-    with pytest.raises(ValueError, match="walk_ordering"):
-        Settings()
+    with pytest.raises(ConfigurationError, match="HOLDFAST_WALK_ORDERING.*none or strict"):
+        load_settings()
     assert not PROFILE.is_strict_endpoint("/tree/allocate")
     assert STRICT_PROFILE.is_strict_endpoint("/quest/quest.001/step/2/advance")
     assert not STRICT_PROFILE.is_strict_endpoint("/quest/start")
