@@ -31,7 +31,7 @@ AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 ORDERS = (
     "CREATE TABLE orders (customer varchar(99), id varchar(99), note varchar(99), PRIMARY KEY (id))"
 )
-LIBRARY = 9
+LIBRARY = 11
 
 
 @pytest.fixture(params=["sqlite", "postgresql", "postgresql+psycopg in a schema"])
