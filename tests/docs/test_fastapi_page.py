@@ -33,7 +33,8 @@ def test_the_app_of_the_fastapi_page_conforms(tmp_path: Path) -> None:
             server.terminate()
             server.wait(20)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "0 failed, 0 skipped" in done.stdout + done.stderr
+    assert "0 failed, 1 skipped" in done.stdout + done.stderr
+    assert "responses have no header Holdfast-Batch" in done.stdout  # the page adds it later
 
 
 def _wait_until_up(port: int, server: "subprocess.Popen[bytes]") -> None:

@@ -101,7 +101,7 @@ def test_tenant_is_exported_then_erased_and_no_other(
     planned = here("tenant", "erase", ADA, *where, "--json")
     assert json.loads(planned.stdout)["erased"] is False
     assert set(json.loads(planned.stdout)["rows"].values()) == {1}
-    assert b"10 rows would be erased" in here("tenant", "erase", ADA, *where).stdout
+    assert b"12 rows would be erased" in here("tenant", "erase", ADA, *where).stdout
     for reason in ((), ("--reason", " ")):
         refused = here("tenant", "erase", ADA, *where, "--yes", *reason)
         assert refused.returncode == 2
@@ -119,7 +119,7 @@ def test_tenant_is_exported_then_erased_and_no_other(
     assert len(of_bob) == LIBRARY + 1
     assert [event["endpoint"] for event in events] == ["tenant.erase_started", "tenant.erased"]
     assert events[1]["id"] == json.loads(done.stdout)["audit_id"]
-    assert events[1]["reason"] == "request 4711 (10 rows)"
+    assert events[1]["reason"] == "request 4711 (12 rows)"
     assert "grace" not in repr(left)
     if database.startswith("sqlite"):
         with closing(sqlite3.connect(tmp_path / "tenants.db")):

@@ -238,30 +238,22 @@ class SqlAlchemySyncStore:
         self._refuse_scoped_session_elsewhere()
         self._refuse_closed()
         visit = current_visit()
-        own_visit = Visit() if visit is None else None
-        admitted = visit or own_visit
-        assert admitted is not None  # noqa: S101 - one of the two
         has_slot = False
         if request_thread.get(None) is None:
-            try:
-                self._gate.before_claim(admitted)
-                await self._gate.admit(admitted)
-                has_slot = await self._threads.take_slot()
-            except BaseException:
-                if own_visit is not None:
-                    own_visit.leave()
-                raise
-        unit = SqlAlchemySyncUnit(
-            self, self._threads, record_id, now, has_slot=has_slot, visit=own_visit
-        )
+            if visit is not None:
+                self._gate.before_claim(visit)
+                await self._gate.admit(visit)
+            has_slot = await self._threads.take_slot()
+        unit = SqlAlchemySyncUnit(self, self._threads, record_id, now, has_slot=has_slot)
         try:
-            claim = await unit.run(lambda: self._claim(unit, admitted, record_id, now))
+            claim = await unit.run(lambda: self._claim(unit, visit, record_id, now))
         except BaseException:
             await unit.rollback()
             raise
         if not isinstance(claim, Claimed):
             await unit.rollback()
-            admitted.leave_without_connection()
+            if visit is not None:
+                visit.leave_without_connection()
         return claim
 
     async def begin(self, *, idle_seconds: float | None = None) -> SqlAlchemySyncUnit:  # noqa: ARG002
@@ -418,10 +410,11 @@ class SqlAlchemySyncStore:
         self._messages.finish_and_commit(raw, self._finish_function, record, audit)
 
     def _claim(
-        self, unit: SqlAlchemySyncUnit, visit: Visit, record_id: RecordId, now: datetime
+        self, unit: SqlAlchemySyncUnit, visit: Visit | None, record_id: RecordId, now: datetime
     ) -> Claimed | Found | Held:
         session = unit.start()
-        if not unit.has_slot:  # and the transaction of the request's session has ended by now
+        # Without a slot, the transaction of the request's session has ended by now.
+        if visit is not None and not unit.has_slot:
             self.thread_gate.before_claim(visit)
             self.thread_gate.admit(visit)
         if self.is_sqlite:

@@ -23,7 +23,6 @@ from sqlalchemy.orm import Session, sessionmaker
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import CommitUnknownError, NoTransactionError, SupersededError, UsageError
 from holdfast.ports import Params, Row
-from holdfast.stores.connection_gate import Visit
 from holdfast.stores.rows import HAS_WRITTEN
 from holdfast.stores.sqlalchemy_errors import (
     driver_error,
@@ -152,12 +151,8 @@ class SqlAlchemySyncUnit(GuardedUnit):
         claimed_at: datetime | None,
         *,
         has_slot: bool,
-        visit: Visit | None = None,
     ) -> None:
-        """Use a slot of ``threads`` that the caller has taken, or the request's thread.
-
-        ``visit`` is left at the end.
-        """
+        """Use a slot of ``threads`` that the caller has taken, or the request's thread."""
         super().__init__()
         self._store = store
         self._threads = threads
@@ -168,7 +163,6 @@ class SqlAlchemySyncUnit(GuardedUnit):
         self._has_turn = False
         # Whether it runs in the threads of the store, else in that of the request.
         self.has_slot = has_slot
-        self._visit = visit
         self._ended = False
         # Rows that SQLite's connection has changed since it was opened, without those of this unit.
         self._changes_before = 0
@@ -347,8 +341,6 @@ class SqlAlchemySyncUnit(GuardedUnit):
         if self.has_slot:
             self.has_slot = False
             self._threads.free_slot()
-        if self._visit is not None:
-            self._visit.leave()
 
     # -- called by the listeners below --------------------------------------------------------
 
