@@ -158,14 +158,16 @@ class AppProcess:
             self.queue = queue
         for user in device.users:
             queue.add_user(user)
-        drain = self._drainer = Drain(
-            queue,
-            SimulatedTransport(self),
-            token=self._token,
-            at_send=self._attest,
-            clock=_DeviceClock(device),
-            fault_points=self,
-        )
+        if self._drainer is None:  # one for the process: it knows of holds after an error, too
+            self._drainer = Drain(
+                queue,
+                SimulatedTransport(self),
+                token=self._token,
+                at_send=self._attest,
+                clock=_DeviceClock(device),
+                fault_points=self,
+            )
+        drain = self._drainer
         while True:
             soonest = _IDLE_SECONDS
             for user in device.users:
