@@ -313,7 +313,9 @@ class AppProcess:
     ) -> None:
         """Note the result of one request, or of one item of a batch."""
         after, loop = _retry_after(result), self._world.loop
-        kind = "none" if sent.is_repeat else _kind_of(result)
+        kind = _kind_of(result)
+        if sent.is_repeat and kind != "responded":  # the first connection decides
+            kind = "none"
         self._note_contact(kind, sent, after, result, action=action)
         user = (header_of(request, "Authorization") or "").removeprefix("Bearer ")
         reads_base = self._world.actions[action].profile == "field-read"
