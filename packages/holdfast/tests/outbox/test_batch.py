@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Status
+from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
 from holdfast.outbox.batch_offer import Batches, BatchOffer, parse_offer
@@ -640,3 +640,18 @@ def test_batches_shrink_after_time_outs_and_grow_again() -> None:
     batches.shrink(50, for_good=True)
     batches.grow()
     assert batches.limit == 25
+
+
+def test_edit_that_comes_back_is_sent_before_a_later_one_in_conflict(device: Device) -> None:
+    contact = str(uuid4())
+    device.add("create", "contacts", local_id=contact, payload={"title": "Bo"})
+    path = f"/{{local:{contact}}}"
+    older = device.add("patch", "contacts", path, payload={"phone": "1"})
+    stale = {"If-Match": '"999"'}
+    device.add("patch", "contacts", path, payload={"title": "Bea"}, headers=stale)
+    device.queue.park(older.id, reason=Reason.REBUILD, error="it is made anew")
+    device.drain()
+    assert device.statuses() == ["succeeded", "failed", "conflict"]
+    device.queue.retry(older.id)
+    device.drain()
+    assert device.statuses() == ["succeeded", "succeeded", "conflict"]
