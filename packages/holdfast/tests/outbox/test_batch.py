@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Status
+from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import EventKind, OutboxQueue, QueueSettings
 from holdfast.outbox.batch_offer import Batches, BatchOffer, parse_offer
@@ -237,16 +237,35 @@ def test_conflict_with_an_entity_that_the_same_batch_has_created(device: Device)
         "contacts",
         f"/{{local:{contact}}}",
         payload={"title": "Bea"},
-        headers={"If-Match": '"999"'},
         conflict_resolution="client_wins",
     )
-    report = device.drain()
-    assert len(device.batches[0]) == 2
+
+    def with_conflict(request: Request, send: Reply) -> Response | NoResponse:
+        found = send(request)
+        if request.target != "/batch" or isinstance(found, NoResponse):
+            return found
+        body = json.loads(found.body)
+        refusal = {"code": "concurrency.version_mismatch", "details": {}}
+        body["results"][1] |= {"status": 409, "body": refusal, "headers": {}}
+        return response(200, body)
+
+    report = device.drain(with_conflict)
+    assert [len(batch) for batch in device.batches] == [2]
     assert (report.succeeded, report.unsent) == (2, 0)
     assert [item["title"] for item in device.read("/api/v1/contacts")["items"]] == ["Bea"]
 
 
-# -- results that are not all successes ------------------------------------------------------------
+def test_edit_behind_one_of_another_version_is_not_in_its_batch(device: Device) -> None:
+    contact = str(uuid4())
+    device.add("create", "contacts", local_id=contact, payload={"title": "Bo"})
+    device.drain()
+    path = f"/{{local:{contact}}}"
+    stale = {"If-Match": '"999"'}
+    device.add("patch", "contacts", path, payload={"title": "Bea"}, headers=stale)
+    device.add("patch", "contacts", path, payload={"phone": "1"})
+    device.drain()
+    assert device.batches == []
+    assert device.statuses() == ["succeeded", "conflict", "pending"]
 
 
 def test_refusal_in_the_middle_parks_dependents_and_the_rest_goes_on(device: Device) -> None:
@@ -621,3 +640,18 @@ def test_batches_shrink_after_time_outs_and_grow_again() -> None:
     batches.shrink(50, for_good=True)
     batches.grow()
     assert batches.limit == 25
+
+
+def test_edit_that_comes_back_is_sent_before_a_later_one_in_conflict(device: Device) -> None:
+    contact = str(uuid4())
+    device.add("create", "contacts", local_id=contact, payload={"title": "Bo"})
+    path = f"/{{local:{contact}}}"
+    older = device.add("patch", "contacts", path, payload={"phone": "1"})
+    stale = {"If-Match": '"999"'}
+    device.add("patch", "contacts", path, payload={"title": "Bea"}, headers=stale)
+    device.queue.park(older.id, reason=Reason.REBUILD, error="it is made anew")
+    device.drain()
+    assert device.statuses() == ["succeeded", "failed", "conflict"]
+    device.queue.retry(older.id)
+    device.drain()
+    assert device.statuses() == ["succeeded", "succeeded", "conflict"]

@@ -228,7 +228,6 @@ def _is_replayed(response: ResponseSeen) -> bool:
 
 
 def _sequences(history: History) -> Iterator[Violation]:
-    actions = {action.id: action for action in history.actions}
     for stream, moves in _grouped(history.moves, lambda move: move.stream).items():
         last = 0
         for move in sorted(moves, key=lambda move: move.number):
@@ -243,8 +242,8 @@ def _sequences(history: History) -> Iterator[Violation]:
         ran = [move for move in history.moves if move.stream == stream]
         refused = sum(
             action.expect is not Expect.EFFECT
-            for action in actions.values()
-            if action.lane is not None and stream.endswith(f" {action.lane}")
+            for action in history.actions
+            if stream.startswith(f"{action.tenant} ")
         )
         # A refusal that is stored uses its number, and so may what was given up.
         if not len(ran) <= used <= len(ran) + refused:
@@ -447,7 +446,8 @@ def _is_newer(action: UserAction, than: UserAction) -> bool:
 
 
 def _sends(history: History) -> Iterator[Violation]:
-    for what in history.changed_retries:
+    # After a restore, the version that a retry is based on may be gone.
+    for what in () if history.are_versions_lost else history.changed_retries:
         yield Violation(Rule.SAME_VERSION, what)
     for what in history.sent_after_refusal:
         yield Violation(Rule.CHAINED, what)

@@ -360,7 +360,11 @@ class _Making:
             return True
         if last.entry.lane != entry.lane:
             return False  # edits of one entity in two lanes: one after the other
-        if before is None or before.entry.operation is Operation.DELETE:
+        if before is None:
+            # It has the version of its first send. Otherwise it is not based on what the one before
+            # it will produce, whose conflict has to be resolved first.
+            return entry.sent_version is not None
+        if before.entry.operation is Operation.DELETE:
             return True
         # Without a version in the response before, it could not be sent.
         return self._batches.has_versions(before.entry.endpoint)

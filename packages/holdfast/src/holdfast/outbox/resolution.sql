@@ -109,13 +109,15 @@ UPDATE offline_sync_queue SET left_lane = lane, lane = NULL, turn = 1 WHERE id =
 RETURNING ENTRY;
 
 -- name: yield_turn
--- The first entry of a lane, if it is pending, returns the turn to an earlier one that comes back.
+-- The first entry of a lane returns the turn to an earlier one that comes back, if it is pending or in
+-- conflict.
 -- Not if it was sent and may have happened: it keeps its place before the one that comes back.
 UPDATE offline_sync_queue SET turn = 0
  WHERE rowid = (SELECT rowid FROM offline_sync_queue
                  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
                  ORDER BY sequence_number LIMIT 1)
-   AND status = 'pending' AND outcome_unknown = 0 AND sequence_number > :sequence_number;
+   AND status IN ('pending', 'conflict') AND outcome_unknown = 0
+   AND sequence_number > :sequence_number;
 
 -- name: rejoin_lane
 -- At its old position: it is next, unless the first entry of the lane has the turn.

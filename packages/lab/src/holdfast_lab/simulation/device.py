@@ -158,14 +158,16 @@ class AppProcess:
             self.queue = queue
         for user in device.users:
             queue.add_user(user)
-        drain = self._drainer = Drain(
-            queue,
-            SimulatedTransport(self),
-            token=self._token,
-            at_send=self._attest,
-            clock=_DeviceClock(device),
-            fault_points=self,
-        )
+        if self._drainer is None:  # one for the process: it knows of holds after an error, too
+            self._drainer = Drain(
+                queue,
+                SimulatedTransport(self),
+                token=self._token,
+                at_send=self._attest,
+                clock=_DeviceClock(device),
+                fault_points=self,
+            )
+        drain = self._drainer
         while True:
             soonest = _IDLE_SECONDS
             for user in device.users:
@@ -311,7 +313,9 @@ class AppProcess:
     ) -> None:
         """Note the result of one request, or of one item of a batch."""
         after, loop = _retry_after(result), self._world.loop
-        kind = "none" if sent.is_repeat else _kind_of(result)
+        kind = _kind_of(result)
+        if sent.is_repeat and kind != "responded":  # the first connection decides
+            kind = "none"
         self._note_contact(kind, sent, after, result, action=action)
         user = (header_of(request, "Authorization") or "").removeprefix("Bearer ")
         reads_base = self._world.actions[action].profile == "field-read"

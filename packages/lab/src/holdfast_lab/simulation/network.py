@@ -201,22 +201,34 @@ class Network:
             lambda: self._later(0.05, on_response, NoResponse("the connection was closed"))
         )
         self.records.on_delivery(request)
-        process.spawn(self._serve(server, device, request, on_response))
+        delivered_at = self._world.loop.time()
+        process.spawn(self._serve(server, device, request, on_response, delivered_at, epoch))
 
-    async def _serve(
-        self, server: Server, device: str, request: Request, on_response: OnResponse
+    async def _serve(  # noqa: PLR0917
+        self,
+        server: Server,
+        device: str,
+        request: Request,
+        on_response: OnResponse,
+        delivered_at: float,
+        epoch: int,
     ) -> None:
         app = server.app
         assert app is not None  # noqa: S101 - checked by the caller
-        started, epoch = self._world.loop.time(), self._epoch
         response = await _call_app(app, request)
         # The response has left the process, which may be killed now.
         is_current = epoch == self._epoch
-        self._note_responses(device, request, response, started, is_current=is_current)
+        self._note_responses(device, request, response, delivered_at, is_current=is_current)
         self._on_response(device, request, response, on_response)
 
     def _note_responses(
-        self, device: str, request: Request, response: Response, started: float, *, is_current: bool
+        self,
+        device: str,
+        request: Request,
+        response: Response,
+        delivered_at: float,
+        *,
+        is_current: bool,
     ) -> None:
         """Note what the server has responded to each request, also of a batch.
 
@@ -224,8 +236,8 @@ class Network:
         """
         restored_at = self._restored_at
         # Around a restore, a key may get the lost response, and then another one.
-        is_settled = restored_at is None or started >= restored_at + SETTLED_SECONDS
-        if request.method == "GET" or not is_settled:
+        is_settled = restored_at is None or delivered_at >= restored_at + SETTLED_SECONDS
+        if request.method == "GET" or not is_settled or not is_current:
             return
         for each, result in _exchanges(request, response):
             if device != ELSEWHERE:
@@ -233,8 +245,7 @@ class Network:
             seen = _to_history(each, result, self._key_suffix)
             is_after = restored_at is not None
             self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
-            if is_current:
-                self.records.on_response(seen, each)
+            self.records.on_response(seen, each)
 
     def _on_response(
         self,

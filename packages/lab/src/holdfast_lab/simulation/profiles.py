@@ -13,5 +13,6 @@ __all__ = ["PROFILES"]
 PROFILES: Final[tuple[Profile, ...]] = (
     replace(FIELD, name="field-read", unknown_base=UnknownBase.READ),
     replace(FIELD, name="field-ask", unknown_base=UnknownBase.ASK),
+    replace(FIELD, name="field-strict", strict_endpoints=("/moves",)),
     replace(WALK, name="walk-chain", chains=("/steps#/chain",)),
 )

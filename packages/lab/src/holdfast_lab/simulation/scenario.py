@@ -214,6 +214,7 @@ class World:
             is_contested=self._is_contested,
             reads=focuses_on("rebase"),
             lanes=focuses_on("resend"),
+            moves=focuses_on("renumber"),
             is_busy=self._is_often_down,
             is_silent=self._is_silence_due,
         )
@@ -432,8 +433,11 @@ class World:
         if faults.happens("outage", _DOWN_RATE if is_often_down else None):
             refusal = outage_response(self._rng.choice((503, 503, 502, 504)), retry_after)
             self._put("", refusal, faults.between(5.0, 60.0 if is_often_down else 600.0))
-        if faults.happens("endpoint limited", _DOWN_RATE if is_often_down else None):
-            path = self._rng.choice(("/notes", "/steps", BATCH_PATH))
+        # What was sent, did not happen and is cancelled leaves a gap in its sequence.
+        has_gaps = faults.focuses_on("renumber")
+        if faults.happens("endpoint limited", _DOWN_RATE if is_often_down or has_gaps else None):
+            path = self._rng.choice(("/notes", "/steps", "/moves", BATCH_PATH))
+            path = "/moves" if has_gaps else path
             self._put(path, outage_response(429, retry_after), faults.between(5.0, 300.0))
         if faults.happens("batch refused"):
             status = self._rng.choice((400, 404, 405, 413, 500))
@@ -552,6 +556,8 @@ class World:
 
     def _let_users_act(self, draw: float) -> None:
         users = self.users
+        if self.faults.focuses_on("renumber"):
+            users.change_queue()
         if self.faults.focuses_on("retry", "retry_all", "discard", "discard_all", "resolve"):
             users.review_failures()
         for act, share in (

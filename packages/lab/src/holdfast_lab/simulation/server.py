@@ -4,7 +4,7 @@ import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from holdfast.errors import RateLimitedError, ServiceError
+from holdfast.errors import RateLimitedError, ServiceError, StoreUnavailableError
 from holdfast.server.app import Holdfast
 from holdfast.server.batch_options import BatchOptions
 from holdfast_lab.simulation.app import guard_service, identify, register_jobs
@@ -173,7 +173,12 @@ class Server:
         )
         app = guard_service(holdfast, faults, world.batch_options)
         register_jobs(holdfast, faults)
-        await holdfast.open()
+        try:
+            await holdfast.open()
+        except StoreUnavailableError:  # another process, which is paused, has the write lock
+            world.note(self._name, "cannot start")
+            process.kill()
+            await world.loop.create_future()  # never done: the process is dead
         if self.runs_jobs:
             await self._start_worker(holdfast, faults)
         world.note(self._name, "up")

@@ -214,6 +214,7 @@ class StreamClient:
 
 
 def _give_up(action: PlannedAction) -> None:
-    """Expect one effect or none."""
+    """Expect one effect or none; others have taken its place in the order."""
+    action.first_try = False
     if action.expect is Expect.EFFECT:
         action.expect = Expect.EITHER

@@ -69,7 +69,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     @property
     def endpoint(self) -> str:
         """The path, with ``*`` for ids."""
-        return {"step": "/steps", "change": "/notes/*"}.get(self.kind, "/notes")
+        paths = {"step": "/steps", "change": "/notes/*", "move": "/moves"}
+        return paths.get(self.kind, "/notes")
 
     def new_entry(self) -> NewEntry:
         """Return the entry to enqueue."""
@@ -81,6 +82,15 @@ class PlannedAction(msgspec.Struct, kw_only=True):
                 endpoint="/steps",
                 profile=self.profile,
                 once=self.id,
+                **shared,
+            )
+        if self.kind == "move":
+            return NewEntry(
+                operation="create",
+                entity_type="move",
+                endpoint="/moves",
+                profile="field-strict",
+                max_attempts=self.max_attempts,
                 **shared,
             )
         if self.kind == "change":
@@ -106,7 +116,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
         )
 
     def _is_in_order(self) -> bool:
-        has_order = self.batch_lane is not None if self.is_direct else self.kind == "step"
+        is_ordered = self.kind in {"step", "move"}
+        has_order = self.batch_lane is not None if self.is_direct else is_ordered
         return has_order and self.first_try and not self.lost
 
     def to_history(self) -> UserAction:
@@ -145,6 +156,8 @@ class Bias(msgspec.Struct, frozen=True):
     is_contested: bool = False
     reads: bool = False
     lanes: bool = False
+    # Actions of strict sequences.
+    moves: bool = False
     # Several actions in a short time.
     is_busy: bool = False
     # The server responds to nothing for a long time.
@@ -172,11 +185,12 @@ def _actions_of(
     actions: list[PlannedAction] = []
     is_parallel = rng.random() < (0.95 if bias.lanes else 0.06)
     has_changes = bias.has_changes or is_parallel
-    sizes = (3, 4) if has_changes or bias.is_busy else (1, 1, 2, 2, 3, 4)
+    sizes = (3, 4) if has_changes or bias.is_busy or bias.moves else (1, 1, 2, 2, 3, 4)
     times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
     if is_parallel:  # the next change waits when the first one is sent
         times = [times[0] + 0.1 * number for number in range(len(times))]
     walks = bias.walks or (rng.random() < 0.6 and not has_changes)  # noqa: PLR2004
+    moves = rng.random() < (0.95 if bias.moves else 0.05)
     chain = rng.choice((None, None, "quest"))
     line = user if rng.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
@@ -184,6 +198,7 @@ def _actions_of(
         kind = "step" if walks and rng.random() < 0.7 else "note"  # noqa: PLR2004
         if notes and rng.random() < (0.9 if has_changes else 0.5):
             kind = "change"
+        kind = "move" if moves else kind
         action = PlannedAction(
             id=f"{device}-{user}-{position}",
             device=device,

@@ -29,7 +29,7 @@ _KEY_LIFETIME_DAYS: Final = 7
 _CREATED: Final = 201
 _GUEST: Final = "guest"
 _OPERATIONS: Final = {
-    "cancel": ("cancel",),
+    "cancel": ("cancel", "renumber"),
     "edit": ("edit_payload",),
     "park": ("park", "retry"),
     "prune": ("prune",),
