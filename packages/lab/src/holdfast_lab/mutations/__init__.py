@@ -8,7 +8,7 @@
 ``hold_bugs``          bugs of the outbox about holds: while a server is down, and after it
 ``server_bugs``        bugs of the server and of the store of idempotency records
 ``batch_bugs``         bugs of the server's batches: chunks, lanes, placeholders
-``sequence_bugs``      bugs of the server's strict sequences
+``sequence_bugs``      bugs of strict sequences, on the server and in the outbox
 ``job_bugs``           bugs of the jobs: store, executor, relay
 ``runner``             runs seeds with one bug at a time until a guarantee is violated
 =====================  ==========================================================================

@@ -1,14 +1,15 @@
-"""Bugs of the server's strict sequences."""
+"""Bugs of strict sequences, on the server and in the outbox."""
 
 from typing import Any
 
+from holdfast.outbox import enqueue
 from holdfast.server import strict_sequences
 from holdfast.server.batch_chunk import RequestChunk
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.strict_sequences import ChunkSequences
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-SEQUENCES = untyped(strict_sequences)
+ENQUEUE, SEQUENCES = untyped(enqueue), untyped(strict_sequences)
 _SERVER_ERROR = 500
 
 
@@ -63,3 +64,15 @@ def numbers_of_a_chunk_in_another_transaction() -> list[Replacement]:
 def key_of_a_number_not_distinguished() -> list[Replacement]:
     # What has taken the number of an abandoned request is taken for it.
     return [(SEQUENCES, "key_hash", lambda _key: "0" * 32)]
+
+
+@bug
+def stream_goes_on_over_an_unknown_outcome() -> list[Replacement]:
+    # Each entry has a lane of its own, so none waits for the one before it.
+    right = ENQUEUE._explicit_lane
+
+    def explicit_lane(draft: Any) -> Any:
+        lane = right(draft)
+        return None if lane == draft.profile.stream_name else lane
+
+    return [(ENQUEUE, "_explicit_lane", explicit_lane)]
