@@ -22,6 +22,8 @@ from .walk.fixtures import HeldClock
 
 ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 # The held clock has no fractions; what is made before the requests has.
+# Seconds until the rate limit is full again, of ``RateLimit``.
+RESET = re.compile(rb"(?<=;t=)\d+")
 INSTANT = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")
 # Hashes include the ids of the path.
 SECRETS = re.compile(rb'whsec_[A-Za-z0-9+/=_-]+|\b[0-9a-f]{64}\b|(?<="cursor":")[^"]+')
@@ -68,7 +70,10 @@ class _Server:
             **headers,
         }
         response = await self._client.request(method, path + query, content=body, headers=sent)
-        found = [(name, self._plain(value)) for name, value in response.headers.raw]
+        found = [
+            (name, RESET.sub(b"(seconds)", self._plain(value)))
+            for name, value in response.headers.raw
+        ]
         return response.status_code, found, self._plain(response.content)
 
     def _plain(self, text: bytes) -> bytes:

@@ -287,19 +287,3 @@ def test_nothing_is_connected_when_it_is_made():
     RedisRecords("redis://192.0.2.1:1", environment="test", secret=secret)
     with pytest.raises(ConfigurationError, match="Redis URL"):
         RedisRecords("http://localhost", environment="test", secret=secret)
-
-
-async def test_lookups_and_writes_of_one_turn_of_the_loop_are_one_command(
-    cache: RedisRecords, raw: Redis
-) -> None:
-    async def calls() -> int:
-        # Commands of a pipeline are counted one by one, but read from the socket at once.
-        return int((await raw.info("stats"))["total_reads_processed"])
-
-    records = [replace(a_record(), id=RecordId("t", "POST /orders", f"key-{n}")) for n in range(50)]
-    await cache.get(records[0].id, NOW)  # connects
-    before = await calls()
-    await asyncio.gather(*(cache.put(record, NOW) for record in records))
-    found = await asyncio.gather(*(cache.get(record.id, NOW) for record in records))
-    assert found == records
-    assert await calls() - before < 10

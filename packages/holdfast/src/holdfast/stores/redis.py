@@ -26,7 +26,6 @@ with needs_extra("redis"):
 from holdfast.core.breaker import Breaker
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreError, StoreUnavailableError
-from holdfast.stores.command_batches import CommandBatches
 
 __all__ = ["RedisRecords"]
 
@@ -97,8 +96,6 @@ class RedisRecords:
         except ValueError as error:
             raise ConfigurationError(f"not a Redis URL: {error}") from error
         self._redis: Redis = Redis(connection_pool=pool)
-        self._gets: CommandBatches[bytes, bytes | None] = CommandBatches(self._get_all)
-        self._sets: CommandBatches[tuple[bytes, bytes, int], Any] = CommandBatches(self._set_all)
 
     async def get(self, record_id: RecordId, now: datetime, *, epoch: str = "") -> Record | None:
         """Return a verified record that was put under this epoch, or None."""
@@ -106,7 +103,7 @@ class RedisRecords:
         if secret is None:
             return None
         name = self._name(record_id)
-        value = await self._gets.add(name)
+        value = await self._try(lambda: self._redis.get(name))
         if value is None:
             return None
         record = None
@@ -132,7 +129,7 @@ class RedisRecords:
         mac = _mac(secret, (_CONTEXT, *map(_utf8, (epoch, *record.id))), payload)
         value = mac + _epoch_digest(epoch) + payload
         name = self._name(record.id)
-        await self._sets.add((name, value, life_ms))
+        await self._try(lambda: self._redis.set(name, value, px=life_ms))
 
     async def highest_position(self, epoch: str) -> int | None:
         """Return the position that was kept for this epoch, 0 without one; None if unavailable."""
@@ -199,20 +196,6 @@ class RedisRecords:
                 await self._redis.connection_pool.disconnect()
         except _OUTAGES as error:
             _log.debug("Redis connections were not closed cleanly: %s", error)
-
-    async def _get_all(self, names: list[bytes]) -> list[bytes | None] | None:
-        found: list[bytes | None] | None = await self._try(lambda: self._redis.mget(names))
-        return found
-
-    async def _set_all(self, values: list[tuple[bytes, bytes, int]]) -> list[Any] | None:
-        async def send() -> list[Any]:
-            commands = self._redis.pipeline(transaction=False)
-            for name, value, life_ms in values:
-                commands.set(name, value, px=life_ms)
-            return await commands.execute()
-
-        done: list[Any] | None = await self._try(send)
-        return done
 
     async def _try(self, command: Callable[[], Any]) -> Any:
         """Run a command with a timeout; return None after an error."""
