@@ -21,9 +21,9 @@ from .test_isolation import Person, _body, _document, _filled, _named, _operatio
 from .walk.fixtures import HeldClock
 
 ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
-# The held clock has no fractions; what is made before the requests has.
 # Seconds until the rate limit is full again, of ``RateLimit``.
 RESET = re.compile(rb"(?<=;t=)\d+")
+# The held clock has no fractions; what is made before the requests has.
 INSTANT = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z")
 # Hashes include the ids of the path.
 SECRETS = re.compile(rb'whsec_[A-Za-z0-9+/=_-]+|\b[0-9a-f]{64}\b|(?<="cursor":")[^"]+')
