@@ -96,6 +96,7 @@ def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Se
                 yield client
         finally:
             await app.state.holdfast.close()
+            await app.state.holdfast.limiter.close()  # as the lifespan, which does not run here
 
     return run
 
