@@ -16,6 +16,7 @@ from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.batch_lab import BatchLab, open_batch_lab
 from packages.holdfast.tests.support.harness import fresh_database
 from packages.holdfast.tests.support.sequence_processes import (
+    NUMBER_USED,
     REFUSED,
     STRICT,
     headers_of,
@@ -33,15 +34,16 @@ class Kill(NamedTuple):
 
 
 SINGLES = [
-    Kill("before_commit", 1, 0),
+    Kill(NUMBER_USED, 1, 0),
     Kill("after_commit", 1, 1),
     Kill("after_claim", 3, 2),
     Kill("after_business_write", 3, 2),
     Kill("before_commit", 3, 2),
+    Kill(NUMBER_USED, 3, 2),
     Kill("after_commit", 3, 3),
     # The refusal, whose record is committed after the handler was rolled back.
     Kill("after_business_write", REFUSED, REFUSED - 1),
-    Kill("before_commit", REFUSED, REFUSED - 1),
+    Kill(NUMBER_USED, REFUSED, REFUSED - 1),
     Kill("after_commit", REFUSED, REFUSED),
 ]
 # Five numbers in chunks of three and two; the last one is the refusal.
@@ -50,11 +52,12 @@ BATCHES = [
     Kill("chunk_savepoint", 3, 0),
     Kill("after_business_write", 3, 0),
     Kill("chunk_before_commit", 1, 0),
+    Kill(NUMBER_USED, 1, 0),
     Kill("chunk_after_commit", 1, 3),
     Kill("chunk_claimed", 2, 3),
     Kill("after_claim", 5, 3),
     Kill("chunk_item_ended", 5, 3),
-    Kill("chunk_before_commit", 2, 3),
+    Kill(NUMBER_USED, 2, 3),
     Kill("chunk_after_commit", 2, 5),
     Kill("batch_before_response", 1, 5),
 ]
@@ -80,8 +83,8 @@ async def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def test_every_fault_point_is_killed_at() -> None:
-    assert {kill.point for kill in SINGLES} == set(FAULT_POINTS)
-    chunk_points = {"after_claim", "after_business_write", *CHUNK_POINTS}
+    assert {kill.point for kill in SINGLES} == {NUMBER_USED, *FAULT_POINTS}
+    chunk_points = {NUMBER_USED, "after_claim", "after_business_write", *CHUNK_POINTS}
     assert {kill.point for kill in BATCHES} == chunk_points
 
 

@@ -12,6 +12,8 @@ STRICT = Policy(ordering="strict")
 COUNT = 6
 REFUSED = 5
 """The number of a request that is refused, and whose refusal is stored."""
+NUMBER_USED = "number_used"
+"""Where the numbers are written in the transaction, and nothing is committed."""
 
 
 def items_of(client: str) -> list[Item]:
@@ -37,10 +39,24 @@ def send(database: str, client: str, *, is_batch: bool, point: str, times: int) 
     async def run() -> None:
         batch = BatchOptions(chunk_items=3, max_seconds=300, stall_seconds=120)
         options: dict[str, Any] = {"policy": STRICT, "batch": batch}
-        async with open_batch_lab(database, faults=KillAt(point, times), **options) as lab:
+        faults = KillAt(point, times)
+        async with open_batch_lab(database, faults=faults, **options) as lab:
+            reach_after_use(lab, faults)
             await (send_batch(lab, client) if is_batch else send_singles(lab, client))
 
     asyncio.run(run())
+
+
+def reach_after_use(lab: BatchLab, faults: KillAt) -> None:
+    numbers: Any = lab.holdfast.idempotency.sequences.numbers
+    use = numbers.use
+
+    async def use_and_reach(*given: Any) -> Any:
+        found = await use(*given)
+        await faults.reach(NUMBER_USED)
+        return found
+
+    numbers.use = use_and_reach
 
 
 async def send_batch(lab: BatchLab, client: str) -> None:
