@@ -215,9 +215,9 @@ async def test_responses_are_those_of_fastapi(
     called = set()
     run = DirectRoute.run
 
-    async def counted(self: DirectRoute, request: Any, *rest: Any) -> None:
+    async def counted(self: DirectRoute, request: Any, *rest: Any) -> Any:
         called.add(request.execution.request.endpoint)
-        await run(self, request, *rest)
+        return await run(self, request, *rest)
 
     monkeypatch.setattr(DirectRoute, "run", counted)
     async with AsyncExitStack() as stack:
