@@ -117,6 +117,8 @@ class _Connection(Protocol):
         # Of each command that waits: its future, and when it has waited for too long.
         self._waiting: deque[tuple[Future[Any], float]] = deque()
         self._timer: TimerHandle | None = None
+        # Commands of this iteration of the event loop: one system call sends them all.
+        self._unsent: list[bytes] = []
 
     def send(self, command: bytes) -> "Future[Any]":
         """Send a command and return the future of its response."""
@@ -124,7 +126,9 @@ class _Connection(Protocol):
         self._waiting.append((response, self.loop.time() + self._timeout_seconds))
         if self._timer is None:
             self._timer = self.loop.call_later(self._timeout_seconds, self._check_time)
-        self._transport.write(command)
+        if not self._unsent:
+            self.loop.call_soon(self._flush)
+        self._unsent.append(command)
         return response
 
     def close(self) -> None:
@@ -153,6 +157,11 @@ class _Connection(Protocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         """Never called: the connection was made before."""
+
+    def _flush(self) -> None:
+        commands, self._unsent = self._unsent, []
+        if self.is_open:
+            self._transport.write(b"".join(commands))
 
     def _respond(self, response: Any) -> None:
         future, _ = self._waiting.popleft()
