@@ -68,10 +68,8 @@ async def test_commands_at_once_get_their_own_responses(pipeline):
 @pytest.mark.parametrize("value", [b"", b"\r\n", b"$3\r\nabc\r\n", b"-ERR\r\n", bytes(range(256))])
 async def test_values_that_look_like_responses_are_returned_unchanged(pipeline, value):
     await pipeline.set(b"name", value, LIFE_MS)
-    assert await asyncio.gather(pipeline.get(b"name"), pipeline.get(b"other")) == [
-        value,
-        None,
-    ]
+    found = await asyncio.gather(*map(pipeline.get, (b"name", b"other")))
+    assert found == [value, None]
 
 
 async def test_error_of_one_command_leaves_the_others(pipeline, redis_url):
@@ -80,7 +78,7 @@ async def test_error_of_one_command_leaves_the_others(pipeline, redis_url):
     await client.aclose()
     await pipeline.set(b"name", b"value", LIFE_MS)
     wrong, right = await asyncio.gather(
-        pipeline.get(b"list"), pipeline.get(b"name"), return_exceptions=True
+        *map(pipeline.get, (b"list", b"name")), return_exceptions=True
     )
     assert isinstance(wrong, ResponseError)
     assert right == b"value"
@@ -127,10 +125,8 @@ async def test_response_in_pieces_of_one_byte():
         await reader.read()
 
     async with scripted(serve) as pipeline:
-        assert await asyncio.gather(pipeline.get(b"one"), pipeline.get(b"two")) == [
-            b"ab\r\nc",
-            None,
-        ]
+        found = await asyncio.gather(*map(pipeline.get, (b"one", b"two")))
+    assert found == [b"ab\r\nc", None]
 
 
 async def test_time_limit_fails_all_commands_that_wait():
