@@ -166,6 +166,8 @@ class GuardMiddleware:
         self._quotas = limiter if isinstance(limiter, QuotaReporter) else None
         self._spans = spans
         self._error_format = error_format
+        # The prefix of the app that was last seen, and the header for it.
+        self._known_batch_headers: tuple[str, tuple[tuple[bytes, bytes], ...]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -186,8 +188,7 @@ class GuardMiddleware:
         match = None if method in SAFE_METHODS else self._table().find(method, path)
         head.item = item
         if match is not None and self._batch is not None and item is None:
-            batch = f"{scope.get('root_path', '')}{self._batch.path}; items={self._batch.max_items}"
-            head.added_headers = ((b"holdfast-batch", batch.encode("latin-1")),)
+            head.added_headers = self._batch_headers(scope.get("root_path", ""), self._batch)
         elif "holdfast.batch" in scope:  # sync frameworks have their own batch endpoint
             head.added_headers = ((b"holdfast-batch", scope["holdfast.batch"]),)
         if match is None:
@@ -210,6 +211,14 @@ class GuardMiddleware:
                     await send(message)
 
                 await self._guard(match, head, scope, receive, send_traced)
+
+    def _batch_headers(self, root: str, batch: BatchOptions) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the header that names the batch endpoint; nearly always the same one."""
+        known = self._known_batch_headers
+        if known is None or known[0] != root:
+            value = f"{root}{batch.path}; items={batch.max_items}".encode("latin-1")
+            known = self._known_batch_headers = (root, ((b"holdfast-batch", value),))
+        return known[1]
 
     async def transaction_of(self, head: RequestHead) -> Any:
         """Return the transaction or session of a request that is not guarded, or not yet claimed.
