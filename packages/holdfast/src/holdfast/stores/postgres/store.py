@@ -148,6 +148,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._pool: Pool | None = None
         self._metrics: StoreMetrics | None = None
         self._required = require_durability
+        # From the first check on, each acquisition checks again.
+        self._is_checked = False
         self._commits = ConfirmedCommits()
         self._barrier = ReplicationBarrier(self._commits, self._commit_and_confirm)
         # Half of the connections: as many again may wait on the server for a standby.
@@ -175,7 +177,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
         if self._pool is not None:
             return
         on_wait = None if self._metrics is None else self._metrics.pool_waited
-        self._reads_epochs = False
+        self._reads_epochs = self._is_checked = False
         pool = self.driver.new_pool(self._max, on_wait, self._on_connect, self._on_silence)
         refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
@@ -192,6 +194,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
             self._reads_epochs = True
             await self.read_epoch()
             self._check_required()
+            self._is_checked = True
         except BaseException:
             await self.close()
             raise
@@ -512,7 +515,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise unavailable(error) from error
         except self.driver.errors as error:
             raise unavailable(error) from error
-        if self._required is not None and self._reads_epochs:
+        if self._required is not None and self._is_checked:
             await self._refuse_weak_server(connection)
         return connection
 

@@ -245,13 +245,14 @@ class PostgresUnit(Generic[TransactionT_co]):
     ) -> tuple[str, int]:
         """Send the last message; return its command tag and the number of the commit."""
         store, driver, connection = self._store, self._store.driver, self._connection
+        is_sent = False
         try:
             message = self._last_message(record, audit, last_statement)
             if message is None:
                 await self._save_separately(record, audit)
                 message = self._last_message(None, None, None)
             started = store.begin_commit()
-            connection.has_warned = False
+            connection.has_warned, is_sent = False, True
             connection.deadline = driver.time.now + driver.deadlines.commit_seconds
             return await connection.execute(message), started
         except driver.errors as error:
@@ -267,7 +268,6 @@ class PostgresUnit(Generic[TransactionT_co]):
             raise CommitUnknownError(str(error), is_cut=connection.was_cut) from error
         except BaseException:
             # Cancelled while COMMIT may wait for a standby. A request to cancel would end the wait.
-            is_sent = connection.deadline is not NEVER
             connection.terminate()
             if is_sent:
                 store.abandon(connection)
