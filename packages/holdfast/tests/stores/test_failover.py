@@ -242,6 +242,7 @@ async def pair(server: RealPostgres, url: str) -> AsyncIterator[tuple[RealPostgr
             await connection.close()
 
 
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg, sync"])
 async def test_frozen_first_host_does_not_keep_the_store_from_the_promoted_one(
     driver: str, server: RealPostgres, pair: tuple[RealPostgres, str]
 ) -> None:
@@ -272,6 +273,7 @@ async def test_frozen_first_host_does_not_keep_the_store_from_the_promoted_one(
         assert {row[0] for row in keys} <= {"before", "during"}
 
 
+@pytest.mark.parametrize("driver", ["psycopg"])
 async def test_new_process_takes_the_newer_of_two_writable_servers(
     driver: str, server: RealPostgres, pair: tuple[RealPostgres, str]
 ) -> None:
@@ -285,9 +287,9 @@ async def test_new_process_takes_the_newer_of_two_writable_servers(
             assert rows[0]["port"] == standby.port
 
 
-async def test_required_durability_refuses_to_open_and_to_serve(
-    driver: str, pair: tuple[RealPostgres, str], url: str
-) -> None:
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize("driver", ["asyncpg"])
+async def test_required_durability_refuses_to_open_and_to_serve(driver: str, url: str) -> None:
     record, observer = a_record(), await asyncpg.connect(url)
     async with opened(driver, url, require_durability="replicated") as store:
         await commit(store, record)
