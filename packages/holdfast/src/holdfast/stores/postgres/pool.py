@@ -243,6 +243,6 @@ class ConnectionPool:
 
 
 def _cut(connection: Any) -> None:
-    """Close a connection; the statement that runs on it fails. The server is told nothing."""
+    """Close a connection; the statement that runs on it fails. Nothing is sent."""
     connection.was_cut = True
     connection.terminate()
