@@ -1,4 +1,4 @@
-"""The server side of a chaos run: a database, optionally NATS, two servers and two workers.
+"""The server side of a chaos run: the database, optionally NATS, two servers and two workers.
 
 Like a process supervisor it restarts every process that ends.
 """
@@ -9,12 +9,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
+from holdfast.testing.postgres_pair import RealPostgresPair
 from holdfast.testing.servers import RealNats, RealPostgres
 from holdfast_lab.fork_client import AsyncForkServer, Child, ChildError
 
-__all__ = ["Cluster", "DatabaseKind"]
+__all__ = ["Cluster", "DatabaseKind", "Replication"]
 
-DatabaseKind = Literal["sqlite", "postgres"]
+DatabaseKind = Literal["sqlite", "postgres", "postgres-ha"]
+Replication = Literal["sync", "async"]
 
 _SERVERS: Final = 2
 _WORKERS: Final = 2
@@ -35,6 +37,7 @@ class Cluster:
         processes: AsyncForkServer,
         *,
         kind: DatabaseKind,
+        replication: Replication,
         nats: bool,
         secret: str,
         first_port: int,
@@ -52,6 +55,9 @@ class Cluster:
             **{f"HOLDFAST_{name}_RATE_LIMIT": "0" for name in _SERVICES},
         }
         self.postgres = RealPostgres() if kind == "postgres" else None
+        self.pair = (
+            RealPostgresPair(synchronous=replication == "sync") if kind == "postgres-ha" else None
+        )
         self.nats = RealNats() if nats else None
         self.database_url = f"sqlite:///{processes.directory / 'server.db'}"
         self.ports = _free_ports(first_port, _SERVERS)
@@ -67,6 +73,9 @@ class Cluster:
         if self.postgres is not None:
             await asyncio.to_thread(self._resources.enter_context, self.postgres)
             self.database_url = await asyncio.to_thread(self.postgres.create_database)
+        if self.pair is not None:
+            await asyncio.to_thread(self._resources.enter_context, self.pair)
+            self.database_url = await asyncio.to_thread(self.pair.create_database)
         if self.nats is not None:
             await asyncio.to_thread(self._resources.enter_context, self.nats)
         # One server first: it runs the migrations.
