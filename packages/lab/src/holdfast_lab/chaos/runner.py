@@ -41,6 +41,8 @@ _WRITERS: Final = 4
 
 _PROGRESS_SECONDS: Final = 0.5
 _MAX_DRAIN_SECONDS: Final = 120.0
+# Where writes were lost, actions that need them can wait for ever.
+_MAX_DRAIN_SECONDS_AFTER_LOSS: Final = 15.0
 _PRELOADED: Final = ("holdfast_services.cli.worker", "holdfast_lab.chaos.user_process")
 
 
@@ -145,6 +147,9 @@ class _ChaosRun:
     ) -> None:
         self._kind, self._nats, self._seed = kind, nats, seed
         self._replication = replication if kind == "postgres-ha" else None
+        self._max_drain_seconds = (
+            _MAX_DRAIN_SECONDS_AFTER_LOSS if self._replication == "async" else _MAX_DRAIN_SECONDS
+        )
         self._on_progress = on_progress
         self._phase = "starting"
         self._began = time.monotonic()
@@ -232,7 +237,7 @@ class _ChaosRun:
             fault_seconds = time.monotonic() - began
             self._phase = "draining"
             self._proxy.faults = NO_FAULTS
-            done, left = await asyncio.wait(running, timeout=_MAX_DRAIN_SECONDS)
+            done, left = await asyncio.wait(running, timeout=self._max_drain_seconds)
             unfinished += [f"{task.get_name()} has not drained" for task in left]
             for task in done:
                 task.result()
@@ -250,7 +255,7 @@ class _ChaosRun:
             number += 1
 
     async def _wait_for_jobs(self, unfinished: list[str]) -> None:
-        deadline = time.monotonic() + _MAX_DRAIN_SECONDS
+        deadline = time.monotonic() + self._max_drain_seconds
         while left := await jobs_left(self.cluster.database_url):
             if time.monotonic() > deadline:
                 unfinished.append(f"{left} jobs have not ended")
