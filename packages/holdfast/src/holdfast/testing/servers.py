@@ -261,12 +261,16 @@ class RealNats(RealServer):
         """Return the URL for clients."""
         return f"nats://{HOST}:{self.port}"
 
-    def join(self, cluster: str, nodes: Iterable["RealNats"]) -> None:
-        """Configure it as a node of a cluster, before the first start."""
-        routes = ", ".join(f'"nats://{HOST}:{node.route_port}"' for node in nodes)
+    def join(self, cluster: str, routes: Iterable[int]) -> None:
+        """Configure it as a node of a cluster, before the first start.
+
+        ``routes`` are the ports on which it reaches the other nodes.
+        """
+        urls = ", ".join(f'"nats://{HOST}:{port}"' for port in routes)
+        # Nodes tell each other where to connect. Nothing listens there, so all use their routes.
         self._cluster = (
             f'cluster {{ name: "{cluster}", listen: "{HOST}:{self.route_port}", '
-            f"routes: [{routes}] }}\n"
+            f'advertise: "{HOST}:{free_port()}", routes: [{urls}] }}\n'
         )
 
     def restart(self, *, keep_files: bool = True) -> None:
