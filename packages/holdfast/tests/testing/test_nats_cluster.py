@@ -60,7 +60,7 @@ def others_leader(nodes, stream: str) -> str:
         with suppress(OSError):
             leader = nodes[0].request(f"$JS.API.STREAM.INFO.{stream}")["cluster"]["leader"]
             if leader in {node.server_name for node in nodes}:
-                return leader
+                return str(leader)
         assert time.monotonic() < deadline
         time.sleep(0.05)
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
+from holdfast.testing.nats_server import RealNatsCluster
 from holdfast.testing.postgres_pair import RealPostgresPair
 from holdfast.testing.servers import RealNats, RealPostgres
 from holdfast_lab.fork_client import AsyncForkServer, Child, ChildError
@@ -58,7 +59,8 @@ class Cluster:
         self.pair = (
             RealPostgresPair(synchronous=replication == "sync") if kind == "postgres-ha" else None
         )
-        self.nats = RealNats() if nats else None
+        self.nats = RealNats() if nats and kind != "postgres-ha" else None
+        self.nats_cluster = RealNatsCluster() if nats and kind == "postgres-ha" else None
         self.database_url = f"sqlite:///{processes.directory / 'server.db'}"
         self.ports = _free_ports(first_port, _SERVERS)
         # Running processes by name; one that is down is missing here.
@@ -78,6 +80,8 @@ class Cluster:
             self.database_url = await asyncio.to_thread(self.pair.create_database)
         if self.nats is not None:
             await asyncio.to_thread(self._resources.enter_context, self.nats)
+        if self.nats_cluster is not None:
+            await asyncio.to_thread(self._resources.enter_context, self.nats_cluster)
         # One server first: it runs the migrations.
         await self._start_server("server-0")
         for number in range(1, _SERVERS):
@@ -134,8 +138,8 @@ class Cluster:
 
     async def _start_worker(self, name: str) -> None:
         arguments = ["worker", "--database", self.database_url]
-        if self.nats is not None:
-            arguments += ["--nats", self.nats.url()]
+        if (nats := self.nats or self.nats_cluster) is not None:
+            arguments += ["--nats", nats.url()]
         self.workers[name] = await self._start(name, arguments, "Holdfast runs jobs of ")
 
     async def _start(self, name: str, arguments: list[str], ready: str) -> Child:
