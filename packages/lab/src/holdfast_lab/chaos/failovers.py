@@ -19,7 +19,7 @@ from holdfast.testing.postgres_pair import RealPostgresPair
 __all__ = ["FailoverInjector", "RecoveryTimes"]
 
 _PROMOTE_SECONDS: Final = 1.0
-_MAX_PAUSE_SECONDS: Final = 3.0
+_MAX_PAUSE_SECONDS: Final = 2.0
 """Between two faults; a failover takes two to five seconds more."""
 
 _MAX_FAULT_SECONDS: Final = 1.5
