@@ -11,10 +11,12 @@ import asyncpg
 import msgspec
 import pytest
 
+from holdfast.cli.output import CommandError
 from holdfast.testing.postgres_pair import RealPostgresPair
 from holdfast_lab.chaos import Report, run_chaos
 from holdfast_lab.chaos.failovers import RecoveryTimes
 from holdfast_lab.checker import Rule, check
+from holdfast_lab.cli.chaos import show_chaos
 from holdfast_lab.effects import select
 from holdfast_lab.history import Effect, History, UserAction
 
@@ -88,6 +90,22 @@ async def execute(url: str, sql: str, *, seconds: float) -> None:
             await connection.execute(sql)
     finally:
         connection.terminate()
+
+
+@pytest.mark.parametrize(
+    ("database", "replication", "message"),
+    [
+        ("mysql", None, "--database should be one of sqlite, postgres, postgres-ha"),
+        ("postgres-ha", "none", "--replication should be sync or async"),
+        ("postgres", "async", "--replication needs --database postgres-ha"),
+    ],
+)
+def test_wrong_options_are_refused(database: str, replication: str | None, message: str) -> None:
+    with pytest.raises(CommandError, match=message) as raised:
+        show_chaos(
+            seconds=1, database=database, replication=replication, nats=False, seed=1, as_json=True
+        )
+    assert raised.value.code == 2
 
 
 def test_recovery_ends_with_the_success_of_a_request_sent_after_the_loss() -> None:
