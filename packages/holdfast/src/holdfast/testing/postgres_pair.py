@@ -50,6 +50,7 @@ class PairedPostgres(RealPostgres):
     def __init__(self, name: str) -> None:
         """``name`` is its ``cluster_name``, and its ``application_name`` as a standby."""
         super().__init__()
+        # Its ``cluster_name`` and ``application_name``.
         self.name = name
         # Where the other server connects to this one.
         self.link = NetworkLink(self.port)
@@ -167,9 +168,13 @@ class RealPostgresPair:
 
     def __init__(self, *, synchronous: bool = True) -> None:
         """``synchronous=False``: commits do not wait for the standby, and a failover loses some."""
+        # Whether commits wait for the standby.
         self.synchronous = synchronous
         self._servers = (PairedPostgres("holdfast_a"), PairedPostgres("holdfast_b"))
-        self.primary, self.standby = self._servers
+        # The server that takes writes, or did until it was lost.
+        self.primary = self._servers[0]
+        # The server that follows it, or will after ``rewind``.
+        self.standby = self._servers[1]
         self._is_in_sync = False
 
     def __enter__(self) -> Self:
