@@ -366,6 +366,8 @@ class EpochReading(msgspec.Struct, frozen=True):
     position: int | None = None
     # The position is below one that was seen before: commits were lost.
     went_back: bool = False
+    # Another server was promoted since; the connection must not be used.
+    is_replaced: bool = False
 
 
 @runtime_checkable

@@ -176,7 +176,7 @@ class ReplicationBarrier:
     """Waits until what was read is on the standby. For one event loop."""
 
     def __init__(self, commits: ConfirmedCommits, commit: Callable[[], Awaitable[None]]) -> None:
-        """``commit`` runs ``CONFIRMING_COMMIT``, and raises if it fails, warns or takes too long."""
+        """``commit`` runs ``CONFIRMING_COMMIT``; it raises if that fails or warns."""
         self._commits = commits
         self._commit = commit
         self._running: asyncio.Task[None] | None = None
