@@ -137,7 +137,7 @@ async def test_requests_to_a_frozen_database_are_refused_until_it_responds(
     await observer.execute("CREATE TABLE orders (item text); SELECT pg_advisory_lock(1)")
     async with opened(name, postgres_url, engine_options=pool, **limits) as family:
         many = [a_record(f"frozen-{number}") for number in range(100)]
-        # Three have a connection and wait for a lock in their handlers, one has none.
+        # Three have a connection: their handlers wait for a lock.
         waits = "SELECT pg_advisory_lock_shared(1)"
         writing = [asyncio.ensure_future(family.write(each, waits)) for each in many[:3]]
         while await observer.fetchval(LOCK_WAITS) < len(writing):
@@ -147,6 +147,7 @@ async def test_requests_to_a_frozen_database_are_refused_until_it_responds(
             async with asyncio.timeout(HANG_SECONDS):
                 outcomes = await asyncio.gather(*writing, return_exceptions=True)
         assert [type(each) for each in outcomes] == [StoreUnavailableError] * 100
-        assert await found(family, many[0]) is None
-        assert await observer.fetchval("SELECT count(*) FROM orders") == 1
+        await observer.execute("SELECT pg_advisory_unlock(1)")  # ends their transactions
+        assert [await found(family, each) for each in many[:4]] == [None] * 4
+        assert await observer.fetchval("SELECT count(*) FROM orders") == 4
     await observer.close()

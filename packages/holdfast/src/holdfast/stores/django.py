@@ -343,10 +343,17 @@ class DjangoStore:
         """Run a function with a time limit for connecting, and for each response."""
         with self._driver.thread_limit(seconds):
             connection = connections[self.using]
-            if connection.connection is None:
-                _connect_in_time(connection, min(seconds, self.limits.claim_seconds))
-            self._driver.limits_of(connection.connection)
-            return work()
+            # Django connects when it is asked for a cursor, and again after some errors.
+            connection.get_connection_params = partial(
+                _connection_params, connection, self.limits.claim_seconds
+            )
+            try:
+                if connection.connection is None:
+                    connection.ensure_connection()
+                self._driver.limits_of(connection.connection)
+                return work()
+            finally:
+                connection.__dict__.pop("get_connection_params", None)
 
     @contextmanager
     def _confirming(self, seconds: float) -> Iterator[None]:
@@ -589,6 +596,9 @@ class DjangoUnit:
         if not self._ended:
             self._stop_refusing()
             self.transaction.set_rollback(True)
+            raw = self.transaction.connection
+            if self.limits is not None and raw is not None and raw.closed:
+                self.transaction.close()  # else Django would connect again, to set autocommit
             with suppress(DatabaseError):
                 self._atomic.__exit__(None, None, None)
             self._end_limits()
@@ -686,18 +696,10 @@ class DjangoUnit:
         store.run(store.sql["save_audit_event"], values)
 
 
-def _connect_in_time(connection: Any, seconds: float) -> None:
-    """Connect, with a time limit unless the project's settings have one."""
-    parameters = connection.get_connection_params
-
-    def limited() -> dict[str, Any]:
-        return {"connect_timeout": math.ceil(seconds), **parameters()}
-
-    connection.get_connection_params = limited  # of this thread's object
-    try:
-        connection.ensure_connection()
-    finally:
-        del connection.get_connection_params
+def _connection_params(connection: Any, seconds: float) -> dict[str, Any]:
+    """Return the parameters of a connection, with a time limit unless the project has set one."""
+    parameters: dict[str, Any] = type(connection).get_connection_params(connection)
+    return {"connect_timeout": math.ceil(seconds), **parameters}
 
 
 def _refuse_control(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:
