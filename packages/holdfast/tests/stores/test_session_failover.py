@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -131,7 +133,9 @@ async def test_late_and_cancelled_commits_are_cut_and_are_unknown_after_a_restar
 async def test_requests_to_a_frozen_database_are_refused_until_it_responds(
     name: str, postgres: RealPostgres, postgres_url: str
 ) -> None:
-    limits = dict.fromkeys(("claim_seconds", "statement_seconds", "commit_seconds"), 1.0)
+    limits: dict[str, Any] = dict.fromkeys(
+        ("claim_seconds", "statement_seconds", "commit_seconds"), 1.0
+    )
     pool = {} if name == "Django" else {"pool_size": 10, "max_overflow": 0, "pool_timeout": 1.0}
     observer = await asyncpg.connect(postgres_url)
     await observer.execute("CREATE TABLE orders (item text); SELECT pg_advisory_lock(1)")
@@ -151,3 +155,45 @@ async def test_requests_to_a_frozen_database_are_refused_until_it_responds(
         assert [await found(family, each) for each in many[:4]] == [None] * 4
         assert await observer.fetchval("SELECT count(*) FROM orders") == 4
     await observer.close()
+
+
+async def test_promoted_standby_is_used_while_the_first_host_is_frozen() -> None:
+    with pair() as (primary, standby):
+        database = primary.create_database("hosts")
+        primary.run("psql", "-Xq", "-d", database, "-c", "CREATE TABLE orders (item text)")
+        name = urlsplit(database).path[1:]
+        hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+        url = f"postgresql://postgres@{hosts}/{name}"
+        limits: dict[str, Any] = dict.fromkeys(("claim_seconds", "commit_seconds"), 1.0)
+        async with AsyncExitStack() as stack:
+            families = [
+                await stack.enter_async_context(opened(each, url, **limits)) for each in FAMILIES
+            ]
+            before = [a_record(f"before-{number}") for number in range(3)]
+            for family, record in zip(families, before, strict=True):
+                assert await family.write(record) is None
+            with frozen(primary):
+                standby.promote()
+                await _stop_waiting_for_a_standby(standby)
+                for number, family in enumerate(families):
+                    assert await found(family, a_record(f"after-{number}")) is None
+                for family, record in zip(families, before, strict=True):
+                    assert await found(family, record) == Found(record)
+            # The old primary responds again, and believes that it is the primary.
+            for number, family in enumerate(families[:2]):
+                await family.forget_connections()
+                assert await found(family, a_record(f"thawed-{number}")) is None
+            with pytest.raises(StoreUnavailableError, match="replaced"):
+                await families[2].write(a_record("thawed-2"))  # Django takes the first host
+            connection = await asyncpg.connect(standby.url(name))
+            assert await connection.fetchval("SELECT count(*) FROM orders") == 8
+            await connection.close()
+
+
+async def _stop_waiting_for_a_standby(server: RealPostgres) -> None:
+    """Make a promoted server, which has the settings of the primary, commit by itself."""
+    connection = await asyncpg.connect(server.url())
+    await connection.execute("SET synchronous_commit = local")
+    await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
+    await connection.execute("SELECT pg_reload_conf()")
+    await connection.close()

@@ -17,6 +17,7 @@ from holdfast.core.idempotency_record import Record
 from holdfast.ports import Claimed
 from holdfast.server.request_thread import DirectThread, run_in_request_thread, serving_in
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from holdfast.stores.sqlalchemy_hosts import async_creator, creator
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.samples import NOW
 from holdfast.testing.servers import RealPostgres
@@ -68,10 +69,21 @@ def frozen(server: RealPostgres) -> Iterator[None]:
 class Family:
     """An app's sessions of one kind, with the store that guards them."""
 
-    def __init__(self, store: Any, run: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]):
+    def __init__(
+        self,
+        store: Any,
+        run: Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]],
+        forget_connections: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self.store = store
         # Runs a coroutine of the store where a request's code would run.
         self.run = run
+        self._forget_connections = forget_connections
+
+    async def forget_connections(self) -> None:
+        """Close the pool of the engine, so that the next request connects."""
+        assert self._forget_connections is not None
+        await self._forget_connections()
 
     async def find(self, record: Record) -> Any:
         """Look a record up."""
@@ -107,17 +119,19 @@ async def opened(
     """Open the store of a family on a database."""
     engine_options = engine_options or {}
     if name == "SQLAlchemy on asyncpg":
-        async_engine = create_async_engine(f"postgresql+asyncpg{url[10:]}", **engine_options)
+        async_engine = create_async_engine(
+            "postgresql+asyncpg://", async_creator=async_creator(url), **engine_options
+        )
         async_store = SqlAlchemyStore(async_engine, **limits)
         await async_store.open()
-        yield Family(async_store, lambda work: work)
+        yield Family(async_store, lambda work: work, async_engine.dispose)
         await async_store.close()
         await async_engine.dispose()
     elif name == "SQLAlchemy on psycopg":
-        engine = create_engine(f"postgresql+psycopg{url[10:]}", **engine_options)
+        engine = create_engine("postgresql+psycopg://", creator=creator(url), **engine_options)
         store = SqlAlchemySyncStore(engine, **limits)
         await store.open()
-        yield Family(store, lambda work: work)
+        yield Family(store, lambda work: work, lambda: asyncio.to_thread(engine.dispose))
         await store.close()
         engine.dispose()
     else:
@@ -136,16 +150,17 @@ async def opened(
 @contextmanager
 def _django_alias(url: str) -> Iterator[str]:
     parts = urlsplit(url)
+    user, _, addresses = parts.netloc.rpartition("@")
+    hosts = [address.rsplit(":", 1) for address in addresses.split(",")]
     alias = f"standby {parts.path[1:]}"
     connections.databases[alias] = {
         **connections.settings["default"],
         "ENGINE": "django.db.backends.postgresql",
         "NAME": parts.path[1:],
-        "USER": parts.username,
-        "PASSWORD": parts.password or "",
-        "HOST": parts.hostname,
-        "PORT": parts.port,
-        "OPTIONS": {},
+        "USER": user,
+        "HOST": ",".join(host for host, _ in hosts),
+        "PORT": ",".join(port for _, port in hosts),
+        "OPTIONS": {"target_session_attrs": "read-write", "connect_timeout": 2},
     }
     try:
         yield alias

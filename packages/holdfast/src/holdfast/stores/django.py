@@ -59,7 +59,7 @@ from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
 from holdfast.stores.replication import unconfirmed
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
-from holdfast.stores.session_limits import CONFIRM, SessionLimits
+from holdfast.stores.session_limits import CONFIRM, REPLACED, SessionLimits
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.epoch import file_identity, reading_of
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
@@ -392,7 +392,10 @@ class DjangoStore:
                     if not connection.get_autocommit():
                         connection.connection.rollback()
 
-        self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        if reading.is_replaced:
+            connection.close()
+            raise OperationalError(REPLACED)
 
     def _leave_replaced_file(self) -> None:
         """Close a connection to an SQLite file that was replaced; Django opens the new one."""

@@ -7,7 +7,9 @@ from typing import Final
 from holdfast.errors import ConfigurationError
 from holdfast.stores.replication import CONFIRMING_COMMIT
 
-__all__ = ["CONFIRM", "SessionLimits"]
+__all__ = ["CONFIRM", "REPLACED", "SessionLimits"]
+
+REPLACED: Final = "the server was replaced: another one has been promoted since"
 
 # Writes WAL, so that the commit after it waits for a synchronous standby, if there is to be one.
 CONFIRM: Final = (

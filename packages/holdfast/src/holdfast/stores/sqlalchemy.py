@@ -52,7 +52,7 @@ from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import listed_record, record_of
-from holdfast.stores.session_limits import SessionLimits
+from holdfast.stores.session_limits import REPLACED, SessionLimits
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     driver_error,
@@ -443,7 +443,10 @@ class SqlAlchemyStore:
         def fetch_row(sql: str) -> Any:
             return adapted.run_async(lambda driver: driver.fetchrow(sql))
 
-        self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        if reading.is_replaced:
+            adapted.driver_connection.terminate()
+            raise ConnectionError(REPLACED)
 
     def _refuse_pool_of_another_loop(self) -> None:
         """Raise ``ConfigurationError`` for asyncpg's connections of a loop that has ended."""

@@ -51,7 +51,7 @@ from holdfast.stores.psycopg_message import begin_statement
 from holdfast.stores.pyformat import to_pyformat
 from holdfast.stores.replication import unconfirmed
 from holdfast.stores.rows import listed_record, record_of
-from holdfast.stores.session_limits import SessionLimits
+from holdfast.stores.session_limits import REPLACED, SessionLimits
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     refuse_connection,
@@ -680,7 +680,10 @@ class SqlAlchemySyncStore:
             return driver.execute(sql, prepare=False).fetchone()
 
         try:
-            self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+            reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+            if reading.is_replaced:
+                driver.close()
+                raise ConnectionError(REPLACED)
         finally:
             if not driver.closed:
                 driver.autocommit = before

@@ -6,14 +6,27 @@ connected to separately and at the same time.
 """
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, Protocol, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-__all__ = ["connect_to_writable", "host_urls"]
+__all__ = ["COMPARE_SECONDS", "connect_blocking_to_writable", "connect_to_writable", "host_urls"]
+
+# How long a first connection waits for those to the other hosts, to compare timelines.
+COMPARE_SECONDS: Final = 0.5
 
 _ATTRIBUTE: Final = "target_session_attrs"
 _WRITABLE: Final = "read-write"
+
+
+class _BlockingConnection(Protocol):
+    def close(self) -> None:
+        """Close."""
+
+
+B = TypeVar("B", bound=_BlockingConnection)
 
 
 class _Closable(Protocol):
@@ -22,6 +35,7 @@ class _Closable(Protocol):
 
 
 C = TypeVar("C", bound=_Closable)
+F = TypeVar("F", "asyncio.Future[Any]", "Future[Any]")
 
 
 def host_urls(url: str) -> list[str]:
@@ -95,9 +109,7 @@ async def connect_to_writable(
                 attempt.add_done_callback(_close)
 
 
-def _connected(
-    attempts: Sequence["asyncio.Future[tuple[int, C]]"],
-) -> "list[asyncio.Future[tuple[int, C]]]":
+def _connected(attempts: Sequence[F]) -> list[F]:
     return [
         each for each in attempts if each.done() and not each.cancelled() and not each.exception()
     ]
@@ -107,3 +119,47 @@ def _close(attempt: "asyncio.Future[tuple[int, C]]") -> None:
     """Close a connection that is not used, and mark an error as seen."""
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result()[1].terminate()
+
+
+def connect_blocking_to_writable(
+    urls: Sequence[str],
+    connect: Callable[[str], tuple[int, B]],
+    *,
+    compare_seconds: float = 0.0,
+) -> B:
+    """Do the same with a driver that blocks, in a thread for each host."""
+    if len(urls) == 1:
+        return connect(urls[0])[1]
+    attempts = [_in_thread(connect, url) for url in urls]
+    pending = set(attempts)
+    while pending and not _connected(attempts):
+        _, pending = wait(pending, return_when=FIRST_COMPLETED)
+    if pending and compare_seconds:
+        wait(pending, timeout=compare_seconds)
+    connected = _connected(attempts)
+    if not connected:
+        return attempts[-1].result()[1]
+    chosen: Future[tuple[int, B]] = max(connected, key=lambda attempt: attempt.result()[0])
+    for attempt in attempts:
+        if attempt is not chosen:
+            attempt.add_done_callback(_close_blocking)
+    return chosen.result()[1]
+
+
+def _in_thread(connect: Callable[[str], tuple[int, B]], url: str) -> "Future[tuple[int, B]]":
+    """Connect in a thread that does not keep the process alive."""
+    attempt: Future[tuple[int, B]] = Future()
+
+    def run() -> None:
+        try:
+            attempt.set_result(connect(url))
+        except BaseException as error:  # noqa: BLE001 - raised by the caller
+            attempt.set_exception(error)
+
+    threading.Thread(target=run, name="holdfast-connect", daemon=True).start()
+    return attempt
+
+
+def _close_blocking(attempt: "Future[tuple[int, B]]") -> None:
+    if attempt.exception() is None:
+        attempt.result()[1].close()
