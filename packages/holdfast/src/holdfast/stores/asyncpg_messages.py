@@ -16,8 +16,10 @@ standby may not have it. So connections are closed instead, here, before asyncpg
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable
 from typing import Any, Final, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import Connection
 from sqlalchemy.util import await_only
@@ -41,18 +43,70 @@ T = TypeVar("T")
 # The key of the pool's record of a connection, for what it has warned.
 _NOTICES: Final = "holdfast_notices"
 _ROLLBACK_SECONDS: Final = 5.0
+# How often late connections are looked for.
+_LOOK_SECONDS: Final = 0.2
+
+
+class LateConnections:
+    """Closes connections whose response is late, by one timer: one for each message costs more.
+
+    The timer runs while something is waited for. It looks a few times a second.
+    """
+
+    __slots__ = ("_deadlines", "_timer")
+
+    def __init__(self) -> None:
+        self._deadlines: dict[Any, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, driver: Any, seconds: float) -> None:
+        """Close a connection in ``seconds``, unless it is removed before."""
+        self._deadlines[driver] = time.monotonic() + seconds
+        if self._timer is None:
+            self._look_later()
+
+    def remove(self, driver: Any) -> None:
+        """Take a connection whose response has arrived."""
+        self._deadlines.pop(driver, None)
+
+    def _look_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for driver, deadline in list(self._deadlines.items()):
+            if deadline <= now:
+                del self._deadlines[driver]
+                driver.terminate()
+        if self._deadlines:
+            self._look_later()
+
+
+# Of each event loop; a loop that has ended leaves nothing.
+_late: "WeakKeyDictionary[asyncio.AbstractEventLoop, LateConnections]" = WeakKeyDictionary()
+
+
+def late_connections() -> LateConnections:
+    """Return those of the running event loop."""
+    loop = asyncio.get_running_loop()
+    found = _late.get(loop)
+    if found is None:
+        found = _late[loop] = LateConnections()
+    return found
 
 
 async def in_time(driver: Any, waiting: Awaitable[T], seconds: float) -> T:
     """Await a response; close the connection if it is late, or if this task is cancelled."""
-    timer = asyncio.get_running_loop().call_later(seconds, driver.terminate)
+    late = late_connections()
+    late.add(driver, seconds)
     try:
         return await waiting
     except asyncio.CancelledError:
         driver.terminate()
         raise
     finally:
-        timer.cancel()
+        late.remove(driver)
 
 
 def notices_of(pooled: Any) -> CommitNotices:
