@@ -81,7 +81,7 @@ def on_checkin(raw: Any, _record: Any) -> None:
         found.seconds = None
 
 
-def on_connect(_dialect: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
+def on_connect(_engine: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
     """Limit the time to connect during a call of Holdfast, unless the app does; ``do_connect``."""
     seconds = thread_limit.current()
     if seconds is not None and "PGCONNECT_TIMEOUT" not in os.environ:
