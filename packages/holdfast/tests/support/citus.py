@@ -1,0 +1,35 @@
+"""A database of Citus for the tests: only if ``HOLDFAST_TEST_CITUS_URL`` is set.
+
+The URL is that of a database on the coordinator, with the extension and without tables of others.
+"""
+
+import os
+from typing import Final
+
+from holdfast import open_store
+from holdfast.cli.database import installed_migrations
+from holdfast.cli.plugins import declared_by_packages
+from holdfast.stores.citus import distribute_store
+from holdfast.stores.tenant_tables import covered_tables
+
+from .reset_db import empty_postgres
+
+__all__ = ["CITUS_URL", "ON_CITUS", "empty_citus"]
+
+CITUS_URL: Final = os.environ.get("HOLDFAST_TEST_CITUS_URL", "")
+# One more parameter for tests of all databases: no test is collected without a server.
+ON_CITUS: Final = ("citus",) if CITUS_URL else ()
+
+
+async def empty_citus() -> str:
+    """Distribute the tables of the library and of all services, if needed; delete all rows."""
+    store = open_store(CITUS_URL, migration_packages=installed_migrations())
+    await store.open()
+    try:
+        declared = [table for of in declared_by_packages("tenant_tables").values() for table in of]
+        covered = await covered_tables(store, declared)
+        await distribute_store(store, [(table.name, table.column) for table in covered])
+    finally:
+        await store.close()
+    await empty_postgres(CITUS_URL)
+    return CITUS_URL
