@@ -6,6 +6,8 @@ The URL is that of a database on the coordinator, with the extension and without
 import os
 from typing import Final
 
+import asyncpg
+
 from holdfast import open_store
 from holdfast.cli.database import installed_migrations
 from holdfast.cli.plugins import declared_by_packages
@@ -19,6 +21,11 @@ __all__ = ["CITUS_URL", "ON_CITUS", "empty_citus"]
 CITUS_URL: Final = os.environ.get("HOLDFAST_TEST_CITUS_URL", "")
 # One more parameter for tests of all databases: no test is collected without a server.
 ON_CITUS: Final = ("citus",) if CITUS_URL else ()
+LOCAL_TABLES: Final = """
+SELECT quote_ident(tablename) AS name FROM pg_tables
+ WHERE schemaname = 'public' AND NOT EXISTS (
+       SELECT 1 FROM pg_dist_partition WHERE logicalrelid = to_regclass(quote_ident(tablename)))
+"""
 
 
 async def empty_citus() -> str:
@@ -32,4 +39,10 @@ async def empty_citus() -> str:
     finally:
         await store.close()
     await empty_postgres(CITUS_URL)
+    connection = await asyncpg.connect(CITUS_URL)
+    try:  # tables of tests
+        for table in await connection.fetch(LOCAL_TABLES):
+            await connection.execute(f"DROP TABLE {table['name']}")
+    finally:
+        await connection.close()
     return CITUS_URL

@@ -136,7 +136,7 @@ def hash_(file: JsonFile = None, volatile: Volatile = None) -> None:
     print(sha256(canonical_of(file, volatile or [])).hexdigest())
 
 
-def migrate(
+def migrate(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
     database: Database = DEFAULT_DATABASE,
     app: App = None,
@@ -159,9 +159,9 @@ def migrate(
     schema of the URL, or HOLDFAST_TABLE_PREFIX and HOLDFAST_TABLE_SCHEMA, say how the tables are
     named.
 
-    With --citus, on the coordinator: tables with rows of tenants are distributed by tenant, the others
-    are copied to every node. Rows are moved; writers wait meanwhile. Tables that are distributed are
-    left alone.
+    With --citus, on the coordinator: tables with rows of tenants are distributed by tenant, the
+    others are copied to every node. Rows are moved; writers wait meanwhile. Tables that are
+    distributed already are left alone.
 
     Examples:
         holdfast migrate --app shop.main:holdfast

@@ -127,12 +127,13 @@ RETURNING job.tenant, job.id::text AS job_id;
 -- coalesce, PostgreSQL estimates one row per worker and plans a nested loop.)
 WITH deleted AS (
     DELETE FROM holdfast_jobs AS job
-     USING (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS mine
-     WHERE job.tenant = (SELECT :tenants::text::text[])[mine.n]
-       AND job.id = (SELECT :ids::text::uuid[])[mine.n]
-       AND job.lease = (SELECT :numbers::text::bigint[])[mine.n]
+     USING (SELECT (SELECT :tenants::text::text[])[n] AS tenant, (SELECT :ids::text::uuid[])[n] AS id,
+                   (SELECT :numbers::text::bigint[])[n] AS lease,
+                   (SELECT :results::text::text[])[n] AS result
+              FROM (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS numbers) AS mine
+     WHERE job.tenant = mine.tenant AND job.id = mine.id AND job.lease = mine.lease
        AND coalesce(job.worker = :worker, false) AND job.visible_at > statement_timestamp()
-    RETURNING job.*, (SELECT :results::text::text[])[mine.n] AS result
+    RETURNING job.*, mine.result
 ), marked AS (
     INSERT INTO holdfast_job_completions
            (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,

@@ -1,7 +1,7 @@
 """Tables that are distributed over the nodes of Citus by tenant.
 
-The functions yield statements and get their rows, like those of ``holdfast.stores.migrations``; they
-do no I/O. All statements run in one transaction on the coordinator.
+The functions yield statements and get their rows, like those of ``holdfast.stores.migrations``;
+they do no I/O. All statements run in one transaction on the coordinator.
 """
 
 import re
@@ -29,6 +29,9 @@ _SEQUENTIAL: Final = "SET LOCAL citus.multi_shard_modify_mode TO 'sequential'"
 _RECORDS: Final = "idempotency_records"
 # The library's tables whose rows belong to no tenant.
 _REFERENCES: Final = ("migrations", "secret")
+_DISTRIBUTE: Final = (
+    "SELECT create_distributed_table($1::text::regclass, $2::text, colocate_with => $3::text)"
+)
 _NUMBER: Final = re.compile(r"\$(\d)")
 
 
@@ -85,11 +88,7 @@ def distribute(
             yield "SELECT create_reference_table($1::text::regclass)", (table,)
         else:
             group = "none" if table == records else records
-            yield (
-                "SELECT create_distributed_table($1::text::regclass, $2::text,"
-                " colocate_with => $3::text)",
-                (table, column, group),
-            )
+            yield _DISTRIBUTE, (table, column, group)
         changed.append(table)
     script = (files("holdfast.stores") / "citus.sql").read_text(encoding="utf-8")
     yield names.render(script), ()
