@@ -38,7 +38,7 @@ SELECT left(regexp_replace(query, '''[^'']*''|[0-9]+', '?', 'g'), 60) AS stateme
        count(*) AS count
   FROM pg_stat_activity
  WHERE pid <> pg_backend_pid() AND state = 'active' AND backend_type = 'client backend'
-   AND statement_timestamp() - query_start > interval '50 milliseconds'
+   AND clock_timestamp() - query_start > interval '50 milliseconds'
  GROUP BY 1
 """
 _CHECKPOINTS = "SELECT num_timed + num_requested FROM pg_stat_checkpointer"
