@@ -347,7 +347,8 @@ class SqlAlchemyStore:
         values = (self.instant(now), limit)
 
         async def delete(connection: AsyncConnection) -> int:
-            return (await connection.exec_driver_sql(self._sql["sweep_records"], values)).rowcount
+            result = await connection.exec_driver_sql(self._sql["sweep_records"], values)
+            return len(result.all()) if result.returns_rows else result.rowcount
 
         return await self._transact(delete)
 

@@ -309,9 +309,12 @@ class SqlAlchemySyncStore:
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         values = (self.instant(now), limit)
-        return await self._transact(
-            lambda connection: self.run(connection, self._sql["sweep_records"], values).rowcount
-        )
+
+        def delete(connection: Connection) -> int:
+            result = self.run(connection, self._sql["sweep_records"], values)
+            return len(result.all()) if result.returns_rows else result.rowcount
+
+        return await self._transact(delete)
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""
