@@ -526,6 +526,16 @@ UPDATE holdfast_jobs AS job
  WHERE job.tenant = free.tenant AND job.id = free.id
 RETURNING job.id::text AS job_id;
 
+-- name: overdue
+-- Jobs of one queue that have been due for so many seconds. Locks nothing: claim_these decides. (The
+-- clock is read in a subquery, once, so that the index is used.)
+SELECT tenant, id::text AS job_id,
+       extract(epoch FROM clock_timestamp() - visible_at)::float8 AS overdue_seconds
+  FROM holdfast_jobs
+ WHERE queue = :queue::text
+   AND visible_at <= (SELECT clock_timestamp() - make_interval(secs => :seconds::float8))
+ ORDER BY visible_at LIMIT :limit::integer;
+
 -- name: publish_due_in
 SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS seconds
   FROM unnest(:queues::text[]) AS wanted(queue)
