@@ -41,6 +41,7 @@ from holdfast.stores.postgres.params import (
     positional,
     rows_changed,
 )
+from holdfast.stores.postgres.pooling import refuse_transaction_pooling
 from holdfast.stores.postgres.session import UsedSession, outlives_statement
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from holdfast.stores.rows import listed_record, record_of
@@ -142,6 +143,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
         self._pool = pool
         try:
+            with suppress(*self.driver.outages):  # a limit of connections, or an outage
+                await refuse_transaction_pooling(self.driver.connect)
             await self._migrate()
             self._reads_epochs = True
             await self.read_epoch()
