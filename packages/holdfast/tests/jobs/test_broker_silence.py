@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -460,19 +459,6 @@ def test_new_connection_gets_the_whole_time_but_does_not_end_the_silence():
     assert timer.is_over
     assert timer.connection_seconds == 0.5
     assert timer.seconds == 5.5
-
-
-@ON_SQLITE
-async def test_blocked_event_loop_is_not_silence_of_the_broker(effect_lab, nats, counts):
-    await effect_lab.start_worker(
-        engine=nats.engine(table_after_seconds=1.0), metrics=counts, lease_seconds=LONG_LEASE
-    )
-    await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
-    asyncio.get_running_loop().call_soon(time.sleep, 2.0)
-    await asyncio.sleep(0.3)
-    assert counts.silences == 0
-    await effect_lab.until(await effect_lab.enqueued(resource_id="after"), "done")
-    assert counts.silences == 0
 
 
 # -- the contract of engines, without a broker ----------------------------------------------------
