@@ -61,6 +61,8 @@ class RelayLab:
             replicas=None,
             options={},
             on_new_stream=self._nothing,
+            silent_after_seconds=5,
+            on_silence=lambda _: None,
         )
         self.relay = self.another()
 

@@ -210,6 +210,9 @@ class Settings(
     jobs_poll_seconds: float = Field(
         1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
     )
+    jobs_table_after_seconds: float = Field(
+        5.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
+    )
     jobs_payload_bytes: Bytes = Field(256 * 1024, description=_BYTES)
     jobs_keep_done_days: float = Field(
         7.0, gt=0, le=36_500, description="a number of days above 0, such as 7 or 0.5"

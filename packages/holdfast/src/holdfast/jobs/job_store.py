@@ -323,6 +323,18 @@ class JobStore:
         rows = await self._alone("reset_published", {})
         return len(rows) if self._is_sqlite else int(rows[0]["jobs"])
 
+    async def overdue(
+        self, queues: Sequence[str], *, seconds: float, limit: int
+    ) -> list[tuple[str, str]]:
+        """Return the first ``limit`` jobs (tenant, id) that have been due for so many seconds."""
+        found: list[Row] = []
+        for queue in queues:
+            found += await self.read(
+                "overdue", {"queue": queue, "seconds": seconds, "limit": limit}
+            )
+        found.sort(key=lambda row: -row["overdue_seconds"])
+        return [(row["tenant"], row["job_id"]) for row in found[:limit]]
+
     async def publish_due_in(self, queues: Sequence[str]) -> float | None:
         """Return in how many seconds the next job becomes due; None if there is none."""
         rows = await self.read("publish_due_in", {"queues": self._list(queues)})

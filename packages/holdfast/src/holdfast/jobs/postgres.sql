@@ -367,6 +367,16 @@ SELECT holdfast_mark_published(:tenants::text::text[], :ids::text::uuid[], :seqs
 -- The broker has lost all messages: published jobs are published again, with the next message id.
 SELECT holdfast_reset_published() AS jobs;
 
+-- name: overdue
+-- Jobs of one queue that have been due for so many seconds. Locks nothing: claim_these decides. (The
+-- clock is read in a subquery, once, so that the index is used.)
+SELECT tenant, id::text AS job_id,
+       extract(epoch FROM clock_timestamp() - visible_at)::float8 AS overdue_seconds
+  FROM holdfast_jobs
+ WHERE queue = :queue::text
+   AND visible_at <= (SELECT clock_timestamp() - make_interval(secs => :seconds::float8))
+ ORDER BY visible_at LIMIT :limit::integer;
+
 -- name: publish_due_in
 SELECT extract(epoch FROM holdfast_next_visible(:queues::text[], statement_timestamp())
                           - statement_timestamp())::float8 AS seconds;

@@ -45,6 +45,7 @@ from holdfast.stores.postgres.params import (
     positional,
     rows_changed,
 )
+from holdfast.stores.postgres.pooling import refuse_transaction_pooling
 from holdfast.stores.postgres.session import UsedSession, outlives_statement
 from holdfast.stores.postgres.timeline import replaced
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
@@ -190,6 +191,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
         self._pool = pool
         try:
+            with suppress(*self.driver.outages):  # a limit of connections, or an outage
+                await refuse_transaction_pooling(self.driver.connect)
             await self._migrate()
             self._reads_epochs = True
             await self.read_epoch()
