@@ -15,6 +15,8 @@ from holdfast.core.idempotency_record import Record
 from holdfast.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
 from holdfast.ports import Found, UnitOfWork
 from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.postgres.asyncpg_driver import AsyncpgDriver
+from holdfast.stores.postgres.driver import Deadlines
 from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from holdfast.testing.servers import RealPostgres
@@ -305,3 +307,18 @@ async def test_required_durability_refuses_to_open_and_to_serve(driver: str, url
         await asyncio.sleep(1.1)
         assert await store.claim(record.id, NOW) == Found(record)
     await observer.close()
+
+
+async def test_connection_cut_between_prepare_and_bind_is_an_outage(postgres_url: str) -> None:
+    driver = AsyncpgDriver(postgres_url, Deadlines())
+    connection = await driver.connect()
+    prepare = connection._get_statement
+
+    async def prepare_and_cut(*arguments: Any, **options: Any) -> Any:
+        statement = await prepare(*arguments, **options)
+        connection.terminate()
+        return statement
+
+    connection._get_statement = prepare_and_cut
+    with pytest.raises(driver.outages):
+        await connection.fetch("SELECT $1::int", 1)

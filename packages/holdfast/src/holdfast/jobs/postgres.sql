@@ -368,13 +368,12 @@ SELECT holdfast_mark_published(:tenants::text::text[], :ids::text::uuid[], :seqs
 SELECT holdfast_reset_published() AS jobs;
 
 -- name: overdue
--- Jobs of one queue that have been due for so many seconds. Locks nothing: claim_these decides. (The
--- clock is read in a subquery, once, so that the index is used.)
+-- Jobs of one queue that have been due for so many seconds. Locks nothing: claim_these decides.
 SELECT tenant, id::text AS job_id,
-       extract(epoch FROM clock_timestamp() - visible_at)::float8 AS overdue_seconds
+       extract(epoch FROM statement_timestamp() - visible_at)::float8 AS overdue_seconds
   FROM holdfast_jobs
  WHERE queue = :queue::text
-   AND visible_at <= (SELECT clock_timestamp() - make_interval(secs => :seconds::float8))
+   AND visible_at <= statement_timestamp() - make_interval(secs => :seconds::float8)
  ORDER BY visible_at LIMIT :limit::integer;
 
 -- name: publish_due_in

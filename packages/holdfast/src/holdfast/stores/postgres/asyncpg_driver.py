@@ -57,6 +57,18 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no t
         # Not now: the protocol is about to change its state. Its futures end with the connection.
         self._loop.call_soon(self.terminate)
 
+    async def _execute(self, *arguments: Any, **options: Any) -> Any:
+        """Run a statement with parameters.
+
+        asyncpg prepares and binds it in two steps. Cut in between, it fails with an AttributeError.
+        """
+        try:
+            return await super()._execute(*arguments, **options)
+        except AttributeError as error:
+            if self.is_closed():
+                raise asyncpg.InterfaceError("the connection was closed meanwhile") from error
+            raise
+
     def _process_log_message(self, fields: dict[str, str], last_query: str | None) -> None:
         if is_replication_warning(fields.get("V") or fields.get("S"), fields.get("C")):
             self.has_warned = True
