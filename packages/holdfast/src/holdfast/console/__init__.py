@@ -12,8 +12,10 @@ from typing import Any
 
 from holdfast.console.access import Access, Operator, Role, TokenAccess
 from holdfast.console.app import ConsoleApp
+from holdfast.console.overview import overview_page
 from holdfast.console.page import ConsoleError, NotShownError, Page, PageRequest, Redirected, Shown
 from holdfast.console.records import record_pages
+from holdfast.console.trace import trace_pages
 from holdfast.server.app import Holdfast
 
 __all__ = [
@@ -49,7 +51,7 @@ def console(
     return ConsoleApp(
         holdfast,
         access=access,
-        pages=[*record_pages(holdfast), *pages],
+        pages=[overview_page(holdfast), *record_pages(holdfast), *trace_pages(), *pages],
         title=title,
         idle_seconds=idle_seconds,
         max_seconds=max_seconds,

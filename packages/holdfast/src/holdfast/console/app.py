@@ -3,6 +3,7 @@
 Closed by default: without a session there is the sign-in page and its style sheet, nothing else.
 """
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Sequence
@@ -15,11 +16,12 @@ from holdfast.extras import needs_extra
 
 with needs_extra("console"):
     from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import HTMLResponse, RedirectResponse, Response
+    from starlette.responses import HTMLResponse, RedirectResponse, Response, StreamingResponse
     from starlette.routing import Match as RouteMatch
     from starlette.routing import Route
 
 from holdfast.console.access import Access, Role
+from holdfast.console.live import LiveUpdates
 from holdfast.console.page import (
     ConsoleError,
     NotShownError,
@@ -37,6 +39,8 @@ from holdfast.server.app import Holdfast
 __all__ = ["ConsoleApp"]
 
 _COOKIE: Final = "holdfast_console"
+# A stream ends after this time, and the session is checked again.
+_STREAM_SECONDS: Final = 60.0
 _MAX_FORM_BYTES: Final = 64 * 1024
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -84,6 +88,7 @@ class ConsoleApp:
         self._sessions = Sessions(
             self._store, self._clock, idle_seconds=idle_seconds, max_seconds=max_seconds
         )
+        self._live = LiveUpdates(self._store)
         self._pages = [(_route(page), page) for page in pages]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -117,6 +122,8 @@ class ConsoleApp:
             session = await self._session_of(request)
             if session is None:
                 return self._to_sign_in(request, path)
+            if path == "events" and request.method == "GET":
+                return self._events(session)
             if path == "sign-out" and request.method == "POST":
                 return await self._sign_out(request, session)
             return await self._serve(request, session, path)
@@ -196,6 +203,20 @@ class ConsoleApp:
             secure=request.url.scheme == "https",
             httponly=True,
             samesite="strict",
+        )
+
+    def _events(self, session: Session) -> Response:
+        """Return a stream that ends before the session may have ended: the browser reconnects."""
+        self._live.check()
+        until = asyncio.get_running_loop().time() + _STREAM_SECONDS
+        ends_at = session.operator.expires_at
+        if ends_at is not None:
+            left = (ends_at - self._clock.now()).total_seconds()
+            until = min(until, asyncio.get_running_loop().time() + left)
+        return StreamingResponse(
+            self._live.stream(until=until),
+            media_type="text/event-stream",
+            headers={"x-accel-buffering": "no"},
         )
 
     # -- pages -----------------------------------------------------------------------------------

@@ -14,17 +14,20 @@ from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.errors import (
     AbortedTransactionError,
     CommitUnknownError,
+    InProgressError,
     KeyInvalidError,
+    PayloadMismatchError,
     RateLimitedError,
     RecordUnreadableError,
     RequestError,
+    StaleActionError,
     StoreUnavailableError,
     SupersededError,
     UnstoredWritesError,
     UsageError,
 )
 from holdfast.observability.traces import Spans
-from holdfast.ports import Metrics, SessionStore
+from holdfast.ports import Metrics, Outcome, SessionStore
 from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.direct_call import DirectCall, PreparedCall
@@ -45,6 +48,7 @@ from holdfast.server.request_body import (
     RequestBody,
 )
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
+from holdfast.server.request_log import RequestLog
 from holdfast.server.request_transaction import Statements, open_transaction
 from holdfast.server.response_buffer import (
     Message,
@@ -145,6 +149,7 @@ class GuardMiddleware:
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         batch: BatchOptions | None = None,
         direct: Callable[[Any], DirectCall | None] | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives.
 
@@ -164,6 +169,7 @@ class GuardMiddleware:
         self._quotas = limiter if isinstance(limiter, QuotaReporter) else None
         self._spans = spans
         self._error_format = error_format
+        self._log = request_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -306,7 +312,7 @@ class GuardMiddleware:
         except (RequestError, StoreUnavailableError) as error:
             if not await body.is_there():
                 send = send_and_close(send, body, scope)
-            await _refuse(error, match, head, send, self._metrics)
+            await _refuse(error, match, head, send, self._metrics, self._log)
             return
         if isinstance(outcome, Replay):
             await _send_replay(outcome.record, head, send)
@@ -619,21 +625,53 @@ def _outage_of(
     return store.outage_of(execution.transaction, error)
 
 
-async def _refuse(
+async def _refuse(  # noqa: PLR0917
     error: RequestError | StoreUnavailableError,
     match: Match,
     head: RequestHead,
     send: Send,
     metrics: Metrics,
+    log: RequestLog | None = None,
 ) -> None:
     """Send an error of the guard."""
     if isinstance(error, StoreUnavailableError):
         metrics.outcome(match.endpoint, "unavailable")
         log_outage(error, head)
     response = _render(error, match.policy, head)
+    if log is not None and not isinstance(error, PayloadMismatchError | InProgressError):
+        _note_refusal(log, error, response.status, match, head)
     if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
         _log_refusal(error, response, match, head)
     await send_response(send, response, head)
+
+
+def _note_refusal(
+    log: RequestLog,
+    error: RequestError | StoreUnavailableError,
+    status: int,
+    match: Match,
+    head: RequestHead,
+) -> None:
+    """Log a request that was refused before or after its key was looked up."""
+    if head.principal is None:  # a stranger must not fill the log
+        return
+    outcome: Outcome = "refused"
+    if isinstance(error, StoreUnavailableError):
+        outcome = "unavailable"
+    elif isinstance(error, RateLimitedError):
+        outcome = "limited"
+    elif isinstance(error, StaleActionError):
+        outcome = "stale"
+    keys = head.keys(match.policy.key_header)
+    log.add(
+        tenant=head.principal.tenant,
+        endpoint=match.endpoint,
+        key=_key_or_text(keys, match.policy) if keys else "",
+        request_id=head.request_id,
+        correlation_id=head.correlation_id,
+        outcome=outcome,
+        status=status,
+    )
 
 
 def _log_refusal(

@@ -9,7 +9,7 @@ import contextvars
 import logging
 import os
 import socket
-from collections import Counter
+from collections import defaultdict
 from contextlib import suppress
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
@@ -20,7 +20,7 @@ from holdfast.core.idempotency_record import Record
 from holdfast.core.mismatch import differing_parts
 from holdfast.errors import StoreError
 from holdfast.ids import new_uuid4
-from holdfast.ports import Clock, Outcome, Store
+from holdfast.ports import Clock, Metrics, Outcome, Store
 from holdfast.server.guarded_request import GuardedRequest
 from holdfast.stores.sql_loader import load_queries
 
@@ -70,16 +70,18 @@ class RequestLog:
         keep_seconds: float = 7 * 86_400.0,
         most_rows: int = 1_000_000,
     ) -> None:
-        """Keep rows for ``keep_seconds``, and no more than ``most_rows``; 0 seconds logs nothing."""
+        """Keep rows for ``keep_seconds``, and at most ``most_rows``; 0 seconds logs nothing."""
         self._store = store
         self._clock = clock
         self._keep_seconds = keep_seconds
         self._most_rows = most_rows
         self._waiting: list[LoggedRequest] = []
-        self._counts: Counter[tuple[int, str]] = Counter()
+        self._counts: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._changed: set[tuple[int, str]] = set()
         self._dropped = 0
         self._sweep_at = 0.0
+        # Set every second: reading the clock for each request takes longer than counting it.
+        self._minute = self._current_minute()
         # Different for each process that has ever written: a process id is used again.
         self.process = f"{socket.gethostname()}-{os.getpid()}-{new_uuid4()[:8]}"
         self._task: asyncio.Task[None] | None = None
@@ -103,8 +105,10 @@ class RequestLog:
 
     def count(self, name: str, number: float = 1) -> None:
         """Add to a number of the current minute."""
-        at = int(self._clock.now().timestamp()) // _MINUTE * _MINUTE, name
-        self._counts[at] += number  # type: ignore[assignment] - a Counter adds any number
+        if self._task is None:
+            return
+        at = self._minute, name
+        self._counts[at] += number
         self._changed.add(at)
 
     def note(
@@ -115,17 +119,11 @@ class RequestLog:
         record: Record | None = None,
     ) -> None:
         """Log a request; ``record`` is that of the first request with its key, if there is one."""
-        if self._keep_seconds <= 0:
-            return
-        if len(self._waiting) >= _MOST_WAITING:
-            self._dropped += 1
-            return
-        key = "" if request.record_id is None else request.record_id.key
         found = LoggedRequest(
-            at=self._clock.now().timestamp(),
+            at=0.0,
             tenant=request.principal.tenant,
             endpoint=request.endpoint,
-            key_hash=_hash(key) if key else "",
+            key_hash="",
             request_id=request.request_id,
             correlation_id=request.correlation_id,
             outcome=outcome,
@@ -140,13 +138,45 @@ class RequestLog:
                 expected_request_hash=record.fingerprint.request_hash,
                 differs=_differs(request, record) if outcome == "mismatched" else None,
             )
-        self._waiting.append(found)
+        self._add(found, "" if request.record_id is None else request.record_id.key)
+
+    def add(
+        self,
+        *,
+        tenant: str,
+        endpoint: str,
+        key: str,
+        request_id: str,
+        correlation_id: str,
+        outcome: Outcome,
+        status: int,
+    ) -> None:
+        """Log a request that was refused before it was read as a whole."""
+        row = LoggedRequest(0.0, tenant, endpoint, "", request_id, correlation_id, outcome, status)
+        self._add(row, key)
+
+    def _add(self, row: LoggedRequest, key: str) -> None:
+        if self._keep_seconds <= 0 or self._task is None:
+            return
+        if len(self._waiting) >= _MOST_WAITING:
+            self._dropped += 1
+            return
+        at = self._clock.now().timestamp()
+        self._waiting.append(row._replace(at=at, key_hash=_hash(key) if key else ""))
+
+    def counting(self, metrics: Metrics) -> Metrics:
+        """Return metrics that count outcomes here, too."""
+        return _CountingMetrics(self, metrics)
+
+    def _current_minute(self) -> int:
+        return int(self._clock.now().timestamp()) // _MINUTE * _MINUTE
 
     # -- in the background -----------------------------------------------------------------------
 
     async def _forever(self) -> None:
         while True:
             await asyncio.sleep(_FLUSH_SECONDS)
+            self._minute = self._current_minute()
             await self._flush()
             if self._clock.monotonic() >= self._sweep_at:
                 self._sweep_at = self._clock.monotonic() + _SWEEP_SECONDS
@@ -169,7 +199,7 @@ class RequestLog:
                 changed = set()
         except StoreError as error:
             _log.debug("the log of requests cannot be written: %s", error)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a defect here must not end the task
             _log.exception("the log of requests cannot be written")
             rows = []
         self._waiting[:0] = rows[: max(0, _MOST_WAITING - len(self._waiting))]
@@ -186,8 +216,9 @@ class RequestLog:
             rows = await self._store.read(self._sql("oldest_kept"), {"most": self._most_rows})
             if rows:
                 before = max(before, rows[0]["at"])
-            while await self._write("sweep_requests", before=before, limit=_SWEEP_ROWS) > 0:
-                await asyncio.sleep(0.05)
+            deleted = _SWEEP_ROWS
+            while deleted == _SWEEP_ROWS:
+                deleted = await self._write("sweep_requests", before=before, limit=_SWEEP_ROWS)
         except StoreError as error:
             _log.debug("the log of requests cannot be swept: %s", error)
 
@@ -206,6 +237,32 @@ class RequestLog:
             "request_log.sqlite.sql" if self._store.name == "sqlite" else "request_log.postgres.sql"
         )
         return load_queries("holdfast.server", file, names=self._store.table_names)[name]
+
+
+class _CountingMetrics:
+    """Passes everything on to the metrics of the app, and counts it for operators."""
+
+    def __init__(self, log: RequestLog, metrics: Metrics) -> None:
+        self._log = log
+        self._metrics = metrics
+        self.expired = metrics.expired
+        self.swept = metrics.swept
+
+    def outcome(self, endpoint: str, outcome: Outcome) -> None:
+        """Count the outcome of a guarded request."""
+        self._log.count(outcome)
+        self._metrics.outcome(endpoint, outcome)
+
+    def waited(self, endpoint: str, seconds: float) -> None:
+        """Count a duplicate that waited for the first request."""
+        self._log.count("waited")
+        self._metrics.waited(endpoint, seconds)
+
+    def store_time(self, operation: str, seconds: float) -> None:
+        """Add up the time of calls to the store."""
+        self._log.count("store calls")
+        self._log.count("store seconds", seconds)
+        self._metrics.store_time(operation, seconds)
 
 
 def _differs(request: GuardedRequest, record: Record) -> str | None:
