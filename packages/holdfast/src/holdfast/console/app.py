@@ -232,6 +232,7 @@ class ConsoleApp:
             form = await _form_of(request)
             self._check_form(session, form)
         query = {name: value for name, value in request.query_params.items() if value}
+        _check_texts(*query.values(), *form.values(), *parts.values())
         tenant = operator.choose(query.get("tenant"))
         if tenant is None:
             raise NotShownError("there is no such tenant, or you may not see it")
@@ -392,6 +393,12 @@ def _cookie_of(request: Request) -> str | None:
         if _COOKIE in cookies and cookies[_COOKIE].value:
             found.append(cookies[_COOKIE].value)
     return found[0] if len(found) == 1 else None
+
+
+def _check_texts(*texts: str) -> None:
+    """Raise for what no column can contain."""
+    if any("\x00" in text for text in texts):
+        raise ConsoleError("the address or the form contains a NUL character")
 
 
 async def _form_of(request: Request) -> dict[str, str]:
