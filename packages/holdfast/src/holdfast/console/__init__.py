@@ -12,6 +12,7 @@ from typing import Any
 
 from holdfast.console.access import Access, Operator, Role, TokenAccess
 from holdfast.console.app import ConsoleApp
+from holdfast.console.jobs import job_pages
 from holdfast.console.overview import overview_page
 from holdfast.console.page import ConsoleError, NotShownError, Page, PageRequest, Redirected, Shown
 from holdfast.console.records import record_pages
@@ -51,7 +52,13 @@ def console(
     return ConsoleApp(
         holdfast,
         access=access,
-        pages=[overview_page(holdfast), *record_pages(holdfast), *trace_pages(), *pages],
+        pages=[
+            overview_page(holdfast),
+            *record_pages(holdfast),
+            *job_pages(holdfast),
+            *trace_pages(),
+            *pages,
+        ],
         title=title,
         idle_seconds=idle_seconds,
         max_seconds=max_seconds,

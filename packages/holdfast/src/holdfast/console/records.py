@@ -36,7 +36,7 @@ def record_pages(holdfast: Holdfast[Any]) -> list[Page]:
     """Return the pages about records."""
     pages = _RecordPages(holdfast)
     return [
-        Page("records", pages.list, title="Records"),
+        Page("records", pages.all, title="Records"),
         Page("records/show", pages.show),
         Page("records/remove", pages.remove, method="POST", role=Role.ADMIN),
     ]
@@ -56,7 +56,7 @@ class _RecordPages:
     def __init__(self, holdfast: Holdfast[Any]) -> None:
         self._holdfast = holdfast
 
-    async def list(self, request: PageRequest) -> Shown:
+    async def all(self, request: PageRequest) -> Shown:
         """List records by filter, newest first."""
         filters = {name: request.query[name] for name in _FILTERS if name in request.query}
         before = _instant(request.query.get("before"))

@@ -50,6 +50,7 @@ def _environment(package: str) -> Environment:
         "ago": _ago,
         "count": _count,
         "instant": _instant,
+        "only_set": lambda values: {name: value for name, value in values.items() if value},
         "payload": _payload,
         "segment": lambda text: quote(str(text), safe=""),
         "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
