@@ -54,6 +54,10 @@ _LIMIT: Final = 'a rate such as "50/minute", or 0 for none'
 _COUNT: Final = "a whole number, or 0 for no limit"
 
 
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def _rate(value: object) -> object:
     """Check that the limiter can parse the rate; 0 and empty mean no limit."""
     if value is None or (isinstance(value, str) and value.strip() in ("", "0")):
@@ -122,6 +126,11 @@ class Settings(
     ops_port: int | None = Field(
         None, ge=0, le=65535, description="a port from 1 to 65535, or 0 for a free one"
     )
+
+    # The console for operators, which needs a sign-in.
+    console_enabled: bool = Field(default=True, description="true or false")
+    console_operators: str = Field("", description="subjects of tokens, separated by commas")
+    request_log_days: Days = Field(7.0, description="a number of days; 0 logs nothing")
 
     # Requests.
     wait_seconds: Seconds = Field(10.0, description=_SECONDS)
@@ -272,8 +281,12 @@ class Settings(
     @property
     def disabled(self) -> list[str]:
         """The endpoints that are switched off."""
-        names = (self.disabled_endpoints or "").split(",")
-        return [name.strip() for name in names if name.strip()]
+        return _names(self.disabled_endpoints or "")
+
+    @property
+    def operators_of_console(self) -> list[str]:
+        """The subjects that see all tenants in the console, if they have a role."""
+        return _names(self.console_operators)
 
     @property
     def problem_format(self) -> ErrorFormat | ProblemFormat:
