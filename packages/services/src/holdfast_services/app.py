@@ -183,7 +183,7 @@ def _console(
         if find_spec(f"{service.package}.console") is not None:
             pages += import_module(f"{service.package}.console").pages(holdfast, settings)
     access = TokenAccess(by_token, operators=settings.operators_of_console, tenants_of=tenants_of)
-    return console(holdfast, access=access, pages=pages)
+    return console(holdfast, access=access, pages=pages, settings=settings.shown)
 
 
 def _refuse_unknown_endpoints(holdfast: Holdfast, settings: Settings) -> None:

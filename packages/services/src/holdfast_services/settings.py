@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast import ErrorFormat, Policy, Staleness
@@ -52,6 +52,14 @@ _URL: Final = "a URL"
 _ROUTES_TTL_ALIAS: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
 _LIMIT: Final = 'a rate such as "50/minute", or 0 for none'
 _COUNT: Final = "a whole number, or 0 for no limit"
+
+
+def _without_password(url: str) -> str:
+    """Return a URL without what signs in: the part before the host, and the query."""
+    scheme, _, rest = url.partition("://")
+    rest = rest.partition("?")[0]
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _names(text: str) -> list[str]:
@@ -287,6 +295,20 @@ class Settings(
     def operators_of_console(self) -> list[str]:
         """The subjects that see all tenants in the console, if they have a role."""
         return _names(self.console_operators)
+
+    def shown(self) -> dict[str, str]:
+        """Return all settings by the names of their variables, without secrets."""
+        found = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, SecretStr):
+                text = "set, hidden"
+            elif isinstance(value, str) and "://" in value:
+                text = _without_password(value)
+            else:
+                text = "" if value is None else str(value)
+            found[f"{_PREFIX}{name.upper()}"] = text
+        return found
 
     @property
     def problem_format(self) -> ErrorFormat | ProblemFormat:

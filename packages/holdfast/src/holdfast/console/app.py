@@ -24,6 +24,7 @@ from holdfast.console.access import Access, Role
 from holdfast.console.live import LiveUpdates
 from holdfast.console.page import (
     ConsoleError,
+    Downloaded,
     NotShownError,
     Page,
     PageRequest,
@@ -252,6 +253,9 @@ class ConsoleApp:
             separator = "&" if "?" in found.path else "?"
             suffix = f"{separator}{urlencode(notice)}" if notice else ""
             return self._redirect(request, found.path + suffix)
+        if isinstance(found, Downloaded):
+            headers = {"content-disposition": f'attachment; filename="{found.name}"'}
+            return StreamingResponse(found.content, media_type=found.media_type, headers=headers)
         return self._shown(request, session, page, asked, found)
 
     def _find(self, method: str, path: str) -> tuple[Page, dict[str, str]]:

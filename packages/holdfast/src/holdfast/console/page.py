@@ -9,7 +9,7 @@
     console(holdfast, access=…, pages=[Page("parcels", show, title="Parcels", group="Shop")])
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -21,6 +21,7 @@ from holdfast.ports import Store
 
 __all__ = [
     "ConsoleError",
+    "Downloaded",
     "NotShownError",
     "Page",
     "PageHandler",
@@ -56,6 +57,15 @@ class Redirected:
 
     path: str
     notice: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """A file that the browser saves, sent while it is made."""
+
+    name: str
+    media_type: str
+    content: AsyncIterator[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +113,7 @@ class PageRequest:
 
 _MAX_REASON = 1000
 
-PageHandler = Callable[[PageRequest], Awaitable[Shown | Redirected]]
+PageHandler = Callable[[PageRequest], Awaitable[Shown | Redirected | Downloaded]]
 
 
 @dataclass(frozen=True, slots=True)

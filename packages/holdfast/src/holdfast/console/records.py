@@ -18,7 +18,7 @@ from holdfast.server.record_removal import RecordRemoval
 from holdfast.stores.rows import listed_record
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["find_records", "record_pages"]
+__all__ = ["database_time", "find_records", "record_pages"]
 
 _PAGE_ROWS: Final = 50
 _FILTERS: Final = {
@@ -177,7 +177,7 @@ async def find_records(
         values["tenant"] = tenant
     if before is not None:
         clauses.append("created_at < :before")
-        values["before"] = _database_time(store, before)
+        values["before"] = database_time(store, before)
     if after is not None:
         at, *rest = after
         clauses.append(
@@ -185,7 +185,7 @@ async def find_records(
             "(:after_at, :after_tenant, :after_endpoint, :after_key)"
         )
         moment = _instant(at)
-        values["after_at"] = None if moment is None else _database_time(store, moment)
+        values["after_at"] = None if moment is None else database_time(store, moment)
         values |= dict(zip(("after_tenant", "after_endpoint", "after_key"), rest, strict=True))
     where = " AND ".join(clauses) or "1 = 1"
     sql = _sql(store)["find_records"].replace("{where}", where)
@@ -214,7 +214,7 @@ def _audit_of(row: Row) -> _Audit:
     )
 
 
-def _database_time(store: Store, at: datetime) -> Any:
+def database_time(store: Store, at: datetime) -> Any:
     """Return an instant as the columns of records have it."""
     if store.name != "sqlite":
         return at

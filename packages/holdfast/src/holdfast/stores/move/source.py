@@ -28,8 +28,14 @@ CORE_TABLES: Final = (
     "job_failures",
     "job_steps",
     "job_causes",
+    "request_log",
+    "paused_queues",
 )
-"""The tables of the library, without the list of migrations, which the target has already."""
+"""The tables of the library that are moved.
+
+Not the list of migrations, which the target has already, nor sessions and activity, which begin
+again.
+"""
 
 _CREATED: Final = re.compile(
     r"CREATE\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?[\"`\[]?(\w+)", re.IGNORECASE

@@ -13,13 +13,15 @@ CREATE TABLE holdfast_console_sessions (
 
 -- For operators, who look requests up by what their customers and logs name.
 CREATE INDEX idx_holdfast_idempotency_records_key ON holdfast_idempotency_records (idempotency_key);
-CREATE INDEX idx_holdfast_idempotency_records_request_id ON holdfast_idempotency_records (request_id);
-CREATE INDEX idx_holdfast_idempotency_records_correlation_id ON holdfast_idempotency_records (correlation_id);
+CREATE INDEX idx_holdfast_idempotency_records_request ON holdfast_idempotency_records (request_id);
+CREATE INDEX idx_holdfast_idempotency_records_trace ON holdfast_idempotency_records (correlation_id);
 CREATE INDEX idx_holdfast_idempotency_records_created_at ON holdfast_idempotency_records (created_at);
-CREATE INDEX idx_holdfast_idempotency_records_tenant_created_at ON holdfast_idempotency_records (tenant, created_at);
+CREATE INDEX idx_holdfast_idempotency_records_by_tenant ON holdfast_idempotency_records (tenant, created_at);
 CREATE INDEX idx_holdfast_audit_events_correlation_id ON holdfast_audit_events (correlation_id);
 CREATE INDEX idx_holdfast_jobs_correlation_id ON holdfast_jobs (correlation_id);
 CREATE INDEX idx_holdfast_job_completions_correlation_id ON holdfast_job_completions (correlation_id);
+CREATE INDEX idx_holdfast_job_completions_by_tenant ON holdfast_job_completions (tenant, completed_at);
+CREATE INDEX idx_holdfast_dead_letters_by_tenant ON holdfast_dead_letters (tenant, died_at);
 CREATE INDEX idx_holdfast_dead_letters_correlation_id ON holdfast_dead_letters (correlation_id);
 
 -- Replays, mismatches and refusals: what leaves no record. Written in batches after the responses,
