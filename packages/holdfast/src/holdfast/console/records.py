@@ -15,19 +15,17 @@ from holdfast.errors import CommitUnknownError, InProgressError, RequestError
 from holdfast.ports import Row, Store
 from holdfast.server.app import Holdfast
 from holdfast.server.record_removal import RecordRemoval
-from holdfast.stores.rows import listed_record
-from holdfast.stores.sql_loader import load_queries
+from holdfast.server.record_search import (
+    RECORD_FILTERS,
+    RecordPlace,
+    find_records,
+    record_queries,
+)
+from holdfast.server.request_trace import requests_of_key
 
-__all__ = ["database_time", "find_records", "record_pages"]
+__all__ = ["record_pages"]
 
 _PAGE_ROWS: Final = 50
-_FILTERS: Final = {
-    "endpoint": "endpoint = :endpoint",
-    "key": "idempotency_key = :key",
-    "request_id": "request_id = :request_id",
-    "correlation_id": "correlation_id = :correlation_id",
-}
-_COLUMNS: Final = 14
 _CURSOR_PARTS: Final = 4
 _SEPARATOR: Final = "\x1f"
 
@@ -58,7 +56,7 @@ class _RecordPages:
 
     async def all(self, request: PageRequest) -> Shown:
         """List records by filter, newest first."""
-        filters = {name: request.query[name] for name in _FILTERS if name in request.query}
+        filters = {name: request.query[name] for name in RECORD_FILTERS if name in request.query}
         before = _instant(request.query.get("before"))
         after = _cursor(request.query.get("after"))
         found = await find_records(
@@ -98,6 +96,7 @@ class _RecordPages:
                 "record": record,
                 "audit": await self._audit(request.store, record),
                 "jobs": await self._jobs(request.store, record),
+                "repeats": await requests_of_key(request.store, record),
                 "others": [each for each in elsewhere if each.id != record.id],
                 "headers": sorted(names),
                 "policy": self._policy(record.id.endpoint),
@@ -140,7 +139,7 @@ class _RecordPages:
         if record.audit_id is None:
             return None
         about = {"tenant": record.id.tenant, "id": record.audit_id}
-        rows = await store.read(_sql(store)["find_audit_event"], about)
+        rows = await store.read(record_queries(store)["find_audit_event"], about)
         return _audit_of(rows[0]) if rows else None
 
     @staticmethod
@@ -150,7 +149,7 @@ class _RecordPages:
             "request_id": record.request_id,
             "correlation_id": record.correlation_id,
         }
-        rows = await store.read(_sql(store)["jobs_of_request"], about)
+        rows = await store.read(record_queries(store)["jobs_of_request"], about)
         return [{**row, "id": str(row["job_id"])} for row in rows]
 
     def _policy(self, endpoint: str) -> str | None:
@@ -158,43 +157,6 @@ class _RecordPages:
             if route.endpoint == endpoint:
                 return route.guard.policy.name
         return None
-
-
-async def find_records(
-    store: Store,
-    *,
-    tenant: str | None,
-    filters: Mapping[str, str],
-    before: datetime | None = None,
-    after: tuple[str, str, str, str] | None = None,
-    limit: int,
-) -> list[Record]:
-    """Return records by columns, newest first. ``tenant`` None means all tenants."""
-    clauses = [_FILTERS[name] for name in filters]
-    values: dict[str, Any] = {**filters, "limit": limit}
-    if tenant is not None:
-        clauses.append("tenant = :tenant")
-        values["tenant"] = tenant
-    if before is not None:
-        clauses.append("created_at < :before")
-        values["before"] = database_time(store, before)
-    if after is not None:
-        at, *rest = after
-        clauses.append(
-            "(created_at, tenant, endpoint, idempotency_key) < "
-            "(:after_at, :after_tenant, :after_endpoint, :after_key)"
-        )
-        moment = _instant(at)
-        values["after_at"] = None if moment is None else database_time(store, moment)
-        values |= dict(zip(("after_tenant", "after_endpoint", "after_key"), rest, strict=True))
-    where = " AND ".join(clauses) or "1 = 1"
-    sql = _sql(store)["find_records"].replace("{where}", where)
-    rows = await store.read(sql, values)
-    return [listed_record(tuple(row.values())[:_COLUMNS]) for row in rows]
-
-
-def _sql(store: Store) -> Mapping[str, str]:
-    return load_queries("holdfast.console", "records.sql", names=store.table_names)
 
 
 def _record_id(request: PageRequest, values: Mapping[str, str]) -> RecordId:
@@ -212,13 +174,6 @@ def _audit_of(row: Row) -> _Audit:
         created_at=datetime.fromisoformat(at) if isinstance(at, str) else at,
         seal=row["seal"],
     )
-
-
-def database_time(store: Store, at: datetime) -> Any:
-    """Return an instant as the columns of records have it."""
-    if store.name != "sqlite":
-        return at
-    return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _instant(text: str | None) -> datetime | None:
@@ -243,10 +198,11 @@ def _encode_cursor(record: Record) -> str:
     return _SEPARATOR.join((at, *record.id))
 
 
-def _cursor(text: str | None) -> tuple[str, str, str, str] | None:
+def _cursor(text: str | None) -> RecordPlace | None:
     if text is None:
         return None
-    parts = text.split(_SEPARATOR)
-    if len(parts) != _CURSOR_PARTS:
+    at, *rest = text.split(_SEPARATOR)
+    moment = _instant(at)
+    if moment is None or len(rest) != _CURSOR_PARTS - 1:
         raise ConsoleError("after is not a place in this list")
-    return parts[0], parts[1], parts[2], parts[3]
+    return RecordPlace(moment, *rest)

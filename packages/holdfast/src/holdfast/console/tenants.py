@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 from holdfast.console.access import Role
 from holdfast.console.page import ConsoleError, Downloaded, Page, PageRequest, Redirected, Shown
-from holdfast.console.records import database_time
 from holdfast.ports import Store
 from holdfast.server.app import Holdfast
+from holdfast.server.record_search import database_time
 from holdfast.server.tenant_data import EXPORT_FORMAT, TenantData, export_json
 from holdfast.stores.sql_loader import load_queries
 

@@ -1,23 +1,17 @@
 """Pages that follow one action: search by any id, one request, one correlation id."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from hashlib import sha256
-from typing import Any, Final
+from typing import Final
 from urllib.parse import quote, urlencode
 
 from holdfast.console.page import ConsoleError, NotShownError, Page, PageRequest, Redirected, Shown
-from holdfast.console.records import find_records
-from holdfast.core.idempotency_record import Record
+from holdfast.core.idempotency_record import RecordId
 from holdfast.core.tenants import tenant_or_none
 from holdfast.jobs.admin import JobAdmin
-from holdfast.ports import Row, Store
-from holdfast.stores.sql_loader import load_queries
+from holdfast.server.record_search import find_records
+from holdfast.server.request_trace import Moment, logged_requests, timeline
 
-__all__ = ["Moment", "requests_of_key", "timeline", "trace_pages"]
+__all__ = ["trace_pages"]
 
-_MOST: Final = 200
 _MAX_ID: Final = 300
 
 
@@ -30,21 +24,6 @@ def trace_pages() -> list[Page]:
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One event of a time line."""
-
-    at: datetime
-    # What it is: request, record, replay, audit, job.
-    kind: str
-    text: str
-    tenant: str
-    # Where there is more about it; None if nowhere.
-    path: str | None = None
-    request_id: str | None = None
-    status: int | None = None
-
-
 async def _find(request: PageRequest) -> Redirected:
     """Go to what an id or key belongs to."""
     wanted = request.query.get("q", "").strip()
@@ -54,10 +33,10 @@ async def _find(request: PageRequest) -> Redirected:
     for name in ("request_id", "key", "correlation_id"):
         found = await find_records(store, tenant=tenant, filters={name: wanted}, limit=2)
         if len(found) == 1:
-            return Redirected(record_path(found[0]))
+            return Redirected(_record_path(found[0].id))
         if found:
             return Redirected(f"records?{urlencode({name: wanted})}")
-    if await _logged(store, "requests_of_id", tenant, request_id=wanted):
+    if await logged_requests(store, wanted, tenant):
         return Redirected(f"requests/{quote(wanted, safe='')}")
     job = await JobAdmin(store).find(wanted, tenant=request.tenant)
     if job is not None:
@@ -74,7 +53,7 @@ async def _find(request: PageRequest) -> Redirected:
 async def _show_request(request: PageRequest) -> Shown:
     """Show a request that left no record, and explain its response."""
     wanted, tenant = request.path["request_id"], tenant_or_none(request.tenant)
-    rows = await _logged(request.store, "requests_of_id", tenant, request_id=wanted)
+    rows = await logged_requests(request.store, wanted, tenant)
     if not rows:
         found = await find_records(
             request.store, tenant=tenant, filters={"request_id": wanted}, limit=1
@@ -92,8 +71,7 @@ async def _show_request(request: PageRequest) -> Shown:
             limit=1,
         )
         record = found[0] if found else None
-    logged = [{**row, "time": _at(row["at"])} for row in rows]
-    return Shown("request.html", {"logged": logged, "record": record, "wanted": wanted})
+    return Shown("request.html", {"logged": rows, "record": record, "wanted": wanted})
 
 
 async def _show_trace(request: PageRequest) -> Shown:
@@ -102,89 +80,22 @@ async def _show_trace(request: PageRequest) -> Shown:
     moments = await timeline(request.store, wanted, tenant_or_none(request.tenant))
     if not moments:
         raise NotShownError("nothing has this correlation id, or it was deleted since")
-    return Shown("trace.html", {"correlation_id": wanted, "moments": moments, "most": _MOST})
+    shown = [(moment, _path_of(moment)) for moment in moments]
+    return Shown("trace.html", {"correlation_id": wanted, "moments": shown})
 
 
-async def timeline(store: Store, correlation_id: str, tenant: str | None) -> list[Moment]:
-    """Return what is known of a correlation id, oldest first. ``tenant`` None means all."""
-    about = {"correlation_id": correlation_id}
-    moments = []
-    for record in await find_records(store, tenant=tenant, filters=about, limit=_MOST):
-        if record.client_generated_at is not None:
-            moments.append(
-                Moment(record.client_generated_at, "device", "made by the user", record.id.tenant)
-            )
-        moments.append(
-            Moment(
-                record.created_at,
-                "record",
-                record.id.endpoint,
-                record.id.tenant,
-                record_path(record),
-                record.request_id,
-                record.status,
-            )
-        )
-    moments += [
-        Moment(
-            _at(row["at"]),
-            row["outcome"],
-            row["endpoint"],
-            row["tenant"],
-            f"requests/{quote(row['request_id'], safe='')}",
-            row["request_id"],
-            row["status"],
-        )
-        for row in await _logged(store, "logged_requests", tenant, **about)
-    ]
-    for row in await _logged(store, "audit_events", tenant, **about):
-        at = row["created_at"]
-        moments.append(
-            Moment(
-                datetime.fromisoformat(at) if isinstance(at, str) else at,
-                "audit",
-                f"{row['endpoint']} by {row['actor']}",
-                row["tenant"],
-                None,
-                row["request_id"],
-                row["status"],
-            )
-        )
-    return sorted(moments, key=lambda moment: moment.at)
+def _path_of(moment: Moment) -> str | None:
+    """Return the page with more about a moment."""
+    if moment.record_id is not None:
+        return _record_path(moment.record_id)
+    if moment.job_id is not None:
+        return f"jobs/{moment.job_id}?{urlencode({'tenant': moment.tenant})}"
+    if moment.kind in {"audit", "device"} or moment.request_id is None:
+        return None
+    return f"requests/{quote(moment.request_id, safe='')}"
 
 
-async def requests_of_key(store: Store, record: Record) -> list[Mapping[str, Any]]:
-    """Return replays and refusals of the key of a record, newest first."""
-    rows = await store.read(
-        _sql(store)["requests_of_key"],
-        {
-            "tenant": record.id.tenant,
-            "endpoint": record.id.endpoint,
-            "key_hash": sha256(record.id.key.encode("utf-8", "surrogatepass")).hexdigest(),
-            "limit": _MOST,
-        },
-    )
-    return [{**row, "time": _at(row["at"])} for row in rows]
-
-
-def record_path(record: Record) -> str:
-    """Return the page of a record."""
-    tenant, endpoint, key = record.id
+def _record_path(record_id: RecordId) -> str:
+    tenant, endpoint, key = record_id
     query = urlencode({"tenant": tenant, "endpoint": endpoint, "key": key})
     return f"records/show?{query}"
-
-
-async def _logged(store: Store, name: str, tenant: str | None, **values: Any) -> list[Row]:
-    clause = "1 = 1" if tenant is None else "tenant = :tenant"
-    if tenant is not None:
-        values["tenant"] = tenant
-    sql = _sql(store)[name].replace("{tenant}", clause)
-    return list(await store.read(sql, {**values, "limit": _MOST}))
-
-
-def _sql(store: Store) -> Mapping[str, str]:
-    return load_queries("holdfast.console", "trace.sql", names=store.table_names)
-
-
-def _at(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, UTC)

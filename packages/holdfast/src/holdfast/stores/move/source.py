@@ -29,13 +29,11 @@ CORE_TABLES: Final = (
     "job_steps",
     "job_causes",
     "request_log",
+    "activity",
     "paused_queues",
+    "console_sessions",
 )
-"""The tables of the library that are moved.
-
-Not the list of migrations, which the target has already, nor sessions and activity, which begin
-again.
-"""
+"""The tables of the library, without the list of migrations, which the target has already."""
 
 _CREATED: Final = re.compile(
     r"CREATE\s+TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?[\"`\[]?(\w+)", re.IGNORECASE

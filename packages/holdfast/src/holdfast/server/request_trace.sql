@@ -26,3 +26,17 @@ SELECT at, outcome, status, request_id, differs
   FROM holdfast_request_log
  WHERE tenant = :tenant AND key_hash = :key_hash AND endpoint = :endpoint
  ORDER BY at DESC LIMIT :limit;
+
+-- name: jobs
+-- Jobs in any state. The placeholders in braces are times in seconds since 1970.
+SELECT tenant, id AS job_id, type, queue, request_id, state, {enqueued_at} AS enqueued_at,
+       NULL AS ended_at
+  FROM holdfast_jobs WHERE correlation_id = :correlation_id AND {tenant}
+UNION ALL
+SELECT tenant, job_id, type, queue, request_id, 'done', {enqueued_at}, {completed_at}
+  FROM holdfast_job_completions WHERE correlation_id = :correlation_id AND {tenant}
+UNION ALL
+SELECT tenant, job_id, type, queue, request_id, 'dead', {enqueued_at}, {died_at}
+  FROM holdfast_dead_letters
+ WHERE correlation_id = :correlation_id AND {tenant} AND requeued_at IS NULL
+ LIMIT :limit;
