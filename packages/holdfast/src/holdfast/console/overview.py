@@ -1,6 +1,5 @@
 """The first page: what needs attention, and the last hour in numbers."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,27 +9,12 @@ from holdfast.console.page import Page, PageRequest, Shown
 from holdfast.core.breaker import BreakerState
 from holdfast.jobs.admin import JobAdmin, QueueDepth
 from holdfast.jobs.depth_reporter import MAX_COUNTED
-from holdfast.ports import Store
+from holdfast.server.activity import OUTCOMES, read_activity
 from holdfast.server.app import Holdfast
-from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["Attention", "overview_page"]
 
-_MINUTE: Final = 60
-_MINUTES: Final = 60
 _LATE_SECONDS: Final = 60.0
-# How outcomes are named on the page, in this order.
-_OUTCOMES: Final = {
-    "fresh": "Executed",
-    "replayed": "Replayed",
-    "mismatched": "Mismatched",
-    "in_progress": "Still running",
-    "refused": "Refused",
-    "stale": "Stale",
-    "limited": "Rate limited",
-    "rolled_back": "Rolled back",
-    "unavailable": "Store unavailable",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +45,7 @@ class _Overview:
         """Show the last hour. Numbers of the whole server are for operators of all tenants."""
         if not request.operator.sees_all:
             return Shown("overview_of_tenant.html", {"tenants": request.operator.tenants})
-        minutes = await self._minutes(request)
+        minutes = await read_activity(request.store, request.now)
         depths = await JobAdmin(request.store).depths(most=MAX_COUNTED)
         return Shown(
             "overview.html",
@@ -69,7 +53,7 @@ class _Overview:
                 "attention": self._attention(depths),
                 "tiles": [
                     _tile(title, minutes[name])
-                    for name, title in _OUTCOMES.items()
+                    for name, title in OUTCOMES.items()
                     if name in minutes or name in {"fresh", "replayed", "mismatched"}
                 ],
                 "depths": sorted(depths.items()),
@@ -99,23 +83,7 @@ class _Overview:
                 )
         return found
 
-    async def _minutes(self, request: PageRequest) -> dict[str, list[float]]:
-        """Return the numbers of the last hour by name, one for each minute."""
-        last = int(request.now.timestamp()) // _MINUTE * _MINUTE
-        since = last - (_MINUTES - 1) * _MINUTE
-        found: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * _MINUTES)
-        for row in await request.store.read(_read_counts(request.store), {"since": since}):
-            place = (row["minute"] - since) // _MINUTE
-            if 0 <= place < _MINUTES:
-                found[row["name"]][place] = float(row["number"])
-        return found
-
 
 def _tile(title: str, numbers: list[float]) -> _Tile:
     total = sum(numbers)
     return _Tile(title, total, sparkline(numbers, f"{title}, last hour by minute"))
-
-
-def _read_counts(store: Store) -> str:
-    file = "request_log.sqlite.sql" if store.name == "sqlite" else "request_log.postgres.sql"
-    return load_queries("holdfast.server", file, names=store.table_names)["read_counts"]
