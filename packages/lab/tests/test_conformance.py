@@ -26,6 +26,7 @@ from holdfast_lab.conformance import (
     conform,
     plan_checks,
     read_profile,
+    sequences,
 )
 from holdfast_services.app import create_app
 from holdfast_services.settings import load_settings
@@ -67,14 +68,20 @@ async def checked(url: str, **options: Any) -> list[Result]:
 
 
 async def checked_tiny(
-    broken: str = "", *, only: set[str] | None = None, has_accounts: bool = False, **changes: Any
+    broken: str = "",
+    *,
+    only: set[str] | None = None,
+    has_accounts: bool = False,
+    is_strict: bool = False,
+    **changes: Any,
 ) -> list[Result]:
+    tiny = TinyServer(broken, has_accounts=has_accounts, is_strict=is_strict)
     return await checked(
         "http://tiny",
         profile=read_profile(json.dumps(PROFILE | changes).encode()),
         sign_in=SignIn(),
         only=only,
-        transport=httpx.ASGITransport(TinyServer(broken, has_accounts=has_accounts)),
+        transport=httpx.ASGITransport(tiny),
     )
 
 
@@ -273,9 +280,62 @@ async def test_broken_server_fails_the_checks_of_its_fault_and_gets_an_explanati
     assert all(result.why is None and result.change is None for result in passed)
 
 
+STRICT_PLANTED: list[tuple[str, set[str], str]] = [
+    ("runs no second number", {"numbers in order"}, "execute the next one"),
+    ("begins with any number", {"first number of a client"}, "Expect 1 from a client"),
+    ("ignores gaps", {"gap in the numbers"}, "Refuse numbers above the next one"),
+    ("forgets used numbers", {"known number with its key"}, "Keep a hash of the key"),
+    ("reuses numbers", {"known number with another key"}, "used_by other_key"),
+    ("replays with any number", {"stored key with another number"}, "before a replay"),
+    ("numbers what has no number", {"missing and malformed numbers"}, "Respond 400 before"),
+    ("names no required headers", {"missing and malformed numbers"}, "Add required_headers"),
+    ("shares clients between tenants", {"another tenant's client id"}, "by tenant and client"),
+    ("uses numbers without locks", {"concurrent requests with one number"}, "the transaction"),
+    ("runs clients to their end", {"batch with a gap in the numbers"}, "as one lane"),
+]
+
+
+@pytest.mark.parametrize(("broken", "checks", "change"), STRICT_PLANTED)
+async def test_server_with_broken_sequences_fails_the_check_of_its_fault(
+    broken: str, checks: set[str], change: str
+) -> None:
+    options: dict[str, Any] = {"is_strict": True, "ordering": "strict"}
+    results = await checked_tiny(broken, only=checks | {"first request"}, **options)
+    assert set(failures(results)) == checks
+    (failed,) = (result for result in results if result.verdict is Verdict.FAIL)
+    assert failed.why
+    assert change in (failed.change or ""), failed
+
+
+async def test_strict_server_passes_every_check_and_another_has_none_of_sequences() -> None:
+    results = await checked_tiny(is_strict=True)
+    assert failures(results) == {}
+    names = {check.name for check in sequences.CHECKS}
+    assert names <= {result.check for result in results}
+    assert not names & {result.check for result in await checked_tiny()}
+
+
+async def test_own_server_with_numbered_actions_passes_every_check_of_walk(tmp_path: Path) -> None:
+    server = Server(
+        tmp_path,
+        *("--database", f"sqlite:///{tmp_path}/server.db", "--no-jobs"),
+        HOLDFAST_JWT_SECRET=SECRET,
+        HOLDFAST_WALK_ORDERING="strict",
+        HOLDFAST_LOG_LEVEL="ERROR",
+    )
+    try:
+        results = await checked(server.url, service="walk")
+    finally:
+        server.stop()
+        server.close()
+    assert failures(results) == {}
+    assert {check.name for check in sequences.CHECKS} <= {result.check for result in results}
+
+
 async def test_every_check_of_a_profile_has_a_planted_bug() -> None:
     (plan,) = plan_checks(read_profile(json.dumps(PROFILE).encode()), None)
-    assert {check.name for check in plan.checks} == set().union(*(row[1] for row in PLANTED))
+    planted = [*PLANTED, *STRICT_PLANTED]
+    assert {check.name for check in plan.checks} == set().union(*(row[1] for row in planted))
 
 
 def test_every_check_explains_in_sentences() -> None:

@@ -147,7 +147,7 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
         ("silence_counts_as_attempt", 4),
         ("version_not_followed", 21),
         ("retry_names_another_version", 70),
-        ("older_edit_overwrites_a_newer_one", 325),
+        ("older_edit_overwrites_a_newer_one", 6786),
         ("version_not_sent", 41),
         ("hold_ignored_by_the_next_user", 2),
         ("retry_after_forgotten_after_a_restart", 149),

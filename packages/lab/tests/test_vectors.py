@@ -3,7 +3,10 @@
 import base64
 import hashlib
 import json
+import sqlite3
+import tempfile
 from collections.abc import Callable
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast import SINGLE_TENANT, Holdfast
+from holdfast import SINGLE_TENANT, Holdfast, Policy
 from holdfast.core.batch import Results, check_headers, parse_batch, parse_item
 from holdfast.core.canonical_json import canonical_json
 from holdfast.core.decision import (
@@ -34,10 +37,11 @@ from holdfast.core.local_ids import (
     replace_in_headers,
     replace_in_path,
 )
-from holdfast.core.outbox_entry import Status, Transition, after
+from holdfast.core.outbox_entry import NewEntry, Status, Transition, after
 from holdfast.core.policy import ErrorFormat
 from holdfast.core.response_classification import BY_CODE, TryLater, classify
 from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
+from holdfast.core.sequence import parse_sequence
 from holdfast.core.staleness import (
     check_not_stale,
     check_submitted_after_generated,
@@ -49,9 +53,13 @@ from holdfast.errors import (
     BodyInvalidError,
     EntryInvalidError,
     KeyInvalidError,
+    SequenceInvalidError,
     StaleActionError,
     TransitionError,
 )
+from holdfast.outbox import Event, EventKind, OutboxQueue, Profile
+from holdfast.outbox.drain import Drain
+from holdfast.outbox.transport import Request, Response
 from holdfast_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
 from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
@@ -68,6 +76,7 @@ MANUAL = {
     "endpoints.json",
     "keys.json",
     "local_ids.json",
+    "sequences.json",
     "staleness.json",
 }
 PRESETS = {"device": DEVICE, "queue": QUEUE, "client": CLIENT, "worker": WORKER}
@@ -328,6 +337,79 @@ def resolved(case: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def sequences_hold(case: dict[str, Any]) -> None:
+    match case["about"]:
+        case "headers":
+            client_ids, numbers = (
+                [v.encode() for v in case[n]] for n in ("client_ids", "sequences")
+            )
+            if "refused" in case:
+                with pytest.raises(SequenceInvalidError) as caught:
+                    parse_sequence(client_ids, numbers)
+                assert caught.value.kind == case["refused"]
+            else:
+                found = parse_sequence(client_ids, numbers)
+                assert {"client_id": found.client_id, "sequence": found.number} == case["result"]
+        case "device":
+            assert device_result(case) == case["result"]
+        case "run":  # by a server: see below
+            return
+        case other:
+            pytest.fail(f"unknown case: {other}")
+
+
+class RefusingServer:
+    """Refuses the first request as a case says, and accepts the next one."""
+
+    def __init__(self, details: dict[str, Any]) -> None:
+        self._details = details
+        self.numbers: list[int] = []
+
+    def send(self, request: Request) -> Response:
+        self.numbers.append(int(request.headers["X-Sequence"]))
+        headers = {"content-type": "application/json", "x-request-id": "r"}
+        if len(self.numbers) > 1:
+            return Response(201, headers, b"{}")
+        body = {"code": "sequence.violation", "details": self._details, "requestId": "r"}
+        return Response(422, headers, json.dumps(body).encode())
+
+
+def device_result(case: dict[str, Any]) -> dict[str, Any]:
+    """Send one entry of a device whose stream is as the case says."""
+    profile = Profile(name="strict", strict_endpoints=("/things",))
+    server, events = RefusingServer(case["details"]), list[Event]()
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "outbox.db"
+        with OutboxQueue.open(file, profiles=[profile]) as queue:
+            queue.subscribe(events.append)
+            queue.add_user("ada")
+            entry = queue.enqueue(
+                NewEntry(
+                    user_id="ada",
+                    operation="create",
+                    entity_type="thing",
+                    endpoint="/things",
+                    payload={},
+                    profile="strict",
+                )
+            )
+            with closing(sqlite3.connect(file)) as connection, connection:
+                connection.execute(
+                    "INSERT INTO sequence_streams"
+                    " (user_id, stream, client_id, next_number, acknowledged)"
+                    " VALUES ('ada', ?, 'phone', ?, ?)",
+                    (profile.stream_name, case["sent"], case["acknowledged"]),
+                )
+            Drain(queue, server).run("ada")
+            found = queue.get(entry.id)
+    assert server.numbers[0] == case["sent"]
+    sent = server.numbers[1] if len(server.numbers) > 1 else None
+    failed = (found.status, found.last_error) == ("failed", "outcome_unknown")
+    assert failed == (sent is None)
+    rewound = any(event.kind is EventKind.SERVER_REWOUND for event in events)
+    return {"send": sent, "rewound": rewound}
+
+
 HOLDS: dict[str, Callable[[dict[str, Any]], None]] = {
     "batch.json": batch_holds,
     "canonical.json": canonical_holds,
@@ -337,6 +419,7 @@ HOLDS: dict[str, Callable[[dict[str, Any]], None]] = {
     "keys.json": keys_hold,
     "local_ids.json": local_ids_hold,
     "retries.json": retries_hold,
+    "sequences.json": sequences_hold,
     "staleness.json": staleness_holds,
     "transitions.json": transitions_hold,
 }
@@ -453,6 +536,84 @@ async def test_batches_are_run_as_the_vectors_say(tmp_path: Path) -> None:
                 replayed = [result["replayed"] for result in found["results"]]
                 assert replayed == case["replayed"], case["name"]
     await holdfast.close()
+
+
+class NumberedThings:
+    """A server with strict sequences whose handler responds as a header says."""
+
+    def __init__(self, database: str) -> None:
+        self.holdfast = Holdfast(database, tenants=SINGLE_TENANT, policy=Policy(ordering="strict"))
+        self.holdfast.guard_path("POST", "/things", endpoint="things")
+        app = self.holdfast.wrap(self._respond, batch="/batch")
+        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://v")
+
+    async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
+        body = json.loads((await receive())["body"])
+        start = {"type": "http.response.start", "status": body["handler"]}
+        await send(start | {"headers": [(b"content-type", b"application/json")]})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    async def results(self, step: dict[str, Any], prefix: str) -> list[dict[str, Any]]:
+        """Return what a step of a case gets: one request, a batch, or a record that expires."""
+        if "expire" in step:
+            key = f"{prefix}-{step['expire']}"
+            await self.holdfast.store.write(
+                f"DELETE FROM holdfast_idempotency_records WHERE idempotency_key = '{key}'"
+            )
+            self.holdfast.idempotency.memory.clear()
+            return []
+        items = [numbered_item(one, prefix) for one in step.get("batch", [step])]
+        if "batch" in step:
+            found = (await self._client.post("/batch", json={"items": items})).json()["results"]
+            return [one | {"details": one["body"].get("details")} for one in found]
+        (item,) = items
+        headers = {"Idempotency-Key": item["key"]}
+        if "client_id" in item:
+            headers["X-Client-ID"] = item["client_id"]
+        if "sequence" in item:
+            headers["X-Sequence"] = str(item["sequence"])
+        one = await self._client.post("/things", json=item["body"], headers=headers)
+        replayed = one.headers.get("idempotency-replayed") == "true"
+        details = one.json().get("details")
+        return [{"status": one.status_code, "replayed": replayed, "details": details}]
+
+    async def close(self) -> None:
+        await self._client.aclose()
+        await self.holdfast.close()
+
+
+def numbered_item(request: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Return a request of a case as an item. Clients and keys of cases are different ones."""
+    body = {"handler": request.get("handler", 201), "other": request.get("other", False)}
+    if request.get("replayed") and request["status"] >= 400:
+        body["handler"] = request["status"]  # the request whose refusal is replayed
+    item = {"method": "POST", "path": "/things", "key": f"{prefix}-{request['key']}", "body": body}
+    client = request.get("client_id", "phone")
+    members = {"client_id": client and f"{prefix}-{client}", "sequence": request["sequence"]}
+    return item | {name: value for name, value in members.items() if value is not None}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_numbered_requests_are_run_as_the_vectors_say(
+    request: pytest.FixtureRequest, tmp_path: Path, kind: str
+) -> None:
+    is_sqlite = kind == "sqlite"
+    url = f"sqlite:///{tmp_path}/v.db" if is_sqlite else request.getfixturevalue("postgres_url")
+    things = NumberedThings(url)
+    cases = [case for case in load("sequences.json")["cases"] if case["about"] == "run"]
+    assert len(cases) >= 20
+    await things.holdfast.open()
+    for number, case in enumerate(cases):
+        for step in case["requests"]:
+            wanted = [] if "expire" in step else step.get("batch", [step])
+            found = await things.results(step, f"c{number}")
+            for one, result in zip(wanted, found, strict=True):
+                where = f"{case['name']}: {one}, got {result}"
+                assert result["status"] == one["status"], where
+                assert result["replayed"] is one.get("replayed", False), where
+                if one["status"] == 422:
+                    assert result["details"] == one["details"], where
+    await things.close()
 
 
 def run_item(item: dict[str, Any], name: str) -> dict[str, Any]:

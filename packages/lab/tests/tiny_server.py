@@ -15,6 +15,7 @@ from holdfast.core.canonical_json import canonical_json
 from holdfast.core.error_formats import render_error
 from holdfast.core.keys import KeyFormat, parse_key
 from holdfast.core.policy import VOLATILE_FIELDS, ErrorFormat
+from holdfast.core.sequence import parse_sequence
 from holdfast.errors import (
     BatchSkippedError,
     BatchTooLargeError,
@@ -24,6 +25,8 @@ from holdfast.errors import (
     NotFoundError,
     PayloadMismatchError,
     RequestError,
+    SequenceInvalidError,
+    SequenceViolationError,
 )
 
 TENANTS = {"Bearer one-token": "one", "Bearer two-token": "two"}
@@ -58,6 +61,10 @@ class TinyServer:
     prefix: str = ""
     # The body must name an account of the tenant.
     has_accounts: bool = False
+    # Requests are numbered.
+    is_strict: bool = False
+    # By tenant and client: the keys of its numbers, the first one of number 1.
+    streams: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     records: dict[tuple[str, str], Record] = field(default_factory=dict)
     orders: dict[str, str] = field(default_factory=dict)
     locks: dict[tuple[str, str], asyncio.Lock] = field(default_factory=dict)
@@ -117,7 +124,15 @@ class TinyServer:
         ):
             return await self.process(record_id, fingerprint, body_hash, tenant or "", request_id)
         async with self.locks.setdefault(record_id, asyncio.Lock()):
-            return await self.process(record_id, fingerprint, body_hash, tenant or "", request_id)
+            if not self.is_strict:
+                return await self.process(
+                    record_id, fingerprint, body_hash, tenant or "", request_id
+                )
+            numbers = TinySequence(self, headers, tenant or "", key)
+            if self.broken == "uses numbers without locks":
+                return await numbers.process(record_id, fingerprint, body_hash, request_id)
+            async with self.locks.setdefault(numbers.stream, asyncio.Lock()):
+                return await numbers.process(record_id, fingerprint, body_hash, request_id)
 
     def read(self, path: str, tenant: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         if self.orders.get(path) != tenant and self.broken != "shows orders to all tenants":
@@ -220,6 +235,70 @@ class TinyServer:
         return record.status, headers, record.body
 
 
+class TinySequence:
+    """The number of one request to a tiny server with a strict order."""
+
+    def __init__(
+        self, server: TinyServer, headers: list[tuple[bytes, bytes]], tenant: str, key: str
+    ) -> None:
+        self.server, self.broken = server, server.broken
+        self.tenant, self.key = tenant, key
+        self.client_ids = [value for name, value in headers if name == b"x-client-id"]
+        self.numbers = [value for name, value in headers if name == b"x-sequence"]
+        owner = "all" if self.broken == "shares clients between tenants" else tenant
+        self.stream = (f"client {owner}", b",".join(self.client_ids).decode("latin-1"))
+
+    async def process(
+        self, record_id: tuple[str, str], fingerprint: str, body_hash: str, request_id: str
+    ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        used = self.server.streams.setdefault(self.stream, [])
+        number = self.parse(used)
+        self.check(number, used, self.server.records.get(record_id), fingerprint)
+        response = await self.server.process(
+            record_id, fingerprint, body_hash, self.tenant, request_id
+        )
+        if number == len(used) + 1:
+            used.append(self.key)
+        return response
+
+    def parse(self, used: list[str]) -> int:
+        try:
+            return parse_sequence(self.client_ids, self.numbers).number
+        except SequenceInvalidError as error:
+            if self.broken == "numbers what has no number":
+                return len(used) + 1
+            if self.broken == "names no required headers":
+                raise BodyInvalidError(error.message) from None
+            raise
+
+    def check(self, number: int, used: list[str], record: Record | None, request: str) -> None:
+        """Raise unless the request may run or be replayed."""
+        expected = len(used) + 1
+        if self.broken == "begins with any number" and expected == 1:
+            return
+        is_known = number < expected
+        if record is not None and record.fingerprint != request:
+            return
+        if is_known and used[number - 1] == self.key and self.broken != "forgets used numbers":
+            return
+        if number == expected and record is None and self.broken != "runs no second number":
+            return
+        if number == expected and record is None and expected == 1:
+            return
+        if self.broken in {"ignores gaps", "replays with any number", "reuses numbers"} and (
+            {"ignores gaps": number > expected, "reuses numbers": is_known}.get(
+                self.broken, record is not None
+            )
+        ):
+            return
+        details: dict[str, Any] = {"expected": expected}
+        if is_known:
+            details["used_by"] = "this_key" if used[number - 1] == self.key else "other_key"
+        if self.key in used and used.index(self.key) + 1 != number:
+            details["key_sequence"] = used.index(self.key) + 1
+        raise SequenceViolationError("not the next number", details=details)
+
+
 class TinyBatch:
     """The batch endpoint of a tiny server: runs the items one after another."""
 
@@ -275,8 +354,8 @@ class TinyBatch:
             is_done = status < 300
             if "local_id" in item:
                 self.ids[item["local_id"]] = content["id"] if is_done else None
-            if not is_done and "lane" in item:
-                self.failed_lanes.add(item["lane"])
+            if not is_done:
+                self.failed_lanes |= self.lanes_of(item)
         return {
             "status": status,
             "headers": {name.decode(): value.decode() for name, value in headers},
@@ -289,7 +368,7 @@ class TinyBatch:
     ) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
         check_item(item)
         key = item["key"]
-        if item.get("lane") in self.failed_lanes and self.broken != "runs lanes to their end":
+        if self.lanes_of(item) & self.failed_lanes and self.broken != "runs lanes to their end":
             if self.broken == "stores what it skips":
                 tenant = TENANTS[given[0][1].decode()]
                 self.server.records[tenant, key] = Record("", "", 424, [], b"{}", request_id)
@@ -305,12 +384,19 @@ class TinyBatch:
             key += "-batch"
         scope = {"method": "POST", "path": "/orders", "query_string": b""}
         headers = [*given, (b"idempotency-key", key.encode())]
+        if "client_id" in item:
+            headers.append((b"x-client-id", item["client_id"].encode()))
+            headers.append((b"x-sequence", str(item["sequence"]).encode()))
         try:
             return await self.server.serve(scope, headers, sent, request_id)
         except PayloadMismatchError:
             if self.broken == "ends after a conflict":
                 raise BrokenServerError(500, "server.internal", "the batch has failed") from None
             raise
+
+    def lanes_of(self, item: dict[str, Any]) -> set[str]:
+        names = ("lane",) if self.broken == "runs clients to their end" else ("lane", "client_id")
+        return {f"{name} {item[name]}" for name in names if name in item}
 
     def resolve(self, item: dict[str, Any]) -> tuple[str, bytes]:
         text = json.dumps([item["path"], item.get("body")])
@@ -330,6 +416,7 @@ class TinyBatch:
 def check_item(item: Any) -> None:
     """Raise for an item that cannot be read."""
     members = {"method", "path", "key", "headers", "body", "lane", "local_id"}
+    members |= {"client_id", "sequence"}
     if not isinstance(item, dict) or not {"method", "path"} <= set(item) <= members:
         raise BodyInvalidError("this is no item")
     for name, value in item.get("headers", {}).items():

@@ -107,9 +107,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     run = DirectRoute.run
 
-    async def counted(self: DirectRoute, request: Any, *rest: Any) -> None:
+    async def counted(self: DirectRoute, request: Any, *rest: Any) -> Any:
         found[request.execution.request.endpoint] += 1
-        await run(self, request, *rest)
+        return await run(self, request, *rest)
 
     monkeypatch.setattr(DirectRoute, "run", counted)
     return found

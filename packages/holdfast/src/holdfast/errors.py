@@ -368,7 +368,15 @@ class SupersededError(StoreError):
 
 
 class CommitUnknownError(StoreError):
-    """The connection died during COMMIT: check whether it was committed before responding."""
+    """The connection died during COMMIT: check whether it was committed before responding.
+
+    With ``is_cut`` the connection was closed because COMMIT took too long. The server still works
+    on it, so that a look-up now would only wait again.
+    """
+
+    def __init__(self, message: str, *, is_cut: bool = False) -> None:
+        super().__init__(message)
+        self.is_cut = is_cut
 
 
 class JobError(HoldfastError):

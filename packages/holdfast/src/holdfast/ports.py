@@ -16,6 +16,8 @@ from holdfast.errors import StoreUnavailableError
 
 __all__ = [
     "BreakerMetrics",
+    "BrokerEngine",
+    "BrokerMetrics",
     "Chunk",
     "ChunkStore",
     "Claim",
@@ -366,6 +368,8 @@ class EpochReading(msgspec.Struct, frozen=True):
     position: int | None = None
     # The position is below one that was seen before: commits were lost.
     went_back: bool = False
+    # Another server was promoted since; the connection must not be used.
+    is_replaced: bool = False
 
 
 @runtime_checkable
@@ -580,6 +584,28 @@ class BreakerMetrics(Protocol):
 
     def breaker_changed(self, *, is_open: bool) -> None:
         """Count that the breaker has opened, or note that it is closed again."""
+
+
+@runtime_checkable
+class BrokerMetrics(Protocol):
+    """Records how a broker of jobs is bypassed; must not raise and must not block.
+
+    Optional: a ``JobMetrics`` object that has these methods gets the calls.
+    """
+
+    def broker_changed(self, *, is_silent: bool) -> None:
+        """Count that the broker has fallen silent, or note that it responds again."""
+
+    def jobs_bypassed_broker(self, jobs: int) -> None:
+        """Count jobs that were leased from the table although there is a broker."""
+
+
+@runtime_checkable
+class BrokerEngine(Protocol):
+    """An engine with a broker. Optional: an ``Engine`` that has this method gets the call."""
+
+    def report_to(self, metrics: BrokerMetrics) -> None:
+        """Report silence of the broker to these metrics."""
 
 
 @runtime_checkable

@@ -235,7 +235,7 @@ async def test_worker_starts_without_a_broker_and_logs_it_once(effect_lab, own_n
     caplog.set_level(logging.DEBUG, "holdfast.jobs")
     nats = NatsLab(own_nats.url())
     own_nats.stop()
-    await effect_lab.start_worker(engine=nats.engine())
+    await effect_lab.start_worker(engine=nats.engine(table_after_seconds=600.0))
     job_id = await effect_lab.enqueued(resource_id="one")
 
     def logged(text: str) -> int:
@@ -295,7 +295,7 @@ async def test_deleted_stream_and_consumer_are_created_again(effect_lab, nats):
 
 
 @ON_SQLITE
-async def test_take_only_waits_without_a_broker(lab, own_nats):
+async def test_take_only_waits_until_a_missing_broker_is_bypassed(lab, own_nats):
     engine = NatsLab(own_nats.url()).engine_of(lab.job_store, "default")
     own_nats.stop()
     await engine.open()
@@ -314,7 +314,7 @@ async def test_take_only_waits_without_a_broker(lab, own_nats):
 async def test_stream_that_is_not_a_work_queue_is_refused_in_the_log(effect_lab, nats, caplog):
     async with nats.broker() as broker:
         await broker.add_stream(StreamConfig(name=nats.stream, subjects=[f"{nats.subject}.>"]))
-    await effect_lab.start_worker(engine=nats.engine())
+    await effect_lab.start_worker(engine=nats.engine(table_after_seconds=600.0))
     job_id = await effect_lab.enqueued()
 
     async def is_logged() -> bool:
@@ -352,6 +352,7 @@ async def test_full_stream_is_logged_once_and_retried(effect_lab, nats, caplog):
         {"subject": "jobs.>"},
         {"subject": ""},
         {"again_after_seconds": 0},
+        {"table_after_seconds": 0},
     ],
 )
 def test_invalid_settings_are_refused_at_once(wrong, tmp_path: Path):

@@ -25,6 +25,8 @@ def make_broker(url: str = "nats://127.0.0.1:1") -> Broker:
         replicas=None,
         options={},
         on_new_stream=nothing,
+        silent_after_seconds=5,
+        on_silence=lambda _: None,
     )
 
 

@@ -17,7 +17,7 @@ from packages.holdfast.tests.support.nats_harness import NatsLab
 
 AGO = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 - :seconds * 1000 AS INTEGER)",
-    "postgresql": "clock_timestamp() - make_interval(secs => :seconds::float8)",
+    "postgresql": "statement_timestamp() - make_interval(secs => :seconds::float8)",
 }
 
 
@@ -61,6 +61,8 @@ class RelayLab:
             replicas=None,
             options={},
             on_new_stream=self._nothing,
+            silent_after_seconds=5,
+            on_silence=lambda _: None,
         )
         self.relay = self.another()
 

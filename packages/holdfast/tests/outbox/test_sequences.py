@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fastapi.responses import JSONResponse
 from holdfast import Holdfast, Policy, Principal
 from holdfast.core.outbox_entry import Entry, NewEntry
 from holdfast.core.retry import Jitter, RetryPolicy
+from holdfast.core.sequence import Ordering
 from holdfast.errors import ConfigurationError, OutboxError
 from holdfast.outbox import Event, EventKind, OutboxQueue, Profile, QueueSettings
 from holdfast.outbox.batch_offer import BatchOffer
@@ -25,6 +27,7 @@ from holdfast.outbox.transport import NoResponse, Response
 from holdfast.outbox.transport import Request as Sent
 
 STRICT = Profile(name="strict", strict_endpoints=("/numbered", "/numbered/*"))
+ON_DEMAND = replace(STRICT, numbers_on_demand=True)
 AT_ONCE = RetryPolicy(first_seconds=0.001, ceiling_seconds=0.001, jitter=Jitter.PLUS_MINUS)
 USER = "ada"
 
@@ -36,10 +39,10 @@ class KilledError(BaseException):
 class App:
     """A guarded app on an event loop in a thread."""
 
-    def __init__(self, database: str) -> None:
+    def __init__(self, database: str, ordering: Ordering = "strict") -> None:
         self.holdfast = Holdfast(
             database,
-            policy=Policy(ordering="strict", wait=timedelta(seconds=30)),
+            policy=Policy(ordering=ordering, wait=timedelta(seconds=30)),
             identify=lambda _: Principal(USER, USER),
             sweep_every_seconds=None,
         )
@@ -109,8 +112,11 @@ def app(tmp_path: Path) -> Iterator[App]:
 class Device:
     """A device whose sends pass ``through``: a function that may lose them."""
 
-    def __init__(self, path: Path, app: App, *, batch: bool = False) -> None:
+    def __init__(
+        self, path: Path, app: App, *, batch: bool = False, profile: Profile = STRICT
+    ) -> None:
         self.app = app
+        self._profile = profile
         self._path, self._batch = path, batch
         self.sent: list[Sent] = []
         self.events: list[Event] = []
@@ -120,7 +126,7 @@ class Device:
 
     def open(self) -> None:
         settings = QueueSettings(batch=self._batch)
-        self.queue = OutboxQueue.open(self._path, settings=settings, profiles=[STRICT])
+        self.queue = OutboxQueue.open(self._path, settings=settings, profiles=[self._profile])
         self.queue.subscribe(self.events.append)
         if self._batch:
             self.queue.save_batch_offer("", BatchOffer("/batch", 200, 86_400))
@@ -251,6 +257,64 @@ def test_profile_checks_its_strict_endpoints() -> None:
     for wrong in ("/orders", ("orders",), (1,)):
         with pytest.raises(ConfigurationError, match="strict_endpoints"):
             Profile(name="wrong", strict_endpoints=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="numbers_on_demand"):
+        Profile(name="wrong", numbers_on_demand=True)
+
+
+@pytest.mark.parametrize("batch", [False, True], ids=["singly", "batches"])
+def test_numbers_on_demand_begin_with_the_first_refusal(
+    tmp_path: Path, app: App, batch: bool
+) -> None:
+    path = tmp_path / "outbox.db"
+    device = Device(path, app, batch=batch, profile=ON_DEMAND)
+    for name in "abc":
+        device.add(name)
+    device.drain()
+    assert device.statuses() == dict.fromkeys("abc", "succeeded")
+    assert app.done == ["a", "b", "c"]
+    assert app.last_number() == 3
+    if not batch:
+        numbers = [request.headers.get("X-Sequence") for request in device.sent]
+        assert numbers == [None, "1", "2", "3"]
+    # Another process knows that the server demands numbers.
+    device.queue.close()
+    device.open()
+    device.sent.clear()
+    device.add("d")
+    device.drain()
+    assert len(device.sent) == 1
+    assert app.last_number() == 4
+    device.queue.close()
+
+
+def test_numbers_on_demand_are_not_sent_to_a_server_without_sequences(tmp_path: Path) -> None:
+    """Until it demands them: then what may have happened without a number is not sent again."""
+    plain = App(f"sqlite:///{tmp_path}/app.db", ordering="none")
+    device = Device(tmp_path / "outbox.db", plain, profile=ON_DEMAND)
+    device.add("a")
+    device.drain()
+    assert [set(request.headers) & {"X-Client-ID", "X-Sequence"} for request in device.sent] == [
+        set()
+    ]
+
+    def lose(request: Sent) -> NoResponse:
+        plain.send(request)
+        return NoResponse("cut")
+
+    device.through = lose
+    device.add("b")
+    Drain(device.queue, device, None, retry=AT_ONCE).run(USER)
+    plain.close()
+    strict = App(f"sqlite:///{tmp_path}/app.db")
+    device.through = strict.send
+    device.add("c")
+    device.drain()
+    assert device.statuses() == {"a": "succeeded", "b": "failed", "c": "succeeded"}
+    (unknown,) = device.queue.entries(USER, status="failed")
+    assert (unknown.last_error, unknown.outcome_unknown) == ("outcome_unknown", True)
+    assert (plain.done, strict.done) == (["a", "b"], ["c"])
+    device.queue.close()
+    strict.close()
 
 
 class Chaos:

@@ -1,8 +1,9 @@
 """Handlers that are called directly respond as those called by FastAPI, and only where they can."""
 
+import json
 import logging
 from collections.abc import Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import date
 from enum import Enum
 from pathlib import Path
@@ -78,11 +79,11 @@ def second(response: Response, token: Annotated[str, Depends(first)], page: int 
     return token * 2
 
 
-def build(url: str, *, direct: bool) -> tuple[FastAPI, Holdfast]:  # noqa: C901
+def build(url: str, *, direct: bool, batch: BatchOptions | None = None) -> tuple[FastAPI, Holdfast]:  # noqa: C901
     """Build an app with a route for each way to write one."""
     holdfast = Holdfast(url, tenants=SINGLE_TENANT)
     app = FastAPI()
-    holdfast.install(app, direct=direct)
+    holdfast.install(app, direct=direct, batch=batch)
     included = APIRouter(prefix="/in/{where}", dependencies=[Depends(first)])
 
     @app.exception_handler(TeapotError)
@@ -215,9 +216,9 @@ async def test_responses_are_those_of_fastapi(
     called = set()
     run = DirectRoute.run
 
-    async def counted(self: DirectRoute, request: Any, *rest: Any) -> None:
+    async def counted(self: DirectRoute, request: Any, *rest: Any) -> Any:
         called.add(request.execution.request.endpoint)
-        await run(self, request, *rest)
+        return await run(self, request, *rest)
 
     monkeypatch.setattr(DirectRoute, "run", counted)
     async with AsyncExitStack() as stack:
@@ -241,6 +242,42 @@ async def test_responses_are_those_of_fastapi(
         assert called == {route.endpoint for route in holdfast.table().routes}
         for client in clients:
             await client.aclose()
+
+
+async def test_items_of_a_batch_respond_as_by_fastapi(tmp_path: Path) -> None:
+    """Every request as an item of a chunk: without ASGI messages, and through the whole app."""
+    items = []
+    for number, (method, path, body, headers) in enumerate(requests()):
+        if headers["content-type"] != "application/json" or body[:1] not in (b"{", b"["):
+            continue
+        with suppress(ValueError):
+            content = json.loads(body)
+            items.append({"method": method, "path": path, "key": f"k-{number}", "body": content})
+    found = []
+    for name in ("direct", "fastapi"):
+        is_direct = name == "direct"
+        url = f"sqlite:///{tmp_path}/{name}.db"
+        app, holdfast = build(url, direct=is_direct, batch=BatchOptions(direct=is_direct))
+        await holdfast.open()
+        results = []
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            for at in range(0, len(items), 40):
+                # The second time they are replays.
+                for _ in range(2):
+                    response = await client.post("/batch", json={"items": items[at : at + 40]})
+                    results += response.json()["results"]
+        await holdfast.close()
+        for result in results:
+            for header in ("x-request-id", "x-correlation-id", "x-original-request-id"):
+                result["headers"].pop(header, None)
+            if isinstance(result["body"], dict):  # of an error
+                result["body"].pop("requestId", None)
+        found.append(results)
+    assert len(found[0]) == 2 * len(items)
+    for ours, theirs in zip(*found, strict=True):
+        assert ours == theirs
+    assert {result["status"] for result in found[0]} >= {200, 204, 418, 422, 500}
 
 
 class OwnRoute(APIRoute):

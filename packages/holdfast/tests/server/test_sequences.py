@@ -155,6 +155,10 @@ async def test_missing_and_malformed_headers_are_400(tmp_path: Path) -> None:
             refused = await lab.send("a", headers=encoded)
             assert (refused.status_code, refused.json()["code"]) == (400, "request.invalid")
             assert "X-Client-ID" in refused.text or "X-Sequence" in refused.text
+            # For a client that does not know that requests are numbered here.
+            is_missing = not {"X-Client-ID", "X-Sequence"} <= set(headers)
+            required = ["X-Client-ID", "X-Sequence"] if is_missing else None
+            assert refused.json()["details"].get("required_headers") == required
         assert lab.runs == await lab.records() == []
 
 

@@ -19,6 +19,7 @@ from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.testing.store_contract import StoreContract
+from packages.holdfast.tests.support.citus import CITUS_URL, empty_citus
 
 
 class TestSqliteStore(StoreContract):
@@ -31,6 +32,15 @@ class TestPostgresStore(StoreContract):
     @pytest.fixture
     def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
         return lambda: PostgresStore(clean_postgres_url)
+
+
+if CITUS_URL:
+
+    class TestPostgresStoreOnCitus(StoreContract):
+        @pytest.fixture
+        async def new_store(self) -> Callable[[], Store]:
+            url = await empty_citus()
+            return lambda: PostgresStore(url)
 
 
 class TestPsycopgStore(StoreContract):

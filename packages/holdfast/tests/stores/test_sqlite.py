@@ -499,3 +499,104 @@ async def test_processes_that_open_a_new_file_at_once_all_succeed(path):
     )
     assert [process.returncode for process in processes] == [0] * 4, outputs
     assert len({out for out, _ in outputs}) == 1
+
+
+async def test_single_request_is_served_before_waiting_chunks(store):
+    """A chunk that has run a few requests ends; those that wait come after single requests."""
+    begun: list[str] = []
+
+    async def chunk(name: str) -> None:
+        waiting = await store.begin_chunk()
+        await waiting.claim([a_record(name).id], NOW)
+        begun.append(name)
+        await waiting.rollback()
+
+    async def single(name: str) -> None:
+        unit = await store.begin()
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('x')")
+        begun.append(name)
+        await unit.rollback()
+
+    first = await store.begin_chunk()
+    await first.claim([a_record("first").id], NOW)
+    others = [asyncio.create_task(chunk(name)) for name in ("second", "third")]
+    await asyncio.sleep(0.05)
+    for _ in range(6):  # only chunks wait
+        await (await first.begin_item()).commit(None, None)
+        assert not first.must_end
+    others.append(asyncio.create_task(single("single")))
+    await asyncio.sleep(0.05)
+    assert first.must_end
+    await first.rollback()
+    await asyncio.gather(*others)
+    assert begun == ["single", "second", "third"]
+
+
+async def test_chunk_runs_some_requests_before_it_ends_early(store):
+    chunk = await store.begin_chunk()
+    await chunk.claim([a_record("key").id], NOW)
+    unit = await store.begin()
+    waiting = asyncio.create_task(unit.transaction.execute("INSERT INTO t (value) VALUES ('x')"))
+    await asyncio.sleep(0.05)
+    ends = []
+    for _ in range(5):
+        await (await chunk.begin_item()).commit(None, None)
+        ends.append(chunk.must_end)
+    assert ends == [False, False, False, True, True]
+    await chunk.rollback()
+    await waiting
+    await unit.rollback()
+
+
+async def test_single_request_in_a_group_does_not_wait_for_a_chunk(store):
+    """Its commit comes before the next chunk begins, however long that takes."""
+    unit = await store.begin()
+    await unit.transaction.execute("INSERT INTO t (value) VALUES ('x')")
+    chunk = await store.begin_chunk()
+    claiming = asyncio.create_task(chunk.claim([a_record("key").id], NOW))
+    await asyncio.sleep(0.05)
+    async with asyncio.timeout(30):
+        await unit.commit(None, None)  # the chunk does not end before
+        await claiming
+    await chunk.rollback()
+    assert await count(store) == 1
+
+
+async def test_chunk_gets_its_turn_among_many_single_requests(store):
+    begun: list[str] = []
+
+    async def single(number: int) -> None:
+        unit = await store.begin()
+        await unit.transaction.execute("INSERT INTO t (value) VALUES ('x')")
+        begun.append(str(number))
+        await unit.rollback()
+
+    async def run_chunk() -> None:
+        chunk = await store.begin_chunk()
+        await chunk.claim([a_record("key").id], NOW)
+        begun.append("chunk")
+        await chunk.rollback()
+
+    first = await store.begin()
+    await first.transaction.execute("INSERT INTO t (value) VALUES ('x')")
+    waiting = [asyncio.create_task(run_chunk())]
+    waiting += [asyncio.create_task(single(number)) for number in range(40)]
+    await asyncio.sleep(0.05)
+    await first.rollback()
+    await asyncio.gather(*waiting)
+    assert begun.index("chunk") == 16
+
+
+async def test_refused_item_that_only_the_next_one_follows_is_undone(store):
+    """The savepoint of an item is released with the first statement of the next one."""
+    insert = "INSERT INTO t (value) VALUES (:value)"
+    chunk = await store.begin_chunk()
+    await chunk.claim([a_record("key").id], NOW)
+    for value, is_kept in (("a", True), (None, False), ("b", False), ("c", True), (None, False)):
+        unit = await chunk.begin_item()
+        if value is not None:
+            await unit.transaction.execute(insert, {"value": value})
+        await (unit.commit(None, None) if is_kept else unit.rollback())
+    await chunk.commit([], [])
+    rows = await store.read("SELECT value FROM t ORDER BY id")
+    assert [row["value"] for row in rows] == ["a", "c"]

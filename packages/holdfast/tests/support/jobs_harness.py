@@ -42,7 +42,7 @@ _SERIAL = {
 }
 _IN_SECONDS = {
     "sqlite": "CAST((julianday('now') - 2440587.5) * 86400000 + :seconds * 1000 AS INTEGER)",
-    "postgresql": "clock_timestamp() + make_interval(secs => :seconds::float8)",
+    "postgresql": "statement_timestamp() + make_interval(secs => :seconds::float8)",
 }
 
 

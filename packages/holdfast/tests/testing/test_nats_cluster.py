@@ -1,6 +1,8 @@
 """The cluster of the test kit: three nodes that agree, and a server that can be robbed."""
 
 import json
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -29,6 +31,46 @@ def test_three_nodes_keep_a_stream_and_know_its_leader():
         directories = [node.directory for node in cluster.nodes]
     assert not any(directory.exists() for directory in directories)
     cluster.close()
+
+
+def test_an_isolated_node_takes_no_messages_until_the_network_is_healed():
+    config = {"name": "split", "subjects": ["split.>"], "num_replicas": 3, "storage": "file"}
+    with RealNatsCluster() as cluster:
+        made = cluster.nodes[0].request("$JS.API.STREAM.CREATE.split", json.dumps(config).encode())
+        assert made["config"]["num_replicas"] == 3
+        leader = cluster.leader("split")
+        cluster.isolate(leader)
+        others = [node for node in cluster.nodes if node is not leader]
+        # The other two elect one of themselves; the old leader is not told.
+        new = others_leader(others, "split")
+        assert new in {node.server_name for node in others}
+        assert others[0].request("split.one", b"1")["seq"] == 1
+        with pytest.raises(OSError):
+            leader.request("split.two", b"2")
+        cluster.heal_network()
+        deadline = time.monotonic() + 60
+        while current_replicas(others[0], "split") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+def others_leader(nodes, stream: str) -> str:
+    deadline = time.monotonic() + 60
+    while True:
+        with suppress(OSError):
+            leader = nodes[0].request(f"$JS.API.STREAM.INFO.{stream}")["cluster"]["leader"]
+            if leader in {node.server_name for node in nodes}:
+                return str(leader)
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def current_replicas(node: RealNats, stream: str) -> int:
+    """How many followers have all messages."""
+    with suppress(OSError):
+        cluster = node.request(f"$JS.API.STREAM.INFO.{stream}")["cluster"]
+        return sum(replica["current"] for replica in cluster["replicas"])
+    return 0
 
 
 def test_cluster_that_cannot_start_leaves_no_files(monkeypatch):

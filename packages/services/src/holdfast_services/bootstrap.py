@@ -1,6 +1,9 @@
 """Create the store and the ``Holdfast`` of a worker. Imports no web framework."""
 
+from typing import Any
+
 from holdfast import Holdfast, open_store
+from holdfast.errors import ConfigurationError
 from holdfast.ports import Metrics, Store
 from holdfast.stores.urls import parse_store_url
 from holdfast_services.jobs import register_jobs
@@ -28,7 +31,12 @@ def create_holdfast(settings: Settings, *, metrics: Metrics | None = None) -> Ho
 def create_store(settings: Settings) -> Store:
     """Create the store of all services, not opened yet."""
     target = parse_store_url(settings.database_url)
-    options = {} if target.database == "sqlite" else {"max_connections": _connections(settings)}
+    if target.database == "sqlite" and settings.require_durability is not None:
+        raise ConfigurationError(
+            "SQLite has no standby, so HOLDFAST_REQUIRE_DURABILITY=replicated needs PostgreSQL: "
+            "write --database postgresql://…"
+        )
+    options = {} if target.database == "sqlite" else _postgres_options(settings)
     return open_store(
         settings.database_url,
         table_prefix=target.table_prefix or settings.table_prefix or None,
@@ -36,6 +44,17 @@ def create_store(settings: Settings) -> Store:
         migration_packages=migration_packages(),
         **options,
     )
+
+
+def _postgres_options(settings: Settings) -> dict[str, Any]:
+    return {
+        "max_connections": _connections(settings),
+        "connect_seconds": settings.database_connect_seconds,
+        "claim_seconds": settings.database_claim_seconds,
+        "statement_seconds": settings.database_statement_seconds,
+        "commit_seconds": settings.database_commit_seconds,
+        "require_durability": settings.require_durability,
+    }
 
 
 def _connections(settings: Settings) -> int:

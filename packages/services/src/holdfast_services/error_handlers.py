@@ -113,8 +113,9 @@ class ErrorMiddleware:
             if status:  # the response has begun, so the connection can only be closed
                 raise
             await _send_internal(scope, head, send_and_note_status)
-        seconds = time.perf_counter() - started
-        log_item(ItemReport(_head(scope), scope["method"], scope["path"], status, seconds))
+        if _log.isEnabledFor(logging.INFO):
+            seconds = time.perf_counter() - started
+            log_item(ItemReport(_head(scope), scope["method"], scope["path"], status, seconds))
 
 
 def log_item(report: ItemReport) -> None:

@@ -55,7 +55,7 @@ def make_worker(
 ) -> Worker:
     """Create a worker that gets jobs from NATS if ``nats_url`` is set, else from the database."""
     if settings.nats_url is not None:
-        options["engine"] = _jetstream(settings.nats_url)
+        options["engine"] = _jetstream(settings.nats_url, settings.jobs_table_after_seconds)
     return holdfast.worker(
         queues=queues or None,
         concurrency=settings.jobs_concurrency,
@@ -67,13 +67,20 @@ def make_worker(
     )
 
 
-def _jetstream(url: str) -> EngineMaker:
+def _jetstream(url: str, table_after_seconds: float) -> EngineMaker:
     try:
         from holdfast.jobs.engines.jetstream import JetStreamEngine  # noqa: PLC0415 - optional
     except ImportError as error:
         raise ConfigurationError('NATS needs its driver: pip install "holdfast[nats]"') from error
 
     def make(table: Any, queues: Any, worker: str, lease_seconds: float) -> JetStreamEngine:
-        return JetStreamEngine(table, queues, worker=worker, lease_seconds=lease_seconds, url=url)
+        return JetStreamEngine(
+            table,
+            queues,
+            worker=worker,
+            lease_seconds=lease_seconds,
+            url=url,
+            table_after_seconds=table_after_seconds,
+        )
 
     return make

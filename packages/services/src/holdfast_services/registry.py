@@ -87,6 +87,12 @@ SERVICES: Final = (
 )
 
 
+# Of each path: the path, what the paths below it begin with, and its service.
+_PREFIXES: Final = tuple(
+    (prefix, prefix + "/", service) for service in SERVICES for prefix in service.paths
+)
+
+
 def migration_packages() -> list[tuple[str, str]]:
     """Return the name and the package of each service's migrations, for ``open_store``."""
     return [(service.name, f"{service.package}.migrations") for service in SERVICES]
@@ -99,8 +105,7 @@ def tenant_tables() -> Mapping[str, Sequence[TenantTable]]:
 
 def service_for_path(path: str) -> Service | None:
     """Return the service that has this path, or None."""
-    for service in SERVICES:
-        for prefix in service.paths:
-            if path == prefix or path.startswith(prefix + "/"):
-                return service
+    for prefix, below, service in _PREFIXES:
+        if path.startswith(below) or path == prefix:
+            return service
     return None

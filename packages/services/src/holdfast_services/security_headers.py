@@ -16,6 +16,7 @@ _HEADERS: Final = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_NAMES: Final = frozenset(name for name, _ in _HEADERS)
 _NO_STORE: Final = (b"cache-control", b"no-store")
 # A client may keep a response that has a version, and revalidates it before each use.
 _REVALIDATE: Final = (b"cache-control", b"private, no-cache")
@@ -42,8 +43,11 @@ class SecurityHeadersMiddleware:
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 headers = list(message.get("headers", ()))
-                present = {bytes(name).lower() for name, _ in headers}
-                headers += [header for header in _HEADERS if header[0] not in present]
+                present = {name.lower() for name, _ in headers}
+                if _NAMES.isdisjoint(present):
+                    headers += _HEADERS
+                else:
+                    headers += [header for header in _HEADERS if header[0] not in present]
                 if b"cache-control" not in present:
                     headers.append(_REVALIDATE if is_read and b"etag" in present else _NO_STORE)
                 message["headers"] = headers

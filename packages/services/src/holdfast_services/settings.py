@@ -118,6 +118,14 @@ class Settings(
     )
     table_prefix: str | None = Field(None, description="a prefix such as acme_")
     table_schema: str | None = Field(None, description="the name of a schema of PostgreSQL")
+    # Limits for a PostgreSQL that does not respond; 0 is no limit.
+    database_connect_seconds: float = Field(
+        5.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
+    )
+    database_claim_seconds: Seconds = Field(5.0, description=_SECONDS)
+    database_statement_seconds: Seconds = Field(30.0, description=_SECONDS)
+    database_commit_seconds: Seconds = Field(10.0, description=_SECONDS)
+    require_durability: Literal["replicated"] | None = Field(None, description="replicated")
     redis_url: str | None = Field(None, description=_URL)
     nats_url: str | None = Field(None, description=_URL)
     home: Path = Field(Path(".holdfast"), description="a directory")
@@ -218,6 +226,9 @@ class Settings(
     )
     jobs_poll_seconds: float = Field(
         1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
+    )
+    jobs_table_after_seconds: float = Field(
+        5.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
     )
     jobs_payload_bytes: Bytes = Field(256 * 1024, description=_BYTES)
     jobs_keep_done_days: float = Field(

@@ -48,6 +48,7 @@ def test_setting_and_profile_name_the_same_endpoints(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("HOLDFAST_WALK_ORDERING", "loose")
     with pytest.raises(ConfigurationError, match=r"HOLDFAST_WALK_ORDERING.*none or strict"):
         load_settings()
-    assert not PROFILE.is_strict_endpoint("/tree/allocate")
-    assert STRICT_PROFILE.is_strict_endpoint("/quest/quest.001/step/2/advance")
-    assert not STRICT_PROFILE.is_strict_endpoint("/quest/start")
+    for profile in (PROFILE, STRICT_PROFILE):
+        assert profile.is_strict_endpoint("/quest/quest.001/step/2/advance")
+        assert not profile.is_strict_endpoint("/quest/start")
+    assert (PROFILE.numbers_on_demand, STRICT_PROFILE.numbers_on_demand) == (True, False)

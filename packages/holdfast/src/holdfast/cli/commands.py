@@ -138,13 +138,17 @@ def hash_(file: JsonFile = None, volatile: Volatile = None) -> None:
     print(sha256(canonical_of(file, volatile or [])).hexdigest())
 
 
-def migrate(
+def migrate(  # noqa: PLR0917 - typer turns the parameters into options
     context: typer.Context,
     database: Database = DEFAULT_DATABASE,
     app: App = None,
     services: Annotated[
         bool,
         typer.Option("--services", help="Also create the tables of installed services."),
+    ] = False,
+    citus: Annotated[
+        bool,
+        typer.Option("--citus", help="Distribute the tables over the nodes of Citus, by tenant."),
     ] = False,
     json: Json = False,
 ) -> None:
@@ -157,6 +161,10 @@ def migrate(
     schema of the URL, or HOLDFAST_TABLE_PREFIX and HOLDFAST_TABLE_SCHEMA, say how the tables are
     named.
 
+    With --citus, on the coordinator: tables with rows of tenants are distributed by tenant, the
+    others are copied to every node. Rows are moved; writers wait meanwhile. Tables that are
+    distributed already are left alone.
+
     Examples:
         holdfast migrate --app shop.main:holdfast
 
@@ -164,11 +172,13 @@ def migrate(
 
         holdfast migrate --database "postgresql://me@localhost/shop?schema=holdfast"
 
+        holdfast migrate --citus --database postgresql://me@coordinator/shop
+
     """
     from holdfast.cli.database import migrate as run
 
     target = choose_target(context, app=app, database=database)
-    run(target, with_services=services, as_json=json)
+    run(target, with_services=services, on_citus=citus, as_json=json)
 
 
 def sweep(  # noqa: PLR0917 - typer turns the parameters into options

@@ -12,19 +12,27 @@ from pathlib import Path
 from typing import Any, Final, TypedDict, cast
 
 from holdfast import open_store
-from holdfast.cli.output import CommandError, print_json, print_table, redact_password
+from holdfast.cli.output import (
+    CommandError,
+    print_json,
+    print_table,
+    print_warning,
+    redact_password,
+)
 from holdfast.cli.plugins import declared_by_packages
 from holdfast.cli.target import AppTarget, Target, describe_target
 from holdfast.clock import SystemClock
 from holdfast.core.audit_chain import AuditKeys
 from holdfast.core.idempotency_record import RecordId
-from holdfast.errors import HoldfastError
+from holdfast.errors import ConfigurationError, HoldfastError
 from holdfast.ports import RecordCache, Store
 from holdfast.server.sweeper import Sweeper
+from holdfast.stores.citus import distribute_store
 from holdfast.stores.factory import uses_psycopg
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.retention import Retention
 from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.tenant_tables import TenantTable, covered_tables, plain_name, uncovered_tables
 from holdfast.stores.urls import StoreUrl, parse_store_url
 
 __all__ = [
@@ -133,26 +141,39 @@ async def _opened_url(
         await store.close()
 
 
-def migrate(target: Target, *, with_services: bool = False, as_json: bool) -> None:
-    """Apply missing migrations and print them."""
+def migrate(
+    target: Target, *, with_services: bool = False, on_citus: bool = False, as_json: bool
+) -> None:
+    """Apply missing migrations, distribute the tables if Citus is wanted, and print both."""
     if isinstance(target, AppTarget):
         if with_services:
             raise CommandError("give --app or --services, not both: an app has its migrations", 2)
-        applied, present = asyncio.run(_migrate_app(target))
+        applied, present, distributed = asyncio.run(_migrate_app(target, on_citus=on_citus))
     else:
-        applied, present = asyncio.run(_migrate(target, with_services=with_services))
+        applied, present, distributed = asyncio.run(
+            _migrate(target, with_services=with_services, on_citus=on_citus)
+        )
     if as_json:
         keys = ("namespace", "number", "name")
         found = [dict(zip(keys, row, strict=True)) for row in applied]
-        print_json({"applied": found, "present": present})
-    elif not applied:
-        print(f"{describe_target(target)} is up to date ({present} migrations)")
-    else:
+        more = {"distributed": distributed} if on_citus else {}
+        print_json({"applied": found, "present": present} | more)
+        return
+    if applied:
         rows = [(namespace, f"{number:04}", name) for namespace, number, name in applied]
         print_table(("applied to", "number", "name"), rows)
+    else:
+        print(f"{describe_target(target)} is up to date ({present} migrations)")
+    if distributed:
+        print_table(("distributed",), [(table,) for table in distributed])
+    elif on_citus:
+        print("all tables are distributed already")
 
 
-async def _migrate(url: str, *, with_services: bool) -> tuple[list[tuple[str, int, str]], int]:
+_Migrated = tuple[list[tuple[str, int, str]], int, list[str]]
+
+
+async def _migrate(url: str, *, with_services: bool, on_citus: bool) -> _Migrated:
     target = parse_store_url(url)
     # Refuses a bad URL before anything is touched.
     open_store(url, **_environment(target))
@@ -162,21 +183,46 @@ async def _migrate(url: str, *, with_services: bool) -> tuple[list[tuple[str, in
     packages = [pair for pair in installed_migrations() if with_services or pair[0] in used]
     async with opened(url, must_exist=False, migration_packages=packages) as store:
         rows = await store.read(store.table_names.render(_APPLIED))
+        distributed = await _distribute(store, ()) if on_citus else []
     after = [(row["namespace"], row["number"], row["name"]) for row in rows]
-    return [found for found in after if found[:2] not in before], len(after)
+    return [found for found in after if found[:2] not in before], len(after), distributed
 
 
-async def _migrate_app(app: AppTarget) -> tuple[list[tuple[str, int, str]], int]:
+async def _migrate_app(app: AppTarget, *, on_citus: bool) -> _Migrated:
     """Open the app's store. What it applies is recorded with the time of this machine's clock."""
     started = SystemClock().now()
     async with opened(app) as store:
         rows = await store.read(store.table_names.render(_APPLIED_WHEN))
+        distributed = []
+        if on_citus:
+            from holdfast.cli.app_loader import load_holdfast
+
+            distributed = await _distribute(store, load_holdfast(app.name).tenant_tables)
     applied = [
         (row["namespace"], row["number"], row["name"])
         for row in rows
         if _instant(row["applied_at"]) >= started
     ]
-    return applied, len(rows)
+    return applied, len(rows), distributed
+
+
+async def _distribute(store: Store, of_app: Sequence[TenantTable]) -> list[str]:
+    """Distribute the tables of the library, of services and of the app over the nodes of Citus."""
+    declared: dict[str, list[TenantTable]] = declared_by_packages("tenant_tables")
+    present = await namespaces_in(store)
+    others = [table for name in declared if name in present for table in declared[name]]
+    unique = list({table.name: table for table in [*of_app, *others]}.values())
+    try:
+        covered = await covered_tables(store, unique)
+        done = await distribute_store(store, [(table.name, table.column) for table in covered])
+    except ConfigurationError as error:
+        raise CommandError(str(error)) from error
+    for table in await uncovered_tables(store, list(covered)):
+        print_warning(
+            f"table {table} has a column tenant and was not distributed: if its rows belong to "
+            "tenants, declare it with Holdfast.add_tenant_table and use --app"
+        )
+    return [plain_name(table) for table in done]
 
 
 def _instant(applied_at: datetime | str) -> datetime:

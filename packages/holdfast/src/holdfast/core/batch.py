@@ -63,7 +63,7 @@ _TOKEN: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[{]+|[\]}]+', re.DOTALL)
 Reference = tuple[str, str]
 
 
-class BatchItem(msgspec.Struct, frozen=True):
+class BatchItem(msgspec.Struct, frozen=True, gc=False):
     """One item as it was sent, placeholders included."""
 
     # In upper case.
@@ -90,7 +90,7 @@ class BatchItem(msgspec.Struct, frozen=True):
         return is_json(self.headers.get("content-type"))
 
 
-class ResolvedItem(msgspec.Struct, frozen=True):
+class ResolvedItem(msgspec.Struct, frozen=True, gc=False):
     """The parts of a request in which placeholders have been replaced."""
 
     path: str
@@ -243,7 +243,9 @@ class Results:
         ``BodyInvalidError`` if a placeholder cannot be replaced.
         """
         value = None
-        if any(hint in item.body for hint in _HINTS) and item.is_json:
+        local, version, escaped = _HINTS
+        body = item.body
+        if (local in body or version in body or escaped in body) and item.is_json:
             value = _decode_body(item.body)
         wanted: set[Reference] = set()
         if value is not None or "{" in item.path or any("{" in v for v in item.headers.values()):
@@ -436,6 +438,7 @@ def _is_printable(text: str) -> bool:
     return text.isascii() and text.isprintable() and len(text) <= _MAX_HEADER_CHARS
 
 
+@lru_cache(maxsize=256)
 def is_json(content_type: str | None) -> bool:
     """Return whether a content type is JSON. None, for an item without one, is."""
     if content_type is None:

@@ -86,7 +86,8 @@ def _only(header: str, values: Sequence[bytes]) -> str:
     found = {value.decode("latin-1").strip(" \t") for value in values}
     if not found:
         raise SequenceInvalidError(
-            f"this operation needs the header {header}: a client's requests are numbered"
+            f"this operation needs the header {header}: a client's requests are numbered",
+            details={"required_headers": [CLIENT_HEADER, SEQUENCE_HEADER]},
         )
     if len(found) > 1:
         raise SequenceInvalidError(f"{header} was sent with two different values")

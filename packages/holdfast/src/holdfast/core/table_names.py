@@ -44,9 +44,22 @@ _OTHERS: Final = (
     "save_record",
     "complete_job",
     "attempt_lost",
+    "enqueue",
+    "enqueue_coalesced",
+    "requeue_job",
+    "lease_jobs",
+    "claim_jobs",
+    "claim_named_jobs",
+    "mark_published",
+    "reset_published",
+    "next_visible",
+    "jobs_to_publish",
+    "some_depths",
+    "sweep_records",
 )
 
-_OBJECTS: Final = "|".join((*_FORMERLY_UNPREFIXED, *_OTHERS))
+# The longest first: claim_jobs is not an index of claim.
+_OBJECTS: Final = "|".join(sorted((*_FORMERLY_UNPREFIXED, *_OTHERS), key=len, reverse=True))
 # A table or function; or an index or trigger, which is named after one.
 _NAME: Final = re.compile(rf"\b(idx_)?{DEFAULT_PREFIX}({_OBJECTS})(_\w+)?\b")
 

@@ -125,8 +125,7 @@ class JobStore:
         alone: bool = True,
     ) -> list[LeasedJob]:
         """Lease the given jobs (tenant, id), except those that are leased or not due."""
-        values = {
-            "jobs": _named(jobs),
+        values = self._named(list(jobs)) | {
             "worker": worker,
             "lease_seconds": lease_seconds,
             "alone": alone,
@@ -300,20 +299,41 @@ class JobStore:
 
     async def mark_published(self, jobs: Iterable[Row]) -> None:
         """Record that rows of ``to_publish`` were published."""
-        named = [
-            {
-                "tenant": job["tenant"],
-                "job_id": job["job_id"],
-                "seq": job["seq"],
-                "published": job["published"] + 1,
-            }
-            for job in jobs
-        ]
-        await self._alone("mark_published", {"jobs": _json(named)})
+        rows = list(jobs)
+        if self._is_sqlite:
+            named = [
+                {
+                    "tenant": job["tenant"],
+                    "job_id": job["job_id"],
+                    "seq": job["seq"],
+                    "published": job["published"] + 1,
+                }
+                for job in rows
+            ]
+            await self._alone("mark_published", {"jobs": _json(named)})
+            return
+        values = self._named([(job["tenant"], job["job_id"]) for job in rows]) | {
+            "seqs": _array([str(job["seq"]) for job in rows]),
+            "published": _array([str(job["published"] + 1) for job in rows]),
+        }
+        await self._alone("mark_published", values)
 
     async def reset_published(self) -> int:
         """Record that the broker has lost all messages; return how many jobs are affected."""
-        return len(await self._alone("reset_published", {}))
+        rows = await self._alone("reset_published", {})
+        return len(rows) if self._is_sqlite else int(rows[0]["jobs"])
+
+    async def overdue(
+        self, queues: Sequence[str], *, seconds: float, limit: int
+    ) -> list[tuple[str, str]]:
+        """Return the first ``limit`` jobs (tenant, id) that have been due for so many seconds."""
+        found: list[Row] = []
+        for queue in queues:
+            found += await self.read(
+                "overdue", {"queue": queue, "seconds": seconds, "limit": limit}
+            )
+        found.sort(key=lambda row: -row["overdue_seconds"])
+        return [(row["tenant"], row["job_id"]) for row in found[:limit]]
 
     async def publish_due_in(self, queues: Sequence[str]) -> float | None:
         """Return in how many seconds the next job becomes due; None if there is none."""
@@ -406,6 +426,14 @@ class JobStore:
             "ids": _array([lease.job_id for lease, _ in ended]),
             "numbers": _array([str(lease.number) for lease, _ in ended]),
             "results": _array([text for _, text in ended]),
+        }
+
+    def _named(self, jobs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+        if self._is_sqlite:
+            return {"jobs": _named(jobs)}
+        return {
+            "tenants": _array([tenant for tenant, _ in jobs]),
+            "ids": _array([job_id for _, job_id in jobs]),
         }
 
     def _list(self, names: Sequence[str]) -> Any:

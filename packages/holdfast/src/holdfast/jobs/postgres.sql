@@ -1,78 +1,36 @@
--- Jobs on PostgreSQL. Instants come from clock_timestamp(): now() is the start of the transaction,
--- and a worker that slept in one would take its expired lease for valid.
+-- Jobs on PostgreSQL. Instants are those at which the server received the statement
+-- (statement_timestamp()): now() is the start of the transaction, and a worker that slept in one would
+-- take its expired lease for valid.
+--
+-- Statements on jobs of several tenants that lock them are functions, see
+-- stores/postgres/migrations/0011_portable_sql.sql.
 --
 -- A queue is empty most of the time. A plan that PostgreSQL caches while it is empty reads the whole
--- table; after a burst of 200,000 jobs one claim took 3 seconds. So the statements that lease or
--- complete many jobs contain "(SELECT generate_series(1, 1000000) AS n LIMIT …)": without its
+-- table. So "complete" contains "(SELECT generate_series(1, 1000000) AS n LIMIT …)": without its
 -- parameters such a plan looks too expensive, so PostgreSQL plans again for each execution. That
 -- costs 0.2 ms.
 
 -- name: enqueue
 -- Runs in the caller's transaction. A completed key is not enqueued again. A dead-lettered one is,
 -- and its dead letter is marked as requeued.
-WITH added AS (
-    INSERT INTO holdfast_jobs
-           (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-            visible_at, run_at, max_attempts, actor, request_id, correlation_id, traceparent,
-            version)
-    SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
-           :payload::text, :payload_hash::text, :order_key::text,
-           CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
-                     SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
-                THEN 'infinity' ELSE due.at END,
-           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text,
-           :traceparent::text, :version::bigint
-      FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
-                   + make_interval(secs => :delay_seconds::float8) AS at) AS due
-     WHERE NOT EXISTS (
-           SELECT 1 FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id::uuid)
-        ON CONFLICT (tenant, id) DO NOTHING
-    RETURNING enqueued_at
-), audited AS (
-    INSERT INTO holdfast_audit_events
-           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
-            request_id, correlation_id, created_at)
-    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key, :version,
-           :request_id, :correlation_id, enqueued_at
-      FROM added
-), revived AS (
-    UPDATE holdfast_dead_letters AS dead SET requeued_at = clock_timestamp()
-      FROM added
-     WHERE dead.tenant = :tenant AND job_id = :id::uuid AND requeued_at IS NULL
-)
-SELECT :id::text AS job_id, 0 AS merged FROM added;
+SELECT :id::text AS job_id, 0 AS merged
+ WHERE holdfast_enqueue(
+           :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
+           :payload::text, :payload_hash::text, :order_key::text, :run_at::float8,
+           :delay_seconds::float8, :max_attempts::integer, :actor::text, :request_id::text,
+           :correlation_id::text, :traceparent::text, :version::bigint, :audit_id::text,
+           :audit_name::text);
 
 -- name: enqueue_coalesced
 -- Merges the job into a waiting one with the same coalescing key: that one gets the new payload and
 -- keeps its due time. No worker can lease it meanwhile, because this transaction locks the row.
-WITH added AS (
-    INSERT INTO holdfast_jobs AS old
-           (tenant, id, key, queue, type, resource_id, payload, payload_hash, coalesce_key,
-            waiting_key, order_key, visible_at, run_at, max_attempts, actor, request_id,
-            correlation_id, traceparent, version)
-    SELECT :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
-           :payload::text, :payload_hash::text, :coalesce_key::text, :coalesce_key,
-           :order_key::text,
-           CASE WHEN :order_key::text IS NOT NULL AND EXISTS (
-                     SELECT 1 FROM holdfast_jobs WHERE tenant = :tenant AND order_key = :order_key)
-                THEN 'infinity' ELSE due.at END,
-           due.at, :max_attempts::integer, :actor::text, :request_id::text, :correlation_id::text,
-           :traceparent::text, :version::bigint
-      FROM (SELECT coalesce(to_timestamp(:run_at::float8), clock_timestamp())
-                   + make_interval(secs => :delay_seconds::float8) AS at) AS due
-        ON CONFLICT (tenant, queue, type, waiting_key) WHERE waiting_key IS NOT NULL DO UPDATE
-       SET payload = excluded.payload, payload_hash = excluded.payload_hash,
-           version = excluded.version, merged = old.merged + 1
-    RETURNING id, key, merged, enqueued_at
-), audited AS (
-    INSERT INTO holdfast_audit_events
-           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
-            request_id, correlation_id, created_at)
-    SELECT :tenant, :audit_id::text, :actor, :audit_name::text, :payload_hash, 202, :key, :version,
-           :request_id, :correlation_id, enqueued_at
-      FROM added WHERE merged = 0
-)
-SELECT id::text AS job_id, key, merged FROM added;
+SELECT job_id, job_key AS key, merged
+  FROM holdfast_enqueue_coalesced(
+           :tenant::text, :id::uuid, :key::text, :queue::text, :type::text, :resource_id::text,
+           :payload::text, :payload_hash::text, :coalesce_key::text, :order_key::text,
+           :run_at::float8, :delay_seconds::float8, :max_attempts::integer, :actor::text,
+           :request_id::text, :correlation_id::text, :traceparent::text, :version::bigint,
+           :audit_id::text, :audit_name::text);
 
 -- name: lock_order
 -- Transactions that enqueue or finish jobs of an order key run one at a time: sequence numbers then
@@ -93,7 +51,7 @@ INSERT INTO holdfast_audit_events
        (tenant, id, actor, endpoint, payload_hash, status, resource, version,
         request_id, correlation_id, created_at)
 VALUES (:tenant, :audit_id::text, :actor::text, :audit_name::text, :payload_hash::text, 202,
-        :key::text, :version::bigint, :request_id, :correlation_id, clock_timestamp());
+        :key::text, :version::bigint, :request_id, :correlation_id, statement_timestamp());
 
 -- name: causes
 SELECT request_id, correlation_id, extract(epoch FROM caused_at)::float8 AS caused_at
@@ -105,63 +63,24 @@ SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id
 
 -- name: claim
 -- Leases due jobs, oldest first, up to the limit from each queue. Rows that another claim has locked
--- are skipped. The clock is read once, in a subquery, not for every job that is not due yet. Locked
--- rows do not move, so they are found again by ctid. "completed" is true if the key has a completion
--- marker: the job is then acknowledged without running. (With EXISTS, PostgreSQL may read all markers.)
--- If the lease of another worker has expired, a trigger (holdfast_jobs_attempt_lost) records that
--- attempt as failed. It counts only if the worker ran no other job (alone): else any of them may be
--- the cause.
-UPDATE holdfast_jobs AS job
-   SET state = 'running', lease = job.lease + 1,
-       attempts = job.attempts + CASE WHEN job.state = 'running' AND NOT job.alone THEN 0 ELSE 1 END,
-       lost = job.lost + CASE WHEN job.state = 'running' AND NOT job.alone THEN 1 ELSE 0 END,
-       alone = :alone::boolean, worker = :worker::text, waiting_key = NULL,
-       started_at = clock_timestamp(),
-       visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
- WHERE job.ctid = ANY (ARRAY(
-       SELECT found.ctid
-         FROM (SELECT generate_series(1, 1000000) AS n LIMIT cardinality(:queues::text[])) AS wanted
-        CROSS JOIN LATERAL (
-              SELECT ctid, visible_at FROM holdfast_jobs
-               WHERE queue = (:queues::text[])[wanted.n] AND visible_at <= (SELECT clock_timestamp())
-               ORDER BY visible_at LIMIT :limit::integer
-                 FOR UPDATE SKIP LOCKED) AS found
-        ORDER BY found.visible_at LIMIT :limit))
-RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id,
-          job.traceparent, job.version, job.resource_id,
-          job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
-          (SELECT true FROM holdfast_job_completions AS done
-            WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL AS completed;
+-- are skipped. "completed" is true if the key has a completion marker: the job is then acknowledged
+-- without running. If the lease of another worker has expired, that attempt is recorded as failed.
+SELECT tenant, job_id::text AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
+       request_id, correlation_id, traceparent, version, resource_id, order_key,
+       extract(epoch FROM enqueued_at)::float8 AS enqueued_at, completed
+  FROM holdfast_claim_jobs(:queues::text[], :limit::integer, :worker::text,
+                           :lease_seconds::float8, :alone::boolean);
 
 -- name: claim_these
 -- The same for jobs that a broker has named, if they are due and not leased.
-WITH due AS (
-    SELECT job.tenant, job.id
-      FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
-      JOIN holdfast_jobs AS job ON job.tenant = wanted.tenant AND job.id = wanted.job_id
-     WHERE visible_at <= clock_timestamp()
-     ORDER BY visible_at
-       FOR UPDATE OF job SKIP LOCKED
-)
-UPDATE holdfast_jobs AS job
-   SET state = 'running', lease = job.lease + 1,
-       attempts = job.attempts + CASE WHEN job.state = 'running' AND NOT job.alone THEN 0 ELSE 1 END,
-       lost = job.lost + CASE WHEN job.state = 'running' AND NOT job.alone THEN 1 ELSE 0 END,
-       alone = :alone::boolean, worker = :worker::text, waiting_key = NULL,
-       started_at = clock_timestamp(),
-       visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
-  FROM due
- WHERE job.tenant = due.tenant AND job.id = due.id
-RETURNING job.tenant, job.id::text AS job_id, job.lease, job.key, job.queue, job.type, job.payload,
-          job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id,
-          job.traceparent, job.version, job.resource_id,
-          job.order_key, extract(epoch FROM job.enqueued_at)::float8 AS enqueued_at,
-          EXISTS (SELECT 1 FROM holdfast_job_completions AS done
-                   WHERE done.tenant = job.tenant AND done.job_id = job.id) AS completed;
+SELECT tenant, job_id::text AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
+       request_id, correlation_id, traceparent, version, resource_id, order_key,
+       extract(epoch FROM enqueued_at)::float8 AS enqueued_at, completed
+  FROM holdfast_claim_named_jobs(:tenants::text::text[], :ids::text::uuid[], :worker::text,
+                                 :lease_seconds::float8, :alone::boolean);
 
 -- name: lost_before
--- The attempt that was lost before this lease, if one was. The trigger has recorded it with the start
+-- The attempt that was lost before this lease, if one was. The claim has recorded it with the start
 -- of the lease.
 SELECT failure.worker, failure.error
   FROM holdfast_jobs AS job
@@ -175,27 +94,23 @@ SELECT failure.worker, failure.error
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
 SELECT job.tenant, job.id::text AS job_id,
        CASE WHEN isfinite(visible_at)
-            THEN greatest(0, extract(epoch FROM visible_at - clock_timestamp()))::float8 END
+            THEN greatest(0, extract(epoch FROM visible_at - statement_timestamp()))::float8 END
          AS free_in_seconds
   FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
   JOIN holdfast_jobs AS job ON job.tenant = wanted.tenant AND job.id = wanted.job_id;
 
 -- name: due_in
 -- In how many seconds the next job of these queues can be leased.
-SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS seconds
-  FROM unnest(:queues::text[]) AS wanted(queue)
- CROSS JOIN LATERAL (
-       SELECT visible_at FROM holdfast_jobs AS job
-        WHERE job.queue = wanted.queue AND visible_at < 'infinity'
-        ORDER BY visible_at LIMIT 1) AS found;
+SELECT extract(epoch FROM holdfast_next_visible(:queues::text[], '-infinity')
+                          - statement_timestamp())::float8 AS seconds;
 
 -- name: renew
 -- An expired lease is not renewed: another worker may have leased the job since.
 UPDATE holdfast_jobs AS job
-   SET visible_at = clock_timestamp() + make_interval(secs => :lease_seconds::float8)
+   SET visible_at = statement_timestamp() + make_interval(secs => :lease_seconds::float8)
   FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
  WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
-   AND job.worker = :worker AND job.visible_at > clock_timestamp()
+   AND job.worker = :worker AND job.visible_at > statement_timestamp()
 RETURNING job.tenant, job.id::text AS job_id;
 
 -- name: mark_alone
@@ -204,7 +119,7 @@ UPDATE holdfast_jobs AS job
    SET alone = :alone::boolean
   FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
  WHERE job.tenant = mine.tenant AND job.id = mine.job_id AND job.lease = mine.lease
-   AND job.worker = :worker AND job.visible_at > clock_timestamp()
+   AND job.worker = :worker AND job.visible_at > statement_timestamp()
 RETURNING job.tenant, job.id::text AS job_id;
 
 -- name: complete
@@ -212,12 +127,13 @@ RETURNING job.tenant, job.id::text AS job_id;
 -- coalesce, PostgreSQL estimates one row per worker and plans a nested loop.)
 WITH deleted AS (
     DELETE FROM holdfast_jobs AS job
-     USING (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS mine
-     WHERE job.tenant = (SELECT :tenants::text::text[])[mine.n]
-       AND job.id = (SELECT :ids::text::uuid[])[mine.n]
-       AND job.lease = (SELECT :numbers::text::bigint[])[mine.n]
-       AND coalesce(job.worker = :worker, false) AND job.visible_at > clock_timestamp()
-    RETURNING job.*, (SELECT :results::text::text[])[mine.n] AS result
+     USING (SELECT (SELECT :tenants::text::text[])[n] AS tenant, (SELECT :ids::text::uuid[])[n] AS id,
+                   (SELECT :numbers::text::bigint[])[n] AS lease,
+                   (SELECT :results::text::text[])[n] AS result
+              FROM (SELECT generate_series(1, 1000000) AS n LIMIT :count::integer) AS numbers) AS mine
+     WHERE job.tenant = mine.tenant AND job.id = mine.id AND job.lease = mine.lease
+       AND coalesce(job.worker = :worker, false) AND job.visible_at > statement_timestamp()
+    RETURNING job.*, mine.result
 ), marked AS (
     INSERT INTO holdfast_job_completions
            (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts, worker,
@@ -235,7 +151,7 @@ SELECT tenant, id::text AS job_id FROM deleted;
 WITH deleted AS (
     DELETE FROM holdfast_jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
-       AND visible_at > clock_timestamp()
+       AND visible_at > statement_timestamp()
     RETURNING *
 )
 INSERT INTO holdfast_job_completions
@@ -265,9 +181,9 @@ RETURNING queue;
 WITH kept AS (
     UPDATE holdfast_jobs
        SET state = 'waiting', worker = NULL, lost = 0,
-           visible_at = clock_timestamp() + make_interval(secs => :delay_seconds::float8)
+           visible_at = statement_timestamp() + make_interval(secs => :delay_seconds::float8)
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
-       AND visible_at > clock_timestamp()
+       AND visible_at > statement_timestamp()
     RETURNING tenant, id, attempts
 ), failed AS (
     INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker)
@@ -278,9 +194,9 @@ SELECT id::text AS job_id FROM kept;
 -- name: release
 -- A worker that stops releases the jobs it cannot finish. The attempt does not count.
 UPDATE holdfast_jobs
-   SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = clock_timestamp()
+   SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = statement_timestamp()
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
-   AND visible_at > clock_timestamp()
+   AND visible_at > statement_timestamp()
 RETURNING id::text AS job_id;
 
 -- name: dead_letter
@@ -289,7 +205,7 @@ RETURNING id::text AS job_id;
 WITH deleted AS (
     DELETE FROM holdfast_jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
-       AND visible_at > clock_timestamp()
+       AND visible_at > statement_timestamp()
     RETURNING *
 ), failed AS (
     INSERT INTO holdfast_job_failures (tenant, job_id, attempt, reason, error, worker)
@@ -315,7 +231,7 @@ WITH deleted AS (
            (tenant, id, actor, endpoint, payload_hash, status, resource, version,
             request_id, correlation_id, created_at)
     SELECT tenant, :audit_id::text, actor, 'job.dead ' || queue || ' ' || type, payload_hash, 500,
-           key, version, request_id, correlation_id, clock_timestamp()
+           key, version, request_id, correlation_id, statement_timestamp()
       FROM deleted
 )
 SELECT id::text AS job_id FROM deleted;
@@ -326,7 +242,7 @@ INSERT INTO holdfast_job_steps (tenant, job_id, name, result, attempt)
 SELECT tenant, id, :name::text, :result::text, attempts
   FROM holdfast_jobs
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
-   AND visible_at > clock_timestamp()
+   AND visible_at > statement_timestamp()
     ON CONFLICT (tenant, job_id, name) DO NOTHING
 RETURNING name;
 
@@ -337,7 +253,8 @@ SELECT name, result, attempt, extract(epoch FROM finished_at)::float8 AS finishe
 
 -- name: failures
 SELECT attempt, reason, error, worker, extract(epoch FROM failed_at)::float8 AS failed_at
-  FROM holdfast_job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid ORDER BY seq;
+  FROM holdfast_job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid
+ ORDER BY failed_at, seq;
 
 -- name: list_jobs
 -- Jobs in any state, newest first. NULL matches every tenant.
@@ -347,7 +264,7 @@ SELECT * FROM (
            extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
            CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
            NULL::float8 AS ended_at,
-           state = 'running' AND visible_at <= clock_timestamp() AS lease_expired
+           state = 'running' AND visible_at <= statement_timestamp() AS lease_expired
       FROM holdfast_jobs
      WHERE :state::text IN ('', state) AND (:tenant::text IS NULL OR tenant = :tenant)
        AND :queue::text IN ('', queue) AND :type::text IN ('', type)
@@ -383,7 +300,7 @@ SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempt
        extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
        CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
        NULL::float8 AS ended_at,
-       state = 'running' AND visible_at <= clock_timestamp() AS lease_expired, 1 AS place
+       state = 'running' AND visible_at <= statement_timestamp() AS lease_expired, 1 AS place
   FROM holdfast_jobs WHERE id = :job_id::uuid AND (:tenant::text IS NULL OR tenant = :tenant)
 UNION ALL
 SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL,
@@ -403,41 +320,16 @@ SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, ma
 
 -- name: requeue
 -- Moves a dead letter back into its queue with all its attempts. The dead letter stays, marked.
-WITH back AS (
-    INSERT INTO holdfast_jobs
-           (tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
-            visible_at, run_at, max_attempts, actor, request_id, correlation_id, enqueued_at,
-            version)
-    SELECT tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
-           CASE WHEN order_key IS NOT NULL AND EXISTS (
-                     SELECT 1 FROM holdfast_jobs AS job
-                      WHERE job.tenant = dead.tenant AND job.order_key = dead.order_key)
-                THEN 'infinity' ELSE clock_timestamp() END,
-           clock_timestamp(), max_attempts, actor, request_id, correlation_id, enqueued_at, version
-      FROM holdfast_dead_letters AS dead
-     WHERE tenant = :tenant AND job_id = :job_id::uuid AND requeued_at IS NULL
-       AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
-                        WHERE done.tenant = dead.tenant AND done.job_id = dead.job_id)
-        ON CONFLICT (tenant, id) DO NOTHING
-    RETURNING *
-), marked AS (
-    UPDATE holdfast_dead_letters AS dead SET requeued_at = clock_timestamp()
-      FROM back WHERE dead.tenant = back.tenant AND dead.job_id = back.id
-), audited AS (
-    INSERT INTO holdfast_audit_events
-           (tenant, id, actor, endpoint, payload_hash, status, resource, version,
-            request_id, correlation_id, created_at)
-    SELECT tenant, :audit_id::text, :actor::text, 'job.requeued ' || queue || ' ' || type,
-           payload_hash, 202, key, version, request_id, correlation_id, clock_timestamp()
-      FROM back
-)
-SELECT tenant, id::text AS job_id, queue FROM back;
+SELECT queue
+  FROM (SELECT holdfast_requeue_job(:tenant::text, :job_id::uuid, :actor::text, :audit_id::text)
+               AS queue) AS back
+ WHERE queue IS NOT NULL;
 
 -- name: depths
 -- The jobs of each queue, and for how long the oldest due one has waited. Reads the whole table.
 SELECT queue, state, count(*) AS jobs,
-       greatest(0, extract(epoch FROM clock_timestamp() - min(run_at)
-                FILTER (WHERE state = 'waiting' AND visible_at <= clock_timestamp())))::float8
+       greatest(0, extract(epoch FROM statement_timestamp() - min(run_at)
+                FILTER (WHERE state = 'waiting' AND visible_at <= statement_timestamp())))::float8
          AS oldest_seconds
   FROM holdfast_jobs GROUP BY queue, state;
 
@@ -446,29 +338,8 @@ SELECT queue, count(*) AS jobs FROM holdfast_dead_letters WHERE requeued_at IS N
 
 -- name: some_depths
 -- The same for metrics, which are read every few seconds: of each queue, at most :most due jobs and
--- :most others, those that are visible next (among them the running ones), so that a long queue costs
--- no more than a short one. (The recursion reads one index entry per queue. The clock is read in a
--- subquery, once, so that the index is used.)
-WITH RECURSIVE queues AS (
-    (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
-    UNION ALL
-    SELECT (SELECT next.queue FROM holdfast_jobs AS next
-             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
-      FROM queues WHERE queues.queue IS NOT NULL
-)
-SELECT queues.queue, found.state, count(*) AS jobs,
-       greatest(0, extract(epoch FROM clock_timestamp() - min(found.run_at)
-                FILTER (WHERE found.state = 'waiting' AND found.is_due)))::float8 AS oldest_seconds
-  FROM queues
- CROSS JOIN LATERAL (
-       (SELECT state, run_at, true AS is_due FROM holdfast_jobs
-         WHERE queue = queues.queue AND visible_at <= (SELECT clock_timestamp())
-         ORDER BY visible_at LIMIT :most::integer)
-       UNION ALL
-       (SELECT state, run_at, false FROM holdfast_jobs
-         WHERE queue = queues.queue AND visible_at > (SELECT clock_timestamp())
-         ORDER BY visible_at LIMIT :most::integer)) AS found
- GROUP BY queues.queue, found.state;
+-- :most others, those that are visible next (among them the running ones).
+SELECT queue, state, jobs, oldest_seconds FROM holdfast_some_depths(:most::integer);
 
 -- name: some_dead
 SELECT queue, count(*) AS jobs
@@ -483,115 +354,95 @@ SELECT pg_try_advisory_xact_lock(:lock::bigint) AS mine;
 
 -- name: to_publish
 -- For the relay: due jobs that are not published, or were published and not leased for some time.
--- That time doubles with each publication: a long queue is no reason to publish all of it again.
--- Only the front of each queue is read, so that a long queue costs no more than a short one.
--- (The clock is read in a subquery, once, so that the index is used.)
-SELECT found.tenant, found.id::text AS job_id, found.queue, found.seq, found.published
-  FROM unnest(:queues::text[]) AS wanted(queue)
- CROSS JOIN LATERAL (
-       SELECT tenant, id, queue, seq, published, published_at, visible_at FROM holdfast_jobs AS job
-        WHERE job.queue = wanted.queue AND visible_at <= (SELECT clock_timestamp())
-        ORDER BY visible_at LIMIT :front::integer) AS found
- WHERE published_at IS NULL
-    OR greatest(published_at, visible_at) < clock_timestamp() - make_interval(
-           secs => :again_after_seconds::float8 * power(2, least(greatest(published, 1) - 1, 6)))
+SELECT tenant, job_id::text AS job_id, queue, seq, published
+  FROM holdfast_jobs_to_publish(:queues::text[], :front::integer, :again_after_seconds::float8)
  ORDER BY visible_at LIMIT :limit::integer;
 
 -- name: mark_published
--- Rows that another transaction has locked are skipped: waiting for them could deadlock, and
--- publishing them once more does no harm. A job that was dead-lettered and requeued meanwhile is
--- another row (seq), which has not been published.
-WITH free AS (
-    SELECT job.tenant, job.id, mine.published
-      FROM json_to_recordset(:jobs::json)
-           AS mine(tenant text, job_id uuid, seq bigint, published integer)
-      JOIN holdfast_jobs AS job
-        ON job.tenant = mine.tenant AND job.id = mine.job_id AND job.seq = mine.seq
-     WHERE job.published < mine.published OR job.published_at IS NULL
-       FOR UPDATE OF job SKIP LOCKED
-)
-UPDATE holdfast_jobs AS job
-   SET published = greatest(job.published, free.published), published_at = clock_timestamp()
-  FROM free
- WHERE job.tenant = free.tenant AND job.id = free.id;
+-- Rows that another transaction has locked are skipped: publishing them once more does no harm.
+SELECT holdfast_mark_published(:tenants::text::text[], :ids::text::uuid[], :seqs::text::bigint[],
+                               :published::text::integer[]);
 
 -- name: reset_published
 -- The broker has lost all messages: published jobs are published again, with the next message id.
-WITH free AS (
-    SELECT tenant, id FROM holdfast_jobs WHERE published_at IS NOT NULL FOR UPDATE SKIP LOCKED
-)
-UPDATE holdfast_jobs AS job
-   SET published_at = NULL
-  FROM free
- WHERE job.tenant = free.tenant AND job.id = free.id
-RETURNING job.id::text AS job_id;
+SELECT holdfast_reset_published() AS jobs;
+
+-- name: overdue
+-- Jobs of one queue that have been due for so many seconds. Locks nothing: claim_these decides. (The
+-- clock is read in a subquery, once, so that the index is used.)
+SELECT tenant, id::text AS job_id,
+       extract(epoch FROM clock_timestamp() - visible_at)::float8 AS overdue_seconds
+  FROM holdfast_jobs
+ WHERE queue = :queue::text
+   AND visible_at <= (SELECT clock_timestamp() - make_interval(secs => :seconds::float8))
+ ORDER BY visible_at LIMIT :limit::integer;
 
 -- name: publish_due_in
-SELECT extract(epoch FROM min(found.visible_at) - clock_timestamp())::float8 AS seconds
-  FROM unnest(:queues::text[]) AS wanted(queue)
- CROSS JOIN LATERAL (
-       SELECT visible_at FROM holdfast_jobs AS job
-        WHERE job.queue = wanted.queue
-          AND visible_at > (SELECT clock_timestamp()) AND visible_at < 'infinity'
-        ORDER BY visible_at LIMIT 1) AS found;
+SELECT extract(epoch FROM holdfast_next_visible(:queues::text[], statement_timestamp())
+                          - statement_timestamp())::float8 AS seconds;
 
 -- name: now
-SELECT extract(epoch FROM clock_timestamp())::float8 AS now;
+SELECT extract(epoch FROM statement_timestamp())::float8 AS now;
 
 -- name: clean_completions
 -- A key counts as completed until its marker is deleted here.
 DELETE FROM holdfast_job_completions
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM holdfast_job_completions
-        WHERE completed_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
-        ORDER BY completed_at LIMIT :limit::integer
-          FOR UPDATE SKIP LOCKED))
+ WHERE (tenant, job_id) IN (
+       SELECT tenant, job_id FROM holdfast_job_completions
+        WHERE completed_at
+              < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
+        ORDER BY completed_at LIMIT :limit::integer)
 RETURNING job_id::text;
 
 -- name: clean_dead_letters
--- Only requeued ones: an operator decides about the others.
+-- Only requeued ones: an operator decides about the others. (One that died again while this statement
+-- waited for it is kept.)
 DELETE FROM holdfast_dead_letters
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM holdfast_dead_letters
-        WHERE requeued_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
-        LIMIT :limit::integer
-          FOR UPDATE SKIP LOCKED))
+ WHERE (tenant, job_id) IN (
+       SELECT tenant, job_id FROM holdfast_dead_letters
+        WHERE requeued_at
+              < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
+        LIMIT :limit::integer)
+   AND requeued_at IS NOT NULL
 RETURNING job_id::text;
 
 -- name: clean_steps
 DELETE FROM holdfast_job_steps
- WHERE ctid = ANY (ARRAY(
-       SELECT step.ctid FROM holdfast_job_steps AS step
-        WHERE finished_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+ WHERE (tenant, job_id, name) IN (
+       SELECT step.tenant, step.job_id, step.name
+         FROM holdfast_job_steps AS step
+        WHERE finished_at < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
           AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
                            WHERE job.tenant = step.tenant AND job.id = step.job_id)
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
-        LIMIT :limit::integer))
+        LIMIT :limit::integer)
 RETURNING job_id::text;
 
 -- name: clean_failures
 DELETE FROM holdfast_job_failures
- WHERE ctid = ANY (ARRAY(
-       SELECT failure.ctid FROM holdfast_job_failures AS failure
-        WHERE failed_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+ WHERE (tenant, job_id, seq) IN (
+       SELECT failure.tenant, failure.job_id, failure.seq
+         FROM holdfast_job_failures AS failure
+        WHERE failed_at < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
           AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
                            WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
-        LIMIT :limit::integer))
+        LIMIT :limit::integer)
 RETURNING job_id::text;
 
 -- name: clean_causes
 DELETE FROM holdfast_job_causes
- WHERE ctid = ANY (ARRAY(
-       SELECT cause.ctid FROM holdfast_job_causes AS cause
-        WHERE caused_at < clock_timestamp() - make_interval(secs => :older_than_seconds::float8)
+ WHERE (tenant, job_id, request_id) IN (
+       SELECT cause.tenant, cause.job_id, cause.request_id
+         FROM holdfast_job_causes AS cause
+        WHERE caused_at < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
           AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
                            WHERE job.tenant = cause.tenant AND job.id = cause.job_id)
           AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
                            WHERE done.tenant = cause.tenant AND done.job_id = cause.job_id)
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = cause.tenant AND dead.job_id = cause.job_id)
-        LIMIT :limit::integer))
+        LIMIT :limit::integer)
 RETURNING job_id::text;

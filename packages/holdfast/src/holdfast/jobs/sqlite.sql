@@ -463,6 +463,13 @@ UPDATE holdfast_jobs AS job
 -- The broker has lost all messages: published jobs are published again, with the next message id.
 UPDATE holdfast_jobs SET published_at = NULL WHERE published_at IS NOT NULL RETURNING id AS job_id;
 
+-- name: overdue
+-- Jobs of one queue that have been due for so many seconds.
+SELECT tenant, id AS job_id, (NOW_MS - visible_at) / 1000.0 AS overdue_seconds
+  FROM holdfast_jobs
+ WHERE queue = :queue AND visible_at <= NOW_MS - :seconds * 1000
+ ORDER BY visible_at LIMIT :limit;
+
 -- name: publish_due_in
 SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
   FROM (SELECT (SELECT visible_at FROM holdfast_jobs

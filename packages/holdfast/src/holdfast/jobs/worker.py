@@ -22,6 +22,8 @@ from holdfast.jobs.registry import JobRegistry
 from holdfast.observability.noop import NullJobMetrics, NullStoreMetrics
 from holdfast.observability.traces import Spans
 from holdfast.ports import (
+    BrokerEngine,
+    BrokerMetrics,
     Clock,
     Delivery,
     Engine,
@@ -143,6 +145,8 @@ class Worker:
             if engine is None
             else engine(self.job_store, self.queues, self.name, lease_seconds)
         )
+        if isinstance(self.engine, BrokerEngine) and isinstance(metrics, BrokerMetrics):
+            self.engine.report_to(metrics)
         self._completer = Completer(self.job_store, worker=self.name)
         self._periodic = PeriodicEnqueuer(
             self.job_store, registry, queues=self.queues, notify=self.engine.notify

@@ -41,8 +41,8 @@ _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 class PrometheusMetrics:
     """Implements the metrics protocols of ``holdfast.ports`` with prometheus_client.
 
-    These are ``Metrics``, ``JobMetrics``, ``StoreMetrics``, ``BreakerMetrics`` and
-    ``SweepMetrics``. Thread-safe.
+    These are ``Metrics``, ``JobMetrics``, ``BrokerMetrics``, ``StoreMetrics``, ``BreakerMetrics``
+    and ``SweepMetrics``. Thread-safe.
 
     ``registry`` is a new one by default, so that two instances do not share counts. With
     ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported), counts go to
@@ -140,6 +140,22 @@ class PrometheusMetrics:
             registry=self.registry,
             multiprocess_mode="mostrecent",
         )
+        self._broker_silences = Counter(
+            "holdfast_broker_silences_total",
+            "How often the broker of jobs has fallen silent.",
+            registry=self.registry,
+        )
+        self._broker_silent = Gauge(
+            "holdfast_broker_silent",
+            "1 while the broker of jobs does not respond; the sum of all processes.",
+            registry=self.registry,
+            multiprocess_mode="livesum",
+        )
+        self._jobs_bypassed = Counter(
+            "holdfast_jobs_bypassed_broker_total",
+            "Jobs that were leased from the table although there is a broker.",
+            registry=self.registry,
+        )
         self._queues_seen: set[str] = set()
         self._job_children: dict[tuple[str, str, JobOutcome], Histogram] = {}
         self._request_children: dict[tuple[str, Outcome], Counter] = {}
@@ -232,6 +248,16 @@ class PrometheusMetrics:
                 self._job_children[queue, job_type, each] = labels
             child = self._job_children[queue, job_type, outcome]
         child.observe(seconds)
+
+    def broker_changed(self, *, is_silent: bool) -> None:
+        """Count that the broker has fallen silent, or note that it responds again."""
+        if is_silent:
+            self._broker_silences.inc()
+        self._broker_silent.set(1 if is_silent else 0)
+
+    def jobs_bypassed_broker(self, jobs: int) -> None:
+        """Count jobs that were leased from the table although there is a broker."""
+        self._jobs_bypassed.inc(jobs)
 
     def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
         """Set the gauges of each queue: waiting, running, dead, age of the oldest in seconds.

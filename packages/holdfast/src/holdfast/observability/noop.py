@@ -5,7 +5,7 @@ from typing import Literal
 
 from holdfast.ports import CommitFailure, JobOutcome, Outcome
 
-__all__ = ["NullJobMetrics", "NullMetrics", "NullStoreMetrics"]
+__all__ = ["NullBrokerMetrics", "NullJobMetrics", "NullMetrics", "NullStoreMetrics"]
 
 
 class NullMetrics:
@@ -34,6 +34,16 @@ class NullStoreMetrics:
         """Do nothing."""
 
     def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
+        """Do nothing."""
+
+
+class NullBrokerMetrics:
+    """Implements ``BrokerMetrics`` without recording anything."""
+
+    def broker_changed(self, *, is_silent: bool) -> None:
+        """Do nothing."""
+
+    def jobs_bypassed_broker(self, jobs: int) -> None:
         """Do nothing."""
 
 

@@ -442,6 +442,11 @@ class _SchemaVersion:
     def record(self, migration: Migration) -> Statement:
         return _SAVE_VERSION, (migration.number,)
 
+    def finish(
+        self, _new: Sequence[Migration]
+    ) -> Generator[Statement, Sequence[Sequence[Any]], None]:
+        yield from ()
+
 
 def _check_file(database: Database, *, newest: int, create: bool) -> None:
     """Raise for a file that cannot be used, before anything is written."""

@@ -22,6 +22,7 @@ __all__ = [
     "Expired",
     "Failed",
     "KeyExpired",
+    "NumberRequired",
     "Outcome",
     "Rebased",
     "Released",
@@ -92,6 +93,14 @@ class Renumbered(msgspec.Struct, frozen=True):
     is_delayed: bool = False
 
 
+class NumberRequired(msgspec.Struct, frozen=True):
+    """The server refuses a request without a number, and nothing has happened by this send."""
+
+    result: AttemptResult
+    # A copy of it, or an earlier send, had no response.
+    outcome_unknown: bool = False
+
+
 class Expired(msgspec.Struct, frozen=True):
     """The server rejects it as too old."""
 
@@ -126,6 +135,7 @@ Outcome = (
     | Released
     | Failed
     | Renumbered
+    | NumberRequired
     | Expired
     | Conflicted
     | WrongOrder
@@ -182,6 +192,15 @@ def record(  # noqa: C901, PLR0911, PLR0912 - one for each outcome
             )
         case Renumbered():
             return _record_renumbered(queue, claimed, outcome)
+        case NumberRequired():
+            with queue.transaction():
+                entry = queue.release(
+                    claimed,
+                    sent=True,
+                    outcome_unknown=outcome.outcome_unknown,
+                    **outcome.result._asdict(),
+                )
+                return queue.begin_stream(entry)
         case Expired():
             return queue.expire(claimed, **outcome.result._asdict())
         case Conflicted():

@@ -186,6 +186,10 @@ class Profile:
     """Patterns of paths whose policy on the server is ``ordering="strict"``, such as
     ``/orders/{order}/*``; ``*`` is all. Their entries are numbered, and share one lane per user."""
 
+    numbers_on_demand: bool = False
+    """Entries for ``strict_endpoints`` are numbered after the server has refused one of the user
+    without a number, for an API whose servers may have a strict order or not. False: always."""
+
     conflict_resolution: ConflictResolution = ConflictResolution.MANUAL
     """Strategy for conflicts of entries that name none."""
 
@@ -255,6 +259,10 @@ class Profile:
             raise ConfigurationError(
                 f'profile {self.name}: strict_endpoints are paths such as ("/orders/*",), not '
                 f"{self.strict_endpoints!r}"
+            )
+        if self.numbers_on_demand and not self.strict_endpoints:
+            raise ConfigurationError(
+                f"profile {self.name}: numbers_on_demand is about strict_endpoints, which has none"
             )
         names = frozenset(name.lower() for name in self.batch_headers)
         object.__setattr__(self, "batch_headers", names)

@@ -524,6 +524,12 @@ class OutboxQueue(QueueQueries):
                 leaves_lane=leaves_lane,
             )
 
+    def begin_stream(self, entry: Entry) -> Entry:
+        """Begin the stream of an entry: it has a number from its next claim on."""
+        with self._write("begin_stream") as tx:
+            sequences.begin_stream(tx, entry)
+        return entry
+
     def renumber(self, claimed: Claimed, violation: Violation) -> Entry:
         """Give an entry of a strict sequence another number, after its claim has ended."""
         with self._write("renumber") as tx:

@@ -57,6 +57,7 @@ from holdfast.outbox.outcome import (
     Expired,
     Failed,
     KeyExpired,
+    NumberRequired,
     Outcome,
     Rebased,
     Released,
@@ -67,7 +68,7 @@ from holdfast.outbox.outcome import (
 )
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.sequences import VIOLATION_CODES, Violation, read_violation
+from holdfast.outbox.sequences import VIOLATION_CODES, Violation, read_violation, requires_number
 from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
@@ -289,6 +290,8 @@ class Sender:
             violation = read_violation(response, claimed.sequence)
             if violation is not None:
                 return self._renumber(entry, state, response, violation)
+        elif _may_need_number(entry, profile) and requires_number(response):
+            return self._number(entry, state, response)
         verdict = classify(
             response.status,
             response.code,
@@ -299,9 +302,7 @@ class Sender:
         )
         state.note_verdict(verdict)
         if not isinstance(verdict, Misdirected | NotTheService):
-            self._resume(entry)
-            self._last_response = self._clock.monotonic()
-            self._silent_since.pop(entry.id, None)
+            self._note_response(entry)
         match verdict:
             case Done():
                 server_id = _server_id_in(entry, response)
@@ -772,14 +773,26 @@ class Sender:
     ) -> Outcome:
         """Send the entry again with the number that the server asks for; wait if it goes on so."""
         state.note_verdict(TryLater())
-        self._resume(entry)
-        self._last_response = self._clock.monotonic()
-        self._silent_since.pop(entry.id, None)
+        self._note_response(entry)
         self._renumberings[entry.id] += 1
         is_delayed = self._renumberings[entry.id] > _MAX_RENUMBERINGS
         return Renumbered(
             _result(response, response.error_body), violation, self._policy(entry), is_delayed
         )
+
+    def _number(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
+        """Send the entry again at once, with a number."""
+        state.note_verdict(TryLater())
+        self._note_response(entry)
+        return NumberRequired(
+            _result(response, response.error_body), outcome_unknown=self._may_have_happened(entry)
+        )
+
+    def _note_response(self, entry: Entry) -> None:
+        """Note that the service responds."""
+        self._resume(entry)
+        self._last_response = self._clock.monotonic()
+        self._silent_since.pop(entry.id, None)
 
     def _attestation(self, entry: Entry, response: Response) -> Outcome:
         """Ask the app for another attestation at once, and after that with growing delays.
@@ -984,6 +997,10 @@ def _has_unknown_base(claimed: Claimed, profile: Profile) -> bool:
         and not entry.forced
         and not any(name.lower() == "if-match" for name in entry.headers)
     )
+
+
+def _may_need_number(entry: Entry, profile: Profile) -> bool:
+    return profile.numbers_on_demand and profile.is_strict_endpoint(entry.endpoint)
 
 
 def bearer_token(token: Token, user_id: str) -> str | None:

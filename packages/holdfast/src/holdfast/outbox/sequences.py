@@ -2,7 +2,8 @@
 
 A profile names the endpoints whose server has ``ordering="strict"``. Their entries share a lane:
 one request or batch of them is outstanding, and an unknown outcome holds the rest. An entry gets
-its number with the claim before its first send, and keeps it on every retry.
+its number with the claim before its first send, and keeps it on every retry. If the profile numbers
+on demand, a stream begins when the server refuses a request because it has no number.
 """
 
 from typing import Any, Final
@@ -10,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.core.outbox_entry import Claimed, Entry
-from holdfast.core.sequence import MAX_SEQUENCE, SequenceNumber
+from holdfast.core.sequence import MAX_SEQUENCE, SEQUENCE_HEADER, SequenceNumber
 from holdfast.ids import new_uuid4
 from holdfast.outbox.events import EventKind
 from holdfast.outbox.profile import Profile
@@ -22,15 +23,18 @@ __all__ = [
     "VIOLATION_CODES",
     "Violation",
     "acknowledge",
+    "begin_stream",
     "number_claim",
     "read_violation",
     "renumber",
+    "requires_number",
 ]
 
 VIOLATION_CODES: Final = frozenset({"ORDERING_VIOLATION", "sequence.violation"})
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
 """The error of an entry whose number the server has used for it, and whose response is lost."""
 
+_BAD_REQUEST: Final = 400
 _UNPROCESSABLE: Final = 422
 
 
@@ -46,13 +50,15 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 def number_claim(tx: Transaction, entry: Entry, profile: Profile | None) -> SequenceNumber | None:
-    """Return the number to send an entry with; a new one if it has none."""
+    """Return the number to send an entry with, a new one if it has none; None for no number."""
     if profile is None or not profile.is_strict_endpoint(entry.endpoint):
         return None
     stream = {"user_id": entry.user_id, "stream": profile.stream_name}
     found = tx.rows("find_stream", **stream)
+    if not found and profile.numbers_on_demand:
+        return None
     if not found:
-        tx.rows("begin_stream", client_id=new_uuid4(), **stream)
+        begin_stream(tx, entry)
         found = tx.rows("find_stream", **stream)
     client_id, number, _ = found[0]
     known = tx.rows("number_of", id=entry.id)
@@ -61,6 +67,19 @@ def number_claim(tx: Transaction, entry: Entry, profile: Profile | None) -> Sequ
     tx.rows("take_number", id=entry.id, number=number, **stream)
     tx.rows("set_next_number", number=number + 1, **stream)
     return SequenceNumber(client_id, number)
+
+
+def begin_stream(tx: Transaction, entry: Entry) -> None:
+    """Give numbers to the entry and those behind it, from their next claim on."""
+    tx.rows("begin_stream", client_id=new_uuid4(), **_stream_of(tx, entry))
+
+
+def requires_number(response: Response) -> bool:
+    """Return whether the server has refused a request because it has no number."""
+    if response.status != _BAD_REQUEST:
+        return False
+    required = _details_of(response).get("required_headers")
+    return isinstance(required, list) and SEQUENCE_HEADER in required
 
 
 def acknowledge(tx: Transaction, claimed: Claimed, http_status: int | None) -> None:
@@ -107,9 +126,7 @@ def read_violation(response: Response, sent: SequenceNumber) -> Violation | None
     """Return what a 422 says about a number; None for every other response."""
     if response.status != _UNPROCESSABLE or response.code not in VIOLATION_CODES:
         return None
-    body = response.json()
-    details = body.get("details") if isinstance(body, dict) else None
-    details = details if isinstance(details, dict) else {}
+    details = _details_of(response)
     expected = _number(details.get("expected"))
     if expected is None:
         return None
@@ -122,6 +139,12 @@ def read_violation(response: Response, sent: SequenceNumber) -> Violation | None
     elif used_by == "other_key" or (used_by is None and is_gap):
         number = expected
     return Violation(expected, number, is_gap)
+
+
+def _details_of(response: Response) -> dict[str, Any]:
+    body = response.json()
+    details = body.get("details") if isinstance(body, dict) else None
+    return details if isinstance(details, dict) else {}
 
 
 def _stream_of(tx: Transaction, entry: Entry) -> dict[str, Any]:

@@ -495,7 +495,7 @@ class Holdfast(Generic[TransactionT_co]):
             guard,
             options=batch,
             items_to=items_to,
-            direct=direct,
+            direct_to=guard if direct else None,
             idempotency=self.ready,
             table=self.route_table,
             identify=self.identify if self.has_identify else None,

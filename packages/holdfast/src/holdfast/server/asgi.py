@@ -30,7 +30,7 @@ from holdfast.observability.traces import Spans
 from holdfast.ports import Metrics, Outcome, SessionStore
 from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
-from holdfast.server.direct_call import DirectCall, PreparedCall
+from holdfast.server.direct_call import DirectCall, PreparedCall, SendResponse
 from holdfast.server.execution import Execution, set_current_execution
 from holdfast.server.guarded_request import (
     GuardedRequest,
@@ -46,6 +46,7 @@ from holdfast.server.request_body import (
     Disconnected,
     RequestBodies,
     RequestBody,
+    check_size,
 )
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
 from holdfast.server.request_log import RequestLog
@@ -56,6 +57,7 @@ from holdfast.server.response_buffer import (
     ResponseBuffer,
     ResponseDiscarded,
     Send,
+    complete_response,
     remove_response_extensions,
     send_response,
 )
@@ -170,6 +172,8 @@ class GuardMiddleware:
         self._spans = spans
         self._error_format = error_format
         self._log = request_log
+        # The prefix of the app that was last seen, and the header for it.
+        self._known_batch_headers: tuple[str, tuple[tuple[bytes, bytes], ...]] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
@@ -190,8 +194,7 @@ class GuardMiddleware:
         match = None if method in SAFE_METHODS else self._table().find(method, path)
         head.item = item
         if match is not None and self._batch is not None and item is None:
-            batch = f"{scope.get('root_path', '')}{self._batch.path}; items={self._batch.max_items}"
-            head.added_headers = ((b"holdfast-batch", batch.encode("latin-1")),)
+            head.added_headers = self._batch_headers(scope.get("root_path", ""), self._batch)
         elif "holdfast.batch" in scope:  # sync frameworks have their own batch endpoint
             head.added_headers = ((b"holdfast-batch", scope["holdfast.batch"]),)
         if match is None:
@@ -214,6 +217,14 @@ class GuardMiddleware:
                     await send(message)
 
                 await self._guard(match, head, scope, receive, send_traced)
+
+    def _batch_headers(self, root: str, batch: BatchOptions) -> tuple[tuple[bytes, bytes], ...]:
+        """Return the header that names the batch endpoint; nearly always the same one."""
+        known = self._known_batch_headers
+        if known is None or known[0] != root:
+            value = f"{root}{batch.path}; items={batch.max_items}".encode("latin-1")
+            known = self._known_batch_headers = (root, ((b"holdfast-batch", value),))
+        return known[1]
 
     async def transaction_of(self, head: RequestHead) -> Any:
         """Return the transaction or session of a request that is not guarded, or not yet claimed.
@@ -312,16 +323,92 @@ class GuardMiddleware:
         except (RequestError, StoreUnavailableError) as error:
             if not await body.is_there():
                 send = send_and_close(send, body, scope)
-            await _refuse(error, match, head, send, self._metrics, self._log)
+            await send_response(send, _refusal(error, match, head, self._metrics, self._log), head)
             return
         if isinstance(outcome, Replay):
-            await _send_replay(outcome.record, head, send)
+            response, extra_headers = _replay(outcome.record, head)
+            await send_response(send, response, head, extra_headers)
         else:
             scope[SCOPE_KEY] = outcome
             set_current_execution(outcome)
             receive = _receive_again(content, receive)
             direct = self._prepare_direct(match, head, scope, content)
             await self._run_app(idempotency, outcome, match, head, scope, receive, send, direct)
+
+    def has_direct_call(self, match: Match) -> bool:
+        """Return whether ``serve_item`` serves requests of this route, and traces none."""
+        return (
+            self._direct is not None
+            and self._spans is None
+            and match.source is not None
+            and not match.is_claimed_late
+            and self._direct(match.source) is not None
+        )
+
+    async def serve_item(  # noqa: C901, PLR0917 - the steps of a request, top to bottom
+        self,
+        match: Match,
+        item: ItemContext,
+        processor: RequestProcessor,
+        content: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> Response | None:
+        """Serve a request of a batch; return its response, or None if it was sent as messages.
+
+        Does what ``__call__`` does for this route, in the same order, for a body of at most
+        ``LARGE_BODY_BYTES`` that is in memory.
+        """
+        path = path_in_app(scope)
+        head = _head_of(item, scope, path)
+        if head is None:
+            head = RequestHead(scope["method"], path, scope["query_string"], scope["headers"])
+        scope["holdfast.head"] = head
+        scope.setdefault("holdfast.error_format", self._error_format)
+        scope[MIDDLEWARE_KEY] = self
+        head.item = item
+        try:
+            check_size(len(content), match.policy)
+            found = item.principal or self._identify(head)
+            if isinstance(found, Principal):
+                principal = found
+            else:
+                principal = await found if inspect.isawaitable(found) else found
+            head.principal = principal
+            if match.policy.rate_limit is not None:
+                await self._check_rate_limit(match, head, principal)
+            request = head.request = self._parse_now(match, head, content, principal, None)
+            outcome = await processor.process(request)
+        except (RequestError, StoreUnavailableError) as error:
+            return complete_response(_refusal(error, match, head, self._metrics, self._log), head)
+        if isinstance(outcome, Replay):
+            response, extra_headers = _replay(outcome.record, head)
+            return complete_response(response, head, extra_headers)
+        try:
+            scope[SCOPE_KEY] = outcome
+            set_current_execution(outcome)
+            receive = _receive_again(content, receive)
+            direct = self._prepare_direct(match, head, scope, content)
+            given: Response | SendResponse | Exception | None = None
+            if direct is not None:
+                try:
+                    given = await direct(scope, receive, outcome)
+                except Exception as error:  # noqa: BLE001 - raised again by ``_run_app``
+                    given = error
+            if isinstance(given, Response) and len(given.body) <= match.policy.max_response_bytes:
+                responder = _Responder(processor, outcome, match, head, send, self._metrics)
+                response, extra_headers, _ = await responder.commit(given)
+                return complete_response(response, head, extra_headers)
+            again = None if given is None else _repeating(given)
+            await self._run_app(processor, outcome, match, head, scope, receive, send, again)
+        except BaseException:
+            if not outcome.ended:
+                await processor.abort(outcome)
+            raise
+        finally:
+            end_visit()
+        return None
 
     def _prepare_direct(
         self, match: Match, head: RequestHead, scope: Scope, content: bytes
@@ -494,7 +581,7 @@ class GuardMiddleware:
             remove_response_extensions(scope)
         try:
             if direct is not None and isinstance(claimed, Execution):
-                await direct(scope, receive, buffer, claimed)
+                await _call_directly(direct, scope, receive, buffer, claimed)
             else:
                 await self._app(scope, receive, send_to)
         except Exception as error:
@@ -547,37 +634,37 @@ class _Responder:
 
     async def commit_and_send(self, response: Response) -> bool:
         """Commit and send; return whether the app may go on, e.g. with background tasks."""
+        sent, extra_headers, may_go_on = await self.commit(response)
+        self.is_sent = True
+        await send_response(self._send, sent, self._head, extra_headers)
+        return may_go_on
+
+    async def commit(  # noqa: PLR0911 - one per way it can end
+        self, response: Response
+    ) -> tuple[Response, tuple[tuple[bytes, bytes], ...], bool]:
+        """Commit; return what to send, its extra headers, and whether the app may go on."""
         claimed = self._claimed
         outcome = claimed if isinstance(claimed, Execution) else claimed.outcome
         if isinstance(outcome, Execution) and not outcome.ended:
             try:
                 committed = await self._idempotency.finish(outcome, response)
             except (RequestError, StoreUnavailableError) as error:
-                await self._send_outcome(error, response)
-                return False
+                return self._refusal(error), (), False
             except (UnstoredWritesError, AbortedTransactionError) as misuse:
                 _log.error("%s", misuse, extra=self._head.facts())
-                self.is_sent = True
-                refusal = _render("internal", self._match.policy, self._head)
-                await send_response(self._send, refusal, self._head)
-                return False
+                return _render("internal", self._match.policy, self._head), (), False
             if isinstance(committed, Replay):
-                await self._send_outcome(committed, response)
-                return False
-            self.is_sent = True
-            await send_response(self._send, committed, self._head)
-            return True
-        await self._send_outcome(outcome, response)
-        return True
-
-    async def _send_outcome(self, outcome: object, response: Response) -> None:
-        self.is_sent = True
+                return *_replay(committed.record, self._head), False
+            return committed, (), True
         if isinstance(outcome, Replay):
-            await _send_replay(outcome.record, self._head, self._send)
-        elif isinstance(outcome, RequestError | StoreUnavailableError):
-            await _refuse(outcome, self._match, self._head, self._send, self._metrics)
-        else:  # committed; or nothing to commit: not claimed, aborted, or the commit raised
-            await send_response(self._send, response, self._head)
+            return *_replay(outcome.record, self._head), True
+        if isinstance(outcome, RequestError | StoreUnavailableError):
+            return self._refusal(outcome), (), True
+        # Nothing to commit: not claimed, aborted, or the commit raised.
+        return response, (), True
+
+    def _refusal(self, error: RequestError | StoreUnavailableError) -> Response:
+        return _refusal(error, self._match, self._head, self._metrics)
 
     def passing_on_unclaimed(self, send_claimed: Send) -> Send:
         """Return a ``send`` that passes on what the app sends without a claim, e.g. 401."""
@@ -625,15 +712,14 @@ def _outage_of(
     return store.outage_of(execution.transaction, error)
 
 
-async def _refuse(  # noqa: PLR0917
+def _refusal(
     error: RequestError | StoreUnavailableError,
     match: Match,
     head: RequestHead,
-    send: Send,
     metrics: Metrics,
     log: RequestLog | None = None,
-) -> None:
-    """Send an error of the guard."""
+) -> Response:
+    """Log an error of the guard, and return its response."""
     if isinstance(error, StoreUnavailableError):
         metrics.outcome(match.endpoint, "unavailable")
         log_outage(error, head)
@@ -642,7 +728,7 @@ async def _refuse(  # noqa: PLR0917
         _note_refusal(log, error, response.status, match, head)
     if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
         _log_refusal(error, response, match, head)
-    await send_response(send, response, head)
+    return response
 
 
 def _note_refusal(
@@ -713,8 +799,8 @@ def _own_fingerprint(policy: Policy, head: RequestHead, body: bytes) -> str:
     )
 
 
-async def _send_replay(record: Record, head: RequestHead, send: Send) -> None:
-    """Send the stored response and log the replay for the audit."""
+def _replay(record: Record, head: RequestHead) -> tuple[Response, tuple[tuple[bytes, bytes], ...]]:
+    """Log the replay for the audit; return the stored response and the headers of a replay."""
     head.is_replay = True
     if _audit_log.isEnabledFor(logging.INFO):
         _audit_log.info(
@@ -736,7 +822,7 @@ async def _send_replay(record: Record, head: RequestHead, send: Send) -> None:
         (b"idempotency-replayed", b"true"),
         (b"x-original-request-id", record.request_id.encode("latin-1")),
     )
-    await send_response(send, record.response(), head, extra_headers)
+    return record.response(), extra_headers
 
 
 def log_outage(error: StoreUnavailableError, head: RequestHead | None) -> None:
@@ -766,6 +852,36 @@ def send_and_close(send: Send, body: RequestBody, scope: Scope) -> Send:
             await send({"type": "http.response.body", "body": b""})
 
     return send_and_close
+
+
+async def _call_directly(
+    direct: PreparedCall,
+    scope: Scope,
+    receive: Receive,
+    buffer: ResponseBuffer,
+    execution: Execution,
+) -> None:
+    """Call a handler and pass its response to the buffer."""
+    given = await direct(scope, receive, execution)
+    if isinstance(given, Response):
+        await buffer.take(given)
+    else:
+        await given(scope, receive, buffer.send)
+
+
+def _repeating(given: Response | SendResponse | Exception) -> PreparedCall:
+    """Return a call that ends as one before it has ended."""
+
+    async def repeat(
+        scope: Scope,  # noqa: ARG001
+        receive: Receive,  # noqa: ARG001
+        execution: Execution,  # noqa: ARG001
+    ) -> Response | SendResponse:
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    return repeat
 
 
 def _receive_again(body: bytes, receive: Receive) -> Receive:

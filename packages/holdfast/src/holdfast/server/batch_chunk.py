@@ -265,9 +265,9 @@ class RequestChunk:
         if self._idempotency.faults:
             await self._idempotency.faults.reach("chunk_item_ended")
         if self._is_direct and execution.is_last:
-            # Its owner uses the response after the commit only.
-            self._held.append((execution, None))
-            self._on_response(response)
+            # Its owner gets the response at once, and uses it after the commit only.
+            if execution.on_commit:
+                self._held.append((execution, None))
             return response
         settled: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held.append((execution, settled))

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -23,7 +24,7 @@ from holdfast.ports import ChunkStore, Clock
 from holdfast.server.asgi import RouteTable, Scope, log_outage, send_and_close
 from holdfast.server.batch_item import ITEM_KEY
 from holdfast.server.batch_options import BatchOptions
-from holdfast.server.batch_run import AloneEndpoints, BatchRun, ItemApp
+from holdfast.server.batch_run import AloneEndpoints, BatchRun, ItemApp, ItemGuard
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.request_body import Disconnected, RequestBodies, RequestBody
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
@@ -53,7 +54,7 @@ class BatchMiddleware:
         *,
         options: BatchOptions,
         items_to: ItemApp | None,
-        direct: bool = False,
+        direct_to: ItemGuard | None = None,
         idempotency: Callable[[], Awaitable[Idempotency]],
         table: Callable[[], RouteTable],
         identify: Identify | None,
@@ -63,13 +64,13 @@ class BatchMiddleware:
     ) -> None:
         """``items_to`` gets the requests of items; None: the guard.
 
-        With ``direct``, it gets only those that do not share a transaction.
+        With ``direct_to``, it gets only those that do not share a transaction.
         ``identify`` is None if only the app's own dependencies know the caller.
         """
         self._guard = guard
         self._options = options
         self._items_to = items_to or guard
-        self._direct_to = guard if direct else None
+        self._direct_to = direct_to
         self._idempotency = idempotency
         self._table = table
         self._identify = identify
@@ -171,10 +172,12 @@ def _encode(responses: list[Response], retry_after: float | None) -> bytes:
         headers: dict[str, str] = {}
         is_replayed = False
         for raw, value in response.headers:
-            name, text = raw.decode("latin-1"), value.decode("latin-1")
+            name = _repeated_name(raw)
+            if name is None:
+                continue
             is_replayed = is_replayed or raw == _REPLAYED
-            if name not in _UNREPEATED and not name.startswith("access-control-"):
-                headers[name] = f"{headers[name]}, {text}" if name in headers else text
+            text = value.decode("latin-1")
+            headers[name] = f"{headers[name]}, {text}" if name in headers else text
         results.append(
             {
                 "status": response.status,
@@ -184,6 +187,14 @@ def _encode(responses: list[Response], retry_after: float | None) -> bytes:
             }
         )
     return msgspec.json.encode({"results": results, "retry_after": retry_after})
+
+
+@lru_cache(maxsize=256)
+def _repeated_name(raw: bytes) -> str | None:
+    """Return the name of a header; None for one that a result does not have."""
+    name = raw.decode("latin-1")
+    is_left_out = name in _UNREPEATED or name.startswith("access-control-")
+    return None if is_left_out else name
 
 
 def _body(content_type: str, body: bytes) -> Any:

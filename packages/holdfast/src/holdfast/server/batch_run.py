@@ -15,7 +15,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
 from holdfast.core.batch import ITEM_HEADERS, BatchItem, Results, check_headers, parse_item
@@ -32,18 +32,43 @@ from holdfast.errors import (
 from holdfast.ids import new_request_id
 from holdfast.ports import ChunkStore, Clock
 from holdfast.server.batch_chunk import RequestChunk
-from holdfast.server.batch_item import ITEM_KEY, ItemContext
+from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions, ItemReport
 from holdfast.server.guarded_request import Principal
 from holdfast.server.idempotency import Idempotency
+from holdfast.server.request_body import LARGE_BODY_BYTES
 from holdfast.server.request_head import Identify, RequestHead
 from holdfast.server.response_buffer import Message, Receive, Send
 from holdfast.server.route_table import SAFE_METHODS, Match
 
-__all__ = ["AloneEndpoints", "BatchRun", "FindRoute", "ItemApp"]
+__all__ = ["AloneEndpoints", "BatchRun", "FindRoute", "ItemApp", "ItemGuard"]
 
 Scope = MutableMapping[str, Any]
 ItemApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+class ItemGuard(Protocol):
+    """Gets requests past the middleware of the app: ``GuardMiddleware``."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI request."""
+
+    def has_direct_call(self, match: Match) -> bool:
+        """Return whether ``serve_item`` serves requests of this route."""
+
+    async def serve_item(  # noqa: PLR0917 - an ASGI call and what was parsed from it
+        self,
+        match: Match,
+        item: ItemContext,
+        processor: RequestProcessor,
+        content: bytes,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> Response | None:
+        """Serve one request; return its response, or None if it was sent as messages."""
+
+
 FindRoute = Callable[[str, str], Match | None]
 
 # Headers of the batch that are about its own body, or that an item has instead.
@@ -176,13 +201,27 @@ class _Call:
             self._parts.append(bytes(message.get("body", b"")))
             if not message.get("more_body", False) and not self.sent.done():
                 headers = tuple([(n.lower(), v) for n, v in self._start.get("headers", ())])
-                response = Response(self._start["status"], headers, b"".join(self._parts))
-                self.sent.set_result(response)
-                match = self._entry.match
-                # Dependencies of a request that was not claimed may still hold a savepoint: then
-                # the end of the task counts.
-                if match is None or not match.is_claimed_late:
-                    self.respond(response)
+                self.complete(Response(self._start["status"], headers, b"".join(self._parts)))
+
+    async def run_directly(
+        self, guard: ItemGuard, match: Match, processor: RequestProcessor, body: bytes
+    ) -> None:
+        """Get the response without ASGI messages, where that is possible."""
+        item = self._entry.context
+        response = await guard.serve_item(
+            match, item, processor, body, self.scope, self.receive, self.send
+        )
+        if response is not None:
+            self.complete(response)
+
+    def complete(self, response: Response) -> None:
+        """Note that the response was sent."""
+        self.sent.set_result(response)
+        match = self._entry.match
+        # Dependencies of a request that was not claimed may still hold a savepoint: then the end of
+        # the task counts.
+        if match is None or not match.is_claimed_late:
+            self.respond(response)
 
     def respond(self, response: Response) -> None:
         """Note the response; the first one counts."""
@@ -289,7 +328,7 @@ class BatchRun:
         *,
         scope: Scope,
         app: ItemApp,
-        direct_to: ItemApp | None,
+        direct_to: ItemGuard | None,
         find: FindRoute,
         identify: Identify | None,
         idempotency: Idempotency,
@@ -511,12 +550,10 @@ class BatchRun:
         done: list[_Done] = []
         waiting = iter(entries)
         size = self._size
+        is_forgotten = self._direct_to is not None and self._options.on_item is None
 
         def start(respond: Callable[[_Done], None]) -> _Call | None:
             """Start the next item that is an operation of the app; return None if none is left."""
-            nonlocal size
-            if done and done[-1].call is not None:
-                size += len(done[-1].response.body) + _RESULT_BYTES
             for entry in waiting:
                 if self.retry_after is not None or (
                     done and (self._is_full(size) or chunk.must_end)
@@ -534,9 +571,13 @@ class BatchRun:
 
         def keep(each: _Done) -> bool:
             """Note a response; return False if its item has to run again."""
+            nonlocal size
             if chunk.is_postponed:
                 return False
+            size += len(each.response.body) + _RESULT_BYTES
             self._note(each.entry, each.response)
+            if is_forgotten and each.call is not None and each.call.sent.done():
+                each.call = None  # nothing is left to do; the fewer objects, the less to collect
             done.append(each)
             return True
 
@@ -666,10 +707,14 @@ class BatchRun:
         on_response: Callable[[_Done], None],
     ) -> _Call:
         call = _Call(entry, prepared, self._loop, on_response)
-        app = self._app
-        if self._direct_to is not None and entry.context.processor is not None:
-            app = self._direct_to
-        serving: Any = app(call.scope, call.receive, call.send)
+        body, match, processor = prepared[1], entry.match, entry.context.processor
+        serving: Any
+        if self._direct_to is None or processor is None or match is None:
+            serving = self._app(call.scope, call.receive, call.send)
+        elif len(body) <= LARGE_BODY_BYTES and self._direct_to.has_direct_call(match):
+            serving = call.run_directly(self._direct_to, match, processor, body)
+        else:
+            serving = self._direct_to(call.scope, call.receive, call.send)
         task = call.task = self._loop.create_task(serving)
         self.tasks.add(task)
 

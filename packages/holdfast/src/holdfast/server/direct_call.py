@@ -1,12 +1,16 @@
 """How the guard calls the handler of a route without the framework's own way to it."""
 
-from collections.abc import MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
+from holdfast.core.idempotency_record import Response
 from holdfast.server.execution import Execution
-from holdfast.server.response_buffer import Receive, ResponseBuffer
+from holdfast.server.response_buffer import Receive, Send
 
-__all__ = ["DirectCall", "PreparedCall"]
+__all__ = ["DirectCall", "PreparedCall", "SendResponse"]
+
+# Sends a response as ASGI messages.
+SendResponse = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
 
 class PreparedCall(Protocol):
@@ -16,12 +20,11 @@ class PreparedCall(Protocol):
         self,
         scope: MutableMapping[str, Any],
         receive: Receive,
-        buffer: ResponseBuffer,
         execution: Execution,
-    ) -> None:
-        """Call the handler and pass its response, or that of an exception handler, to the buffer.
+    ) -> Response | SendResponse:
+        """Call the handler; return its response, or what sends it.
 
-        Raises what the app would raise.
+        The latter raises what the app would raise, or sends the response of an exception handler.
         """
 
 

@@ -39,10 +39,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from holdfast.core.idempotency_record import Response as StoredResponse
-from holdfast.server.direct_call import PreparedCall
+from holdfast.server.direct_call import PreparedCall, SendResponse
 from holdfast.server.execution import Execution
 from holdfast.server.request_body import LARGE_BODY_BYTES
-from holdfast.server.response_buffer import Receive, ResponseBuffer, Send
+from holdfast.server.response_buffer import Receive, Send
 from holdfast.server.starlette import the_execution, the_principal, the_transaction
 
 __all__ = ["DIRECT_BYTES", "DirectRoute", "FindDirectRoute", "find_direct_routes"]
@@ -539,24 +539,19 @@ class DirectRoute:
         self,
         request: _Request,
         content: Any,
-        buffer: ResponseBuffer,
-    ) -> None:
-        """Call the handler; pass its response on, or that of an exception handler."""
-        scope, receive = request.scope, request.receive
+    ) -> StoredResponse | SendResponse:
+        """Call the handler; return its response, or what sends it."""
         try:
             response = await self._respond(request, content)
         except Exception as error:  # noqa: BLE001 - handled as it is by FastAPI, or raised again
             made = request.get()
             if self._has_body:
                 await made.body()  # handlers may read it, as it was read before
-            scope[_RAISED] = error, made
-            await self._exceptions(scope, receive, buffer.send)
-            return
+            request.scope[_RAISED] = error, made
+            return self._exceptions
         if isinstance(response, StoredResponse):
             request.execution.is_last = True
-            await buffer.take(response)
-        else:
-            await response(scope, receive, buffer.send)
+        return response
 
     async def _respond(self, request: _Request, content: Any) -> StoredResponse | Response:
         call = self._call
@@ -625,10 +620,10 @@ class _Prepared:
         self._content = content
 
     async def __call__(
-        self, scope: Scope, receive: Receive, buffer: ResponseBuffer, execution: Execution
-    ) -> None:
+        self, scope: Scope, receive: Receive, execution: Execution
+    ) -> StoredResponse | SendResponse:
         """Call the handler of the route."""
-        await self._route.run(_Request(scope, receive, execution), self._content, buffer)
+        return await self._route.run(_Request(scope, receive, execution), self._content)
 
 
 async def _raise_again(scope: Scope, receive: Receive, send: Send) -> None:

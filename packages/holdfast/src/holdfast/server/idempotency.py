@@ -559,7 +559,9 @@ class Idempotency:
             await self._commit(execution, record, audit)
         except SupersededError:
             return await self._replay_winner(execution), None
-        except CommitUnknownError:
+        except CommitUnknownError as unknown:
+            if unknown.is_cut:
+                raise _cut(unknown) from unknown
             committed = await self.resolve_unknown_commit(request, record)
             if committed is not record:
                 return Replay(committed), committed
@@ -843,6 +845,14 @@ class Idempotency:
             self._is_breaker_open = is_open
             if self._breaker_metrics is not None:
                 self._breaker_metrics.breaker_changed(is_open=is_open)
+
+
+def _cut(unknown: CommitUnknownError) -> StoreUnavailableError:
+    """Return the error for a commit that took too long: a look-up would wait for it again."""
+    return StoreUnavailableError(
+        f"the commit took too long, and its outcome is not known: {unknown}",
+        reason="outcome_unknown",
+    )
 
 
 def _expires_at(

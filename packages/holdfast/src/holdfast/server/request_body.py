@@ -214,8 +214,8 @@ class RequestBody:
     def check_declared_size(self) -> None:
         """Raise ``BodyTooLargeError`` if the head says that the body is too large."""
         declared = self._head.content_length
-        if declared is not None and declared > self._policy.max_body_bytes:
-            raise self._too_large()
+        if declared is not None:
+            check_size(declared, self._policy)
 
     async def read(self, tenant: str | None) -> bytes:
         """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
@@ -278,7 +278,7 @@ class RequestBody:
             self.is_complete = not message.get("more_body", False)
             size = len(body) if parts is None else len(parts) + len(body)
             if size > limit:
-                raise self._too_large()
+                check_size(size, self._policy)
             is_whole = self.is_complete and parts is None
             if size > (LARGE_BODY_BYTES if is_whole else _UNCOUNTED_BYTES):
                 self._bodies.hold(self._tenant, size - self._held)
@@ -302,5 +302,8 @@ class RequestBody:
         except TimeoutError:
             pass
 
-    def _too_large(self) -> BodyTooLargeError:
-        return BodyTooLargeError(f"the body may have at most {self._policy.max_body_bytes} bytes")
+
+def check_size(size: int, policy: Policy) -> None:
+    """Raise ``BodyTooLargeError`` for a body that is larger than the policy allows."""
+    if size > policy.max_body_bytes:
+        raise BodyTooLargeError(f"the body may have at most {policy.max_body_bytes} bytes")

@@ -12,10 +12,8 @@ SELECT (noted.value ->> 0)::float8, noted.value ->> 1, noted.value ->> 2, noted.
   FROM jsonb_array_elements(:rows::jsonb) AS noted;
 
 -- name: sweep_requests
--- One batch of what is too old.
-DELETE FROM holdfast_request_log
- WHERE (tenant, id) IN (SELECT tenant, id FROM holdfast_request_log
-                         WHERE at < :before ORDER BY at LIMIT :limit);
+-- All of what is too old: without a limit, so that each node of a cluster deletes its own.
+DELETE FROM holdfast_request_log WHERE at < :before;
 
 -- name: oldest_kept
 -- The time of the row with which the table has :most rows; none if it has fewer.

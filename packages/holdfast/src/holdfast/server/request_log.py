@@ -73,6 +73,7 @@ class RequestLog:
         """Keep rows for ``keep_seconds``, and at most ``most_rows``; 0 seconds logs nothing."""
         self._store = store
         self._clock = clock
+        self._is_sqlite = store.name == "sqlite"
         self._keep_seconds = keep_seconds
         self._most_rows = most_rows
         self._waiting: list[LoggedRequest] = []
@@ -216,9 +217,9 @@ class RequestLog:
             rows = await self._store.read(self._sql("oldest_kept"), {"most": self._most_rows})
             if rows:
                 before = max(before, rows[0]["at"])
-            deleted = _SWEEP_ROWS
-            while deleted == _SWEEP_ROWS:
-                deleted = await self._write("sweep_requests", before=before, limit=_SWEEP_ROWS)
+            values = {"before": before} | ({"limit": _SWEEP_ROWS} if self._is_sqlite else {})
+            while await self._write("sweep_requests", **values) == _SWEEP_ROWS:
+                pass  # SQLite: other writers come in between
         except StoreError as error:
             _log.debug("the log of requests cannot be swept: %s", error)
 
@@ -233,9 +234,7 @@ class RequestLog:
         return changed
 
     def _sql(self, name: str) -> str:
-        file = (
-            "request_log.sqlite.sql" if self._store.name == "sqlite" else "request_log.postgres.sql"
-        )
+        file = "request_log.sqlite.sql" if self._is_sqlite else "request_log.postgres.sql"
         return load_queries("holdfast.server", file, names=self._store.table_names)[name]
 
 

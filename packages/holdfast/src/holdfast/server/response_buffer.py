@@ -14,6 +14,7 @@ __all__ = [
     "ResponseBuffer",
     "ResponseDiscarded",
     "Send",
+    "complete_response",
     "remove_response_extensions",
     "send_response",
 ]
@@ -185,6 +186,22 @@ async def send_response(
     extra_headers: tuple[tuple[bytes, bytes], ...] = (),
 ) -> None:
     """Send a response with the ids of this request."""
+    headers = _complete_headers(response, head, extra_headers)
+    await send({"type": "http.response.start", "status": response.status, "headers": headers})
+    await send({"type": "http.response.body", "body": response.body})
+
+
+def complete_response(
+    response: Response, head: RequestHead, extra_headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> Response:
+    """Return what ``send_response`` sends."""
+    headers = _complete_headers(response, head, extra_headers)
+    return Response(response.status, tuple(headers), response.body)
+
+
+def _complete_headers(
+    response: Response, head: RequestHead, extra_headers: tuple[tuple[bytes, bytes], ...]
+) -> list[tuple[bytes, bytes]]:
     headers = [pair for pair in response.headers if pair[0] not in _OWN_HEADERS]
     headers += extra_headers
     headers += head.limit_headers
@@ -200,5 +217,4 @@ async def send_response(
             raw_id if correlation_id is request_id else correlation_id.encode("latin-1"),
         ),
     )
-    await send({"type": "http.response.start", "status": response.status, "headers": headers})
-    await send({"type": "http.response.body", "body": response.body})
+    return headers

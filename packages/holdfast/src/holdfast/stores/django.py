@@ -4,13 +4,15 @@ Django's connections belong to threads, so everything runs in the thread of its 
 function that the caller provides.
 """
 
+import math
 import re
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib import import_module
 from typing import Any, Final
 
 from holdfast.extras import needs_extra
@@ -55,7 +57,9 @@ from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literals
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
+from holdfast.stores.replication import unconfirmed
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
+from holdfast.stores.session_limits import CONFIRM, REPLACED, SessionLimits
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlite.epoch import file_identity, reading_of
 from holdfast.stores.sqlite.rows import is_outage as is_sqlite_outage
@@ -117,12 +121,15 @@ class DjangoStore:
         table_prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
+        **limits: float,
     ) -> None:
         """Use the database with the alias ``using`` in Django's settings.
 
         Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
-        ``schema``, which is created if it is missing.
+        ``schema``, which is created if it is missing. ``limits`` are those of ``SessionLimits``,
+        for PostgreSQL with psycopg 3.
         """
+        self.limits = SessionLimits(**limits)
         vendor = connections[using].vendor
         if vendor not in _DATABASES:
             raise ConfigurationError(f"{vendor} is not supported: use PostgreSQL or SQLite")
@@ -134,6 +141,10 @@ class DjangoStore:
         self.using = using
         # True on SQLite.
         self.is_sqlite = vendor == "sqlite"
+        # The module of time limits; None on SQLite, and with psycopg 2.
+        self._driver: Any = None
+        if not self.is_sqlite and connections[using].Database.__name__ == "psycopg":
+            self._driver = import_module("holdfast.stores.psycopg_limits")
         self._package = f"holdfast.stores.{_DATABASES[vendor]}"
         self._use_names(
             MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
@@ -169,7 +180,15 @@ class DjangoStore:
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
         check_storable(*record_id)
-        found: Record | None = await self.in_thread(lambda: self._find(record_id, now))
+
+        def find() -> Record | None:
+            record = self._find(record_id, now)
+            if record is not None and not self.is_sqlite:
+                with self._confirming(self.limits.commit_seconds):
+                    self.run(CONFIRM)
+            return record
+
+        found: Record | None = await self.in_thread(find)
         return found
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
@@ -182,13 +201,15 @@ class DjangoStore:
             unit = DjangoUnit(self)
             after_expiry = False
             try:
-                rows = 1 if self.is_sqlite else self._claim_on_postgres(unit, record_id, now)
+                rows = 1 if self.is_sqlite else self._claim_in_time(unit, record_id, now)
                 if rows in _CLAIMED_ROWS:
                     after_expiry = _CLAIMED_ROWS[rows]
                     return Claimed(unit, after_expiry=after_expiry)
                 record = None if rows == _HELD_ROWS else self._find(record_id, now)
                 if record is None and self.is_sqlite:
                     return Claimed(unit)
+                if record is not None and not self.is_sqlite:
+                    unit.confirm()
             except BaseException:
                 unit.undo()
                 raise
@@ -196,12 +217,12 @@ class DjangoStore:
             # No record although there was one: it expired and was swept in between.
             return HELD if record is None else Found(record)
 
-        claim: Claimed | Found | Held = await self.in_thread(take)
+        claim: Claimed | Found | Held = await self.in_thread(take, self.limits.claim_seconds)
         return claim
 
     async def begin(self, *, idle_seconds: float | None = None) -> "DjangoUnit":  # noqa: ARG002
         """Open a transaction without a key."""
-        unit: DjangoUnit = await self.in_thread(lambda: DjangoUnit(self))
+        unit: DjangoUnit = await self.in_thread(lambda: DjangoUnit(self), self.limits.claim_seconds)
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -211,7 +232,13 @@ class DjangoStore:
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run one statement, which commits at once."""
-        return await self.read(sql, params)
+
+        def write() -> list[Row]:
+            with self._confirming(self.limits.statement_seconds):
+                return self.fetch(sql, params)
+
+        rows: Sequence[Row] = await self.in_thread(write)
+        return rows
 
     @property
     def sqlite_path(self) -> str | None:
@@ -296,15 +323,57 @@ class DjangoStore:
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    async def in_thread(self, work: Callable[[], Any]) -> Any:
-        """Run a function in the request's thread. Raises outages as ``StoreUnavailableError``."""
+    async def in_thread(self, work: Callable[[], Any], seconds: float | None = None) -> Any:
+        """Run a function in the request's thread. Raises outages as ``StoreUnavailableError``.
+
+        ``seconds`` limits each response of PostgreSQL, by default as for statements.
+        """
+        limited = work
+        if self._driver is not None:
+            limited = partial(self._run_in_time, work, seconds or self.limits.statement_seconds)
         try:
-            return await self._run(work)
+            return await self._run(limited)
         except _OUTAGES as error:
             await self._run(self._forget_connection)
             raise StoreUnavailableError(
                 f"the database is unavailable: {error}", is_outage=_is_outage(error)
             ) from error
+
+    def _run_in_time(self, work: Callable[[], Any], seconds: float) -> Any:
+        """Run a function with a time limit for connecting, and for each response."""
+        with self._driver.thread_limit(seconds):
+            connection = connections[self.using]
+            # Django connects when it is asked for a cursor, and again after some errors.
+            connection.get_connection_params = partial(
+                _connection_params, connection, self.limits.claim_seconds
+            )
+            try:
+                if connection.connection is None:
+                    connection.ensure_connection()
+                self._driver.limits_of(connection.connection)
+                return work()
+            finally:
+                connection.__dict__.pop("get_connection_params", None)
+
+    @contextmanager
+    def _confirming(self, seconds: float) -> Iterator[None]:
+        """Raise if a statement that commits at once warns that the standby may not have it."""
+        limits = self.limits_of(connections[self.using])
+        if limits is None:
+            yield
+            return
+        before = limits.seconds
+        limits.begin_commit(seconds)
+        try:
+            yield
+        finally:
+            limits.seconds = before
+        if limits.notices.has_warned:
+            raise unconfirmed("the standby did not confirm it")
+
+    def limits_of(self, connection: Any) -> Any:
+        """Return the limits of a connection; None on SQLite, and with psycopg 2."""
+        return None if self._driver is None else self._driver.limits_of(connection.connection)
 
     def _on_connect(self, *, connection: Any, **_signal: Any) -> None:
         """Read the epoch on a new connection of Django, below its log of queries."""
@@ -323,7 +392,10 @@ class DjangoStore:
                     if not connection.get_autocommit():
                         connection.connection.rollback()
 
-        self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        if reading.is_replaced:
+            connection.close()
+            raise OperationalError(REPLACED)
 
     def _leave_replaced_file(self) -> None:
         """Close a connection to an SQLite file that was replaced; Django opens the new one."""
@@ -345,6 +417,15 @@ class DjangoStore:
     def _find(self, record_id: RecordId, now: datetime) -> Record | None:
         rows, _ = self.run(self.sql["find_record"], (*record_id, self.instant(now)))
         return record_of(record_id, rows[0]) if rows else None
+
+    def _claim_in_time(self, unit: "DjangoUnit", record_id: RecordId, now: datetime) -> int:
+        limits = unit.limits
+        if limits is None:
+            return self._claim_on_postgres(unit, record_id, now)
+        limits.seconds = self.limits.claim_seconds
+        rows = self._claim_on_postgres(unit, record_id, now)
+        limits.seconds = self.limits.statement_seconds
+        return rows
 
     def _claim_on_postgres(self, unit: "DjangoUnit", record_id: RecordId, now: datetime) -> int:
         """Begin, lock and look up; return the number of rows of ``holdfast_claim``."""
@@ -447,6 +528,10 @@ class DjangoUnit:
         # A savepoint only where Django's TestCase has begun a transaction around each test.
         self._atomic = Atomic(store.using, savepoint=True, durable=True)
         self._atomic.__enter__()
+        # Until the end, for statements of the view too.
+        self.limits = store.limits_of(connection)
+        if self.limits is not None:
+            self.limits.seconds = store.limits.statement_seconds
         # Before ``undo`` can remove it. Django's own BEGIN has been sent.
         connection.execute_wrappers.append(_refuse_control)
         # BEGIN and the claim, and the record and COMMIT, then share one message each.
@@ -497,6 +582,7 @@ class DjangoUnit:
                 raise
             try:
                 self.end()
+                self._check_commit()
             except _OUTAGES as error:
                 raise CommitUnknownError(str(error)) from error
 
@@ -513,13 +599,45 @@ class DjangoUnit:
         if not self._ended:
             self._stop_refusing()
             self.transaction.set_rollback(True)
+            raw = self.transaction.connection
+            if self.limits is not None and raw is not None and raw.closed:
+                self.transaction.close()  # else Django would connect again, to set autocommit
             with suppress(DatabaseError):
                 self._atomic.__exit__(None, None, None)
+            self._end_limits()
 
     def end(self) -> None:
         """Commit, in the request's thread."""
         self._stop_refusing()
-        self._atomic.__exit__(None, None, None)
+        if self.limits is not None:
+            self.limits.begin_commit(self._store.limits.commit_seconds)
+        try:
+            self._atomic.__exit__(None, None, None)
+        finally:
+            self._end_limits()
+
+    def confirm(self) -> None:
+        """Commit what the claim has read, so that a synchronous standby has it too.
+
+        Raises ``StoreUnavailableError`` if it may not have it.
+        """
+        if self.limits is not None:
+            self.limits.begin_commit(self._store.limits.commit_seconds)
+        if self.has_messages:
+            send_message(self.transaction, f"{CONFIRM};COMMIT")
+        else:
+            self._store.run(CONFIRM)
+            self.end()
+        if self.limits is not None and self.limits.notices.has_warned:
+            raise unconfirmed("the standby did not confirm it")
+
+    def _check_commit(self) -> None:
+        if self.limits is not None:
+            self.limits.check_commit()
+
+    def _end_limits(self) -> None:
+        if self.limits is not None:
+            self.limits.seconds = None
 
     def _stop_refusing(self) -> None:
         self._ended = True
@@ -562,6 +680,7 @@ class DjangoUnit:
         if not self.has_messages or len(record.body) > _INLINE_BODY_BYTES:
             store.run(store.sql["finish"], finish_values(record, audit))
             return
+        self.limits.begin_commit(store.limits.commit_seconds)
         try:
             result = send_message(
                 self.transaction, f"{finish_statement(store.finish_function, record, audit)};COMMIT"
@@ -572,11 +691,18 @@ class DjangoUnit:
             raise
         if result.command_status != b"COMMIT":
             raise StoreUnavailableError("the database rolled the transaction back")
+        self._check_commit()
 
     def _save_audit(self, audit: AuditEvent) -> None:
         store = self._store
         values = audit_values(audit, store.instant(audit.created_at))
         store.run(store.sql["save_audit_event"], values)
+
+
+def _connection_params(connection: Any, seconds: float) -> dict[str, Any]:
+    """Return the parameters of a connection, with a time limit unless the project has set one."""
+    parameters: dict[str, Any] = type(connection).get_connection_params(connection)
+    return {"connect_timeout": math.ceil(seconds), **parameters}
 
 
 def _refuse_control(execute: Any, sql: Any, params: Any, many: bool, context: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from holdfast.core.table_names import DEFAULT_NAMES, DEFAULT_PREFIX, TableNames
 from holdfast.errors import ConfigurationError
+from holdfast.stores.citus import IS_CITUS, distribute, is_distributed, refuse_other_nodes
 from holdfast.stores.sql_loader import without_comments
 
 __all__ = [
@@ -46,9 +47,16 @@ _FIRST: Final = ("core", 1)
 # The number is unknown to every version, and an unknown number is refused.
 MOVED: Final = ("core", 2_147_483_647)
 
+_SERVER: Final = f"SELECT current_setting('server_encoding'), ({IS_CITUS})"
+
 # Only tables of the core are checked: an app may drop its own tables without a migration.
 _CORE: Final = "core"
 _CREATED_TABLE: Final = re.compile(rf"^CREATE TABLE {DEFAULT_PREFIX}(\w+)", re.MULTILINE)
+_CREATED: Final = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\S+) \(", re.MULTILINE)
+_HAS_TENANT: Final = (
+    "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass($1::text)"
+    " AND attname = 'tenant' AND NOT attisdropped)"
+)
 
 Rows = Sequence[Sequence[Any]]
 Statement = tuple[str, tuple[Any, ...]]
@@ -134,6 +142,9 @@ class Ledger(Protocol):
     def record(self, migration: Migration) -> Statement:
         """Return the statement that records a migration as applied."""
 
+    def finish(self, new: Sequence[Migration]) -> Generator[Statement, Rows, None]:
+        """Do what is left after these migrations were applied."""
+
 
 class MigrationTable:
     """The table ``holdfast_migrations``, for SQLite and for PostgreSQL."""
@@ -153,7 +164,10 @@ class MigrationTable:
         Raises ``ConfigurationError`` if the database cannot store every text.
         """
         if not self._is_sqlite:
-            _refuse_encoding((yield "SELECT current_setting('server_encoding')", ())[0][0])
+            [(encoding, is_citus)] = yield _SERVER, ()
+            _refuse_encoding(encoding)
+            if is_citus:
+                yield from refuse_other_nodes()
         columns = {row[0] for row in (yield self._columns(), ())}
         if not columns:  # looked up first: a role that may not create tables can use them
             yield from self._create()
@@ -216,6 +230,17 @@ class MigrationTable:
         )
         return insert, (migration.namespace, migration.number, migration.name, applied_at)
 
+    def finish(self, new: Sequence[Migration]) -> Generator[Statement, Rows, None]:
+        """Distribute new tables if those of the database are distributed by Citus."""
+        if self._is_sqlite or not new or not (yield from is_distributed(self.names)):
+            return
+        tables: dict[str, str | None] = {}
+        for migration in new:
+            for table in _CREATED.findall(self.names.render(migration.sql)):
+                has_tenant = (yield _HAS_TENANT, (table,))[0][0]
+                tables[table] = "tenant" if has_tenant else None
+        yield from distribute(self.names, tables.items())
+
     def _columns(self) -> str:
         if self._is_sqlite:
             return f"SELECT name FROM pragma_table_info('{self._table}')"  # noqa: S608
@@ -269,6 +294,7 @@ def apply_migrations(known: Sequence[Migration], ledger: Ledger) -> Steps:
         for sql in ledger.split(migration.sql):
             yield sql, ()
         yield ledger.record(migration)
+    yield from ledger.finish(pending)
 
 
 def run_steps(steps: Steps, execute: Callable[[str, tuple[Any, ...]], Rows]) -> None:

@@ -18,8 +18,15 @@ __all__ = [
     "record_of",
 ]
 
-# PostgreSQL gives a transaction its number with its first write.
-HAS_WRITTEN = "SELECT txid_current_if_assigned() IS NOT NULL AS written"
+# PostgreSQL gives a transaction its number with its first write. On Citus the nodes that have the
+# rows do so; the coordinator has the lock of each table that was written.
+HAS_WRITTEN = """
+SELECT txid_current_if_assigned() IS NOT NULL
+       OR (to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL
+           AND EXISTS (SELECT 1 FROM pg_locks
+                        WHERE pid = pg_backend_pid() AND locktype = 'relation'
+                          AND mode = 'RowExclusiveLock')) AS written
+"""
 
 
 # What servers can send.

@@ -38,6 +38,7 @@ from holdfast.ports import (
     Row,
     StoreMetrics,
 )
+from holdfast.stores.asyncpg_messages import confirm_read
 from holdfast.stores.connection_gate import ConnectionGate, current_visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
@@ -51,6 +52,7 @@ from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import listed_record, record_of
+from holdfast.stores.session_limits import REPLACED, SessionLimits
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     driver_error,
@@ -117,13 +119,16 @@ class SqlAlchemyStore:
         table_prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
+        **limits: float,
     ) -> None:
         """``sessions`` is the app's session maker, or its engine. ``open`` connects.
 
         Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
         ``schema``, which is created if it is missing; without it, in the first schema of the
-        ``search_path``.
+        ``search_path``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
         """
+        # For PostgreSQL.
+        self.limits = SessionLimits(**limits)
         sessions = _session_maker(sessions)
         bind = sessions().get_bind()
         refuse_connection(bind)
@@ -215,8 +220,12 @@ class SqlAlchemyStore:
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
         check_storable(*record_id)
-        rows = await self._fetch(self._sql["find_record"], (*record_id, self.instant(now)))
-        return record_of(record_id, rows[0]) if rows else None
+        values = (*record_id, self.instant(now))
+        async with self._reading() as connection:
+            row = (await connection.exec_driver_sql(self._sql["find_record"], values)).first()
+            if row is not None and not self.is_sqlite:
+                await confirm_read(_pooled(connection), self.limits)
+        return record_of(record_id, row) if row is not None else None
 
     async def claim(
         self,
@@ -241,9 +250,10 @@ class SqlAlchemyStore:
             unit.guard()
             return Claimed(unit)
         async with rolling_back(unit):
-            if self._metrics is not None:
-                await self._connect(unit.transaction)
-            rows = await unit.transaction.run_sync(unit.begin_and_claim)
+            async with asyncio.timeout(self.limits.claim_seconds) as connecting:
+                if self._metrics is not None:
+                    await self._connect(unit.transaction)
+                rows = await unit.transaction.run_sync(unit.begin_and_claim, connecting)
             if rows in CLAIMED_ROWS:
                 unit.guard()
                 return Claimed(unit, after_expiry=CLAIMED_ROWS[rows])
@@ -252,6 +262,8 @@ class SqlAlchemyStore:
                 connection = await unit.transaction.connection()
                 values = (*record_id, now)
                 row = (await connection.exec_driver_sql(self._sql["find_record"], values)).first()
+                if row is not None:
+                    await unit.confirm()
             await unit.rollback()
         visit = current_visit()
         if visit is not None:
@@ -274,7 +286,8 @@ class SqlAlchemyStore:
         unit.guard()
         if not self.is_sqlite:
             async with rolling_back(unit):
-                connection = await self._connect(unit.transaction)
+                async with asyncio.timeout(self.limits.claim_seconds):
+                    connection = await self._connect(unit.transaction)
                 await connection.exec_driver_sql("SELECT 1")
                 await refuse_autocommit(connection)
         return unit
@@ -334,7 +347,8 @@ class SqlAlchemyStore:
         values = (self.instant(now), limit)
 
         async def delete(connection: AsyncConnection) -> int:
-            return (await connection.exec_driver_sql(self._sql["sweep_records"], values)).rowcount
+            result = await connection.exec_driver_sql(self._sql["sweep_records"], values)
+            return len(result.all()) if result.returns_rows else result.rowcount
 
         return await self._transact(delete)
 
@@ -430,7 +444,10 @@ class SqlAlchemyStore:
         def fetch_row(sql: str) -> Any:
             return adapted.run_async(lambda driver: driver.fetchrow(sql))
 
-        self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+        if reading.is_replaced:
+            adapted.driver_connection.terminate()
+            raise ConnectionError(REPLACED)
 
     def _refuse_pool_of_another_loop(self) -> None:
         """Raise ``ConfigurationError`` for asyncpg's connections of a loop that has ended."""
@@ -474,12 +491,24 @@ class SqlAlchemyStore:
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
-        options: Any = {} if self.is_sqlite else {"isolation_level": "AUTOCOMMIT"}
+        options: Any = {"isolation_level": "AUTOCOMMIT"}
         session = self._sessions()
+        timer: asyncio.TimerHandle | None = None
         try:
             with translating_outages():
-                yield await session.connection(execution_options=options)
+                if self.is_sqlite:
+                    yield await session.connection()
+                    return
+                async with asyncio.timeout(self.limits.claim_seconds):
+                    connection = await session.connection(execution_options=options)
+                driver = _pooled(connection).driver_connection
+                timer = asyncio.get_running_loop().call_later(
+                    self.limits.statement_seconds, driver.terminate
+                )
+                yield connection
         finally:
+            if timer is not None:
+                timer.cancel()
             await self.run_to_end(session.close())
 
     async def _fetch(self, sql: str, params: Any = ()) -> Sequence[Any]:
@@ -491,7 +520,9 @@ class SqlAlchemyStore:
         unit = self._unit(None, None)
         unit.guard()
         async with rolling_back(unit):
-            result = await work(await unit.transaction.connection())
+            async with asyncio.timeout(self.limits.claim_seconds):
+                connection = await unit.transaction.connection()
+            result = await work(connection)
         try:
             await unit.commit(None, None)
         except CommitUnknownError as error:  # the caller may try again
@@ -521,6 +552,12 @@ class SqlAlchemyStore:
         self.claim_function = names.table("claim")
         self.finish_function = names.table("save_record")
         self._sql = load_queries(self._package, names=names)
+
+
+def _pooled(connection: AsyncConnection) -> Any:
+    """Return the pool's object for a connection."""
+    assert connection.sync_connection is not None  # noqa: S101 - it is open
+    return connection.sync_connection.connection
 
 
 def _session_maker(given: Any) -> async_sessionmaker[AsyncSession]:

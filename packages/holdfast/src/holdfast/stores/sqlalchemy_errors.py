@@ -19,6 +19,7 @@ __all__ = [
     "driver_error",
     "is_aborted",
     "is_outage",
+    "is_read_only",
     "raise_outage",
     "raise_without_statement",
     "refuse_connection",
@@ -36,6 +37,9 @@ _FAILED_FLUSH: Final = "7s2a"
 
 # How a handler writes a savepoint.
 SAVEPOINT: Final = "`session.begin_nested()`"
+
+# SQLSTATE of a write on a standby, or on a primary that was made one.
+_READ_ONLY_STATE: Final = "25006"
 
 # No such database, no such user, a wrong password.
 _REFUSAL_STATES: Final = frozenset({"3D000", "28000", "28P01"})
@@ -69,6 +73,11 @@ def is_outage(error: BaseException) -> bool:
     if state is None:  # psycopg knows no SQLSTATE if it cannot connect
         return isinstance(error, sa_errors.OperationalError)
     return is_outage_state(state)
+
+
+def is_read_only(error: BaseException | None) -> bool:
+    """Check whether a statement has reached a standby: its connections must be replaced."""
+    return getattr(error, "sqlstate", None) == _READ_ONLY_STATE
 
 
 def driver_error(error: BaseException) -> BaseException:

@@ -1,9 +1,11 @@
 """The claim with BEGIN, and the record with COMMIT, in one message each on psycopg's connections.
 
 For ``SqlAlchemySyncStore`` on PostgreSQL, so that a guarded request has as many round trips as one
-without a guard.
+without a guard. Also the time limits of these connections.
 """
 
+import math
+import os
 from datetime import datetime
 from typing import Any
 
@@ -16,10 +18,21 @@ from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import CommitUnknownError, StoreUnavailableError, SupersededError
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literals
 from holdfast.stores.psycopg.errors import ServerLostError, raise_outage
+from holdfast.stores.psycopg_limits import PsycopgLimits, limits_of, thread_limit
 from holdfast.stores.psycopg_message import exchange
+from holdfast.stores.replication import unconfirmed
+from holdfast.stores.session_limits import CONFIRM, SessionLimits
 from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage
 
-__all__ = ["begin_and_claim", "finish_and_commit"]
+__all__ = [
+    "begin_and_claim",
+    "confirm",
+    "finish_and_commit",
+    "limits_of",
+    "on_checkin",
+    "on_connect",
+    "thread_limit",
+]
 
 
 def begin_and_claim(  # noqa: PLR0917 - the parts of one message
@@ -31,10 +44,16 @@ def begin_and_claim(  # noqa: PLR0917 - the parts of one message
     return int(result.ntuples)
 
 
-def finish_and_commit(raw: Any, function: str, record: Record, audit: AuditEvent | None) -> None:
-    """Write record and audit event, and commit."""
+def finish_and_commit(
+    raw: Any, function: str, record: Record, audit: AuditEvent | None, limits: SessionLimits
+) -> None:
+    """Write record and audit event, and commit. Raises ``CommitUnknownError``."""
+    found = limits_of(raw)
+    assert found is not None  # noqa: S101 - a connection of psycopg 3
+    found.begin_commit(limits.commit_seconds)
     try:
         _send(raw, f"{finish_statement(function, record, audit)};COMMIT")
+        found.check_commit()
     except ServerLostError as error:
         raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
     except psycopg.Error as error:
@@ -43,6 +62,30 @@ def finish_and_commit(raw: Any, function: str, record: Record, audit: AuditEvent
         if is_outage(error):
             raise StoreUnavailableError(f"the database is unavailable: {error}") from error
         raise
+
+
+def confirm(raw: Any, limits: SessionLimits) -> None:
+    """Commit what was read, so that a synchronous standby has it too. Raises if it may not."""
+    found = limits_of(raw)
+    assert found is not None  # noqa: S101 - a connection of psycopg 3
+    found.begin_commit(limits.commit_seconds)
+    _send(raw, CONFIRM if raw.autocommit else f"{CONFIRM};COMMIT")
+    if found.notices.has_warned:
+        raise unconfirmed("the standby did not confirm it")
+
+
+def on_checkin(raw: Any, _record: Any) -> None:
+    """Remove the limit of a connection that returns to the pool; a listener of the pool."""
+    found = getattr(raw, "wait", None)
+    if type(found) is PsycopgLimits:
+        found.seconds = None
+
+
+def on_connect(_engine: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
+    """Limit the time to connect during a call of Holdfast, unless the app does; ``do_connect``."""
+    seconds = thread_limit.current()
+    if seconds is not None and "PGCONNECT_TIMEOUT" not in os.environ:
+        parameters.setdefault("connect_timeout", math.ceil(seconds))
 
 
 def _send(raw: Any, statements: str) -> Any:

@@ -6,6 +6,7 @@ connection without one.
 """
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from datetime import datetime
@@ -19,7 +20,7 @@ from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
 from holdfast.errors import ConfigurationError, NoTransactionError, SupersededError, UsageError
 from holdfast.ports import RecordQuery
 from holdfast.stores.rows import audit_values, finish_values
-from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES
+from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_read_only
 from holdfast.stores.sqlite.rows import record_values, to_text
 from holdfast.stores.transaction_control import TRANSACTION_CONTROL, refuse_transaction_control
 
@@ -88,6 +89,8 @@ class GuardedUnit(ABC):
         self._closed_by_handler = False
         # True if the handler has ended the transaction on the session's connection.
         self._ended_by_connection = False
+        # When the last statement was sent, in monotonic seconds.
+        self.statement_at = 0.0
 
     @abstractmethod
     def prepare(self) -> None:
@@ -186,6 +189,13 @@ def listen_for_control_statements(engine: Any) -> None:
     ):
         if not event.contains(engine, name, listener):
             event.listen(engine, name, listener)
+    if not event.contains(engine, "handle_error", _after_error):
+        event.listen(engine, "handle_error", _after_error)
+
+
+def _after_error(context: Any) -> None:
+    if is_read_only(context.original_exception):
+        context.is_disconnect = True  # SQLAlchemy then discards the connections of the same age
 
 
 def listen_for_connection_ends(connection: Any) -> None:
@@ -211,9 +221,11 @@ def _before_cursor_execute(
     connection: Any, _cursor: Any, sql: str, _parameters: Any, context: Any, _many: bool
 ) -> None:
     unit = connection.get_execution_options().get(UNIT)
-    # SQLAlchemy has written an INSERT by itself. Its text may be long and different every time.
-    if unit is not None and not (context is not None and context.isinsert):
-        unit.refuse_control(sql)
+    if unit is not None:
+        unit.statement_at = time.monotonic()
+        # SQLAlchemy has written an INSERT by itself. Its text may be long and different every time.
+        if not (context is not None and context.isinsert):
+            unit.refuse_control(sql)
 
 
 def _on_connection_commit(connection: Any) -> None:

@@ -49,7 +49,9 @@ from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import begin_statement
 from holdfast.stores.pyformat import to_pyformat
+from holdfast.stores.replication import unconfirmed
 from holdfast.stores.rows import listed_record, record_of
+from holdfast.stores.session_limits import REPLACED, SessionLimits
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.sqlalchemy_errors import (
     refuse_connection,
@@ -119,13 +121,15 @@ class SqlAlchemySyncStore:
         table_prefix: str = DEFAULT_PREFIX,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
+        **limits: float,
     ) -> None:
         """Take the app's engine, session maker or scoped session. ``open`` connects.
 
         Names of Holdfast's tables begin with ``table_prefix``. On PostgreSQL they are in
         ``schema``, which is created if it is missing; without it, in the first schema of the
-        ``search_path``.
+        ``search_path``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
         """
+        self._limits = SessionLimits(**limits)
         self._scoped = sessions if isinstance(sessions, scoped_session) else None
         self._engine = _engine_of(sessions)
         self._sessions = (
@@ -230,7 +234,14 @@ class SqlAlchemySyncStore:
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
         check_storable(*record_id)
-        return await self._read(lambda connection: self.find_on(connection, record_id, now))
+
+        def find(connection: Connection) -> Record | None:
+            record = self.find_on(connection, record_id, now)
+            if record is not None and not self.is_sqlite:
+                self._messages.confirm(connection.connection.dbapi_connection, self._limits)
+            return record
+
+        return await self._read(find)
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite."""
@@ -246,7 +257,7 @@ class SqlAlchemySyncStore:
             has_slot = await self._threads.take_slot()
         unit = SqlAlchemySyncUnit(self, self._threads, record_id, now, has_slot=has_slot)
         try:
-            claim = await unit.run(lambda: self._claim(unit, visit, record_id, now))
+            claim = await unit.run(lambda: self._claim_in_time(unit, visit, record_id, now))
         except BaseException:
             await unit.rollback()
             raise
@@ -298,9 +309,12 @@ class SqlAlchemySyncStore:
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         values = (self.instant(now), limit)
-        return await self._transact(
-            lambda connection: self.run(connection, self._sql["sweep_records"], values).rowcount
-        )
+
+        def delete(connection: Connection) -> int:
+            result = self.run(connection, self._sql["sweep_records"], values)
+            return len(result.all()) if result.returns_rows else result.rowcount
+
+        return await self._transact(delete)
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""
@@ -407,7 +421,27 @@ class SqlAlchemySyncStore:
     ) -> None:
         """Write record and audit event and commit, in one round trip, on PostgreSQL."""
         raw = connection.connection.dbapi_connection
-        self._messages.finish_and_commit(raw, self._finish_function, record, audit)
+        self._messages.finish_and_commit(raw, self._finish_function, record, audit, self._limits)
+
+    def limit(self, raw: Any) -> None:
+        """Limit what each statement may take on a connection, until the pool has it back."""
+        limits = self._messages.limits_of(raw)
+        limits.seconds = self._limits.statement_seconds
+
+    def commit_driver(self, raw: Any) -> None:
+        """Commit on a connection of psycopg. Raises ``CommitUnknownError`` after a warning."""
+        limits = self._messages.limits_of(raw)
+        limits.begin_commit(self._limits.commit_seconds)
+        raw.commit()
+        limits.check_commit()
+
+    def _claim_in_time(
+        self, unit: SqlAlchemySyncUnit, visit: Visit | None, record_id: RecordId, now: datetime
+    ) -> Claimed | Found | Held:
+        if self.is_sqlite:
+            return self._claim(unit, visit, record_id, now)
+        with self._messages.thread_limit(self._limits.claim_seconds):
+            return self._claim(unit, visit, record_id, now)
 
     def _claim(
         self, unit: SqlAlchemySyncUnit, visit: Visit | None, record_id: RecordId, now: datetime
@@ -426,28 +460,46 @@ class SqlAlchemySyncStore:
         if found in CLAIMED_ROWS:
             return Claimed(unit, after_expiry=CLAIMED_ROWS[found])
         record = None if found == HELD_ROWS else self.find_on(connection, record_id, now)
+        if record is not None:
+            self._messages.confirm(connection.connection.dbapi_connection, self._limits)
         # No record although there was one: it expired and was swept in between.
         return HELD if record is None else Found(record)
 
     def _claim_on(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
         """Lock and look up, in two statements of a function; return the number of its rows."""
-        lock = self.table_names.lock_number(*record_id)
         raw: Any = connection.connection.dbapi_connection
         if raw.autocommit:
             raise autocommit_refusal()
+        limits = self._messages.limits_of(raw)
+        limits.seconds = self._limits.claim_seconds
+        try:
+            return self._send_claim(connection, raw, record_id, now)
+        finally:
+            limits.seconds = self._limits.statement_seconds
+
+    def _send_claim(
+        self, connection: Connection, raw: Any, record_id: RecordId, now: datetime
+    ) -> int:
+        lock = self.table_names.lock_number(*record_id)
         begin = begin_statement(raw)
         if begin is None:
             values = (lock, *record_id, now)
             sql = f"SELECT {self._claim_function}($1,$2,$3,$4,$5)"
             return len(self.run(connection, sql, values).all())
         function = self._claim_function
-        rows: int = self._messages.begin_and_claim(raw, begin, function, lock, record_id, now)
+        try:
+            rows: int = self._messages.begin_and_claim(raw, begin, function, lock, record_id, now)
+        except ConnectionError:
+            if raw.closed:  # let SQLAlchemy find out: it discards the connections of the same age
+                connection.exec_driver_sql("SELECT 1")
+            raise
         return rows
 
     def _begin(self, unit: SqlAlchemySyncUnit) -> None:
         session = unit.start()
         if not self.is_sqlite:
-            connection = self._connect(session)
+            with self._messages.thread_limit(self._limits.claim_seconds):
+                connection = self._connect(session)
             _refuse_autocommit(connection.connection.driver_connection)
             self.run(connection, "SELECT 1")
 
@@ -518,10 +570,14 @@ class SqlAlchemySyncStore:
 
     def _listen_to_pool(self) -> None:
         """Count the connections that requests hold. Not undone: see ``listen_to_driver_calls``."""
-        for name, listener in (
+        listeners: list[tuple[str, Callable[..., None]]] = [
             ("checkout", ConnectionGate.on_checkout),
             ("checkin", ConnectionGate.on_checkin),
-        ):
+        ]
+        if not self.is_sqlite:
+            listeners.append(("checkin", self._messages.on_checkin))
+            listeners.append(("do_connect", self._messages.on_connect))
+        for name, listener in listeners:
             if not event.contains(self._engine, name, listener):
                 event.listen(self._engine, name, listener)
 
@@ -546,13 +602,22 @@ class SqlAlchemySyncStore:
         self._refuse_closed()
 
         def read() -> T:
-            with translating_outages(), self._engine.connect() as connection:
+            with translating_outages(), self._connection() as connection:
                 # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
                 if not self.is_sqlite:
                     connection.execution_options(isolation_level="AUTOCOMMIT")
                 return work(connection)
 
         return await self._threads.run_with_slot(read)
+
+    def _connection(self) -> Connection:
+        """Return a connection of the engine for statements of Holdfast."""
+        if self.is_sqlite:
+            return self._engine.connect()
+        with self._messages.thread_limit(self._limits.claim_seconds):
+            connection = self._engine.connect()
+        self.limit(connection.connection.dbapi_connection)
+        return connection
 
     async def _transact(self, work: Callable[[Connection], T]) -> T:
         """Run a function in its own transaction, in a thread of the store."""
@@ -567,9 +632,14 @@ class SqlAlchemySyncStore:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         if not self.is_sqlite:
-            with self._engine.begin() as connection:
-                yield connection
-                self.run(connection, "SELECT 1")
+            with self._connection() as connection:
+                limits = self._messages.limits_of(connection.connection.dbapi_connection)
+                with connection.begin():
+                    yield connection
+                    self.run(connection, "SELECT 1")
+                    limits.begin_commit(self._limits.commit_seconds)
+                if limits.notices.has_warned:
+                    raise unconfirmed("COMMIT did not wait for the standby")
             return
         self.take_turn()
         try:
@@ -613,7 +683,10 @@ class SqlAlchemySyncStore:
             return driver.execute(sql, prepare=False).fetchone()
 
         try:
-            self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+            reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
+            if reading.is_replaced:
+                driver.close()
+                raise ConnectionError(REPLACED)
         finally:
             if not driver.closed:
                 driver.autocommit = before

@@ -27,6 +27,7 @@ from holdfast.stores.rows import HAS_WRITTEN
 from holdfast.stores.sqlalchemy_errors import (
     driver_error,
     is_outage,
+    is_read_only,
     raise_outage,
     raise_without_statement,
     translating_outages,
@@ -101,6 +102,12 @@ class UnitStore(Protocol):
         self, connection: Connection, record: Record, audit: AuditEvent | None
     ) -> None:
         """Write record and audit event and commit, in one round trip, on PostgreSQL."""
+
+    def limit(self, raw: Any) -> None:
+        """Limit what each statement may take on a connection, until the pool has it back."""
+
+    def commit_driver(self, raw: Any) -> None:
+        """Commit on a connection of psycopg. Raises ``CommitUnknownError`` after a warning."""
 
 
 class SyncSessionStatements:
@@ -378,6 +385,7 @@ class SqlAlchemySyncUnit(GuardedUnit):
         driver = pooled.dbapi_connection
         pooled.commit = partial(self._commit_driver, driver)
         if not self._store.is_sqlite:
+            self._store.limit(driver)
             pooled.rollback = partial(self._roll_back_driver, driver)
 
     def _begin_immediate(self, connection: Connection) -> None:
@@ -393,8 +401,12 @@ class SqlAlchemySyncUnit(GuardedUnit):
     def _commit_driver(self, driver: Any) -> None:
         """Commit a guarded connection, unless the handler does."""
         self.refuse_connection_commit()
-        if not self._is_committed:
+        if self._is_committed:
+            return
+        if self._store.is_sqlite:
             driver.commit()
+        else:
+            self._store.commit_driver(driver)
 
     def _roll_back_driver(self, driver: Any) -> None:
         """Roll a guarded connection back, as the pool does when it is returned.
@@ -515,6 +527,8 @@ def _before_driver_call(*args: Any) -> None:
 
 
 def _after_error(context: Any) -> None:
+    if is_read_only(context.original_exception):
+        context.is_disconnect = True  # SQLAlchemy then discards the connections of the same age
     if context.connection is not None:
         unit = getattr(context.connection, UNIT, None)
         if unit is not None:

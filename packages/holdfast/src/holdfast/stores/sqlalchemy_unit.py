@@ -1,6 +1,7 @@
 """The transaction of a guarded request in an app's own async SQLAlchemy session."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -30,7 +31,7 @@ from holdfast.ports import (
     Params,
     Row,
 )
-from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with
+from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with, limited_transaction
 from holdfast.stores.connection_gate import ConnectionGate, Visit, current_visit
 from holdfast.stores.postgres.params import (
     finish_statement,
@@ -40,6 +41,7 @@ from holdfast.stores.postgres.params import (
     text_literals,
 )
 from holdfast.stores.rows import HAS_WRITTEN
+from holdfast.stores.session_limits import SessionLimits
 from holdfast.stores.sqlalchemy_errors import (
     SAVEPOINT,
     SUPERSEDED_STATES,
@@ -92,7 +94,9 @@ _CONNECTING: Final = (
     "scalars",
 )
 
-_ROLLBACK_SECONDS: Final = 5.0
+_ROLLBACK_SECONDS: Final = 6.0
+# How often a statement is looked at before it is late.
+_LOOKS: Final = 8
 
 
 class UnitStore(Protocol):
@@ -100,6 +104,8 @@ class UnitStore(Protocol):
 
     # Limits how many guarded requests use the pool at once.
     gate: ConnectionGate
+    # For PostgreSQL.
+    limits: SessionLimits
     table_names: TableNames
     claim_function: str
     finish_function: str
@@ -196,6 +202,8 @@ class SqlAlchemyUnit(GuardedUnit):
         self._claimed_at = claimed_at
         self._own_visit: Visit | None = None
         self._shared_transaction: SharedTransaction | None = None
+        # Looks for a statement that the server does not respond to.
+        self._timer: asyncio.TimerHandle | None = None
         self._is_guarded = False
         self._has_turn = False
         self._ended = False
@@ -215,22 +223,26 @@ class SqlAlchemyUnit(GuardedUnit):
         gate.before_claim(visit)
         await gate.admit(visit)
 
-    def begin_and_claim(self, session: Session) -> int:
+    def begin_and_claim(self, session: Session, connecting: asyncio.Timeout) -> int:
         """Begin and claim on PostgreSQL; return the number of rows of ``holdfast_claim``.
 
-        One message where the driver allows it. Runs in SQLAlchemy's greenlet.
+        ``connecting`` ends once there is a connection: the claim has a limit of its own. One
+        message where the driver allows it. Runs in SQLAlchemy's greenlet.
         """
         assert self._record_id is not None  # noqa: S101 - without a key there is no claim
         assert self._claimed_at is not None  # noqa: S101
         number, now = self._store.table_names.lock_number(*self._record_id), self._claimed_at
         claim = self._store.claim_function
         connection = session.connection()
+        connecting.reschedule(None)
         self.guard_connection(connection)
+        self._limit_statements(connection)
         sent = begin_with(
             connection,
             f"SELECT {claim}({number},{','.join(text_literals(self._record_id))},"
             f"{instant_literal(now)})",
             self,
+            self._store.limits,
         )
         if sent is not None:
             self._shared_transaction, tag = sent
@@ -242,6 +254,35 @@ class SqlAlchemyUnit(GuardedUnit):
         driver: Any = connection.connection.driver_connection
         _check_transaction(driver)
         return len(found)
+
+    def _limit_statements(self, connection: Any) -> None:
+        """Close the connection if the server does not respond to a statement of the handler."""
+        if self._timer is None:
+            self.statement_at = time.monotonic()
+            self._look_later(connection.connection.dbapi_connection)
+
+    def _look_later(self, adapter: Any) -> None:
+        every = self._store.limits.statement_seconds / _LOOKS
+        self._timer = asyncio.get_running_loop().call_later(every, self._look, adapter)
+
+    def _look(self, adapter: Any) -> None:
+        # SQLAlchemy's adapter holds this lock while a statement runs.
+        running: asyncio.Lock | None = getattr(adapter, "_execute_mutex", None)
+        lasts = time.monotonic() - self.statement_at
+        if running is None or not running.locked() or lasts < self._store.limits.statement_seconds:
+            self._look_later(adapter)
+        else:
+            adapter.driver_connection.terminate()
+
+    async def confirm(self) -> None:
+        """Commit what the claim has read, so that a synchronous standby has it too.
+
+        Raises ``StoreUnavailableError`` if it may not have it. The session can be used.
+        """
+        pooled = self.transaction.sync_session.connection().connection
+        transaction = limited_transaction(pooled, self._store.limits)
+        assert transaction is not None  # noqa: S101 - the claim has begun
+        await transaction.confirm()
 
     def guard(self) -> None:
         """From now on, only this unit ends the session's transaction."""
@@ -281,7 +322,11 @@ class SqlAlchemyUnit(GuardedUnit):
             shared = self._usable_transaction(record)
             if shared is None:
                 await session.flush()
-                await self._store.save(await session.connection(), record, audit)
+                connection = await session.connection()
+                await self._store.save(connection, record, audit)
+                if not self._store.is_sqlite:
+                    assert connection.sync_connection is not None  # noqa: S101 - it is open
+                    limited_transaction(connection.sync_connection.connection, self._store.limits)
                 self._may_end = True
         try:
             if shared is None or record is None:
@@ -293,6 +338,8 @@ class SqlAlchemyUnit(GuardedUnit):
             is_sent = self._may_end  # an error of the flush comes before COMMIT
             await self.rollback()
             known = _commit_error(error) if is_sent else _flush_error(error)
+            if known is error:
+                raise
             if isinstance(known, StoreUnavailableError | CommitUnknownError):
                 raise_without_statement(known, error)
             raise known from error
@@ -367,6 +414,9 @@ class SqlAlchemyUnit(GuardedUnit):
 
     def _leave(self) -> None:
         self._shared_transaction = None  # which refers to the unit
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._own_visit is not None:
             self._own_visit.leave()
 
@@ -389,6 +439,7 @@ class SqlAlchemyUnit(GuardedUnit):
             self._begin_immediate(connection)
         else:
             listen_for_connection_ends(connection)
+            self._limit_statements(connection)
         self.guard_connection(connection)
 
     def _begin_immediate(self, connection: Any) -> None:

@@ -7,14 +7,18 @@
         leader = cluster.leader("HOLDFAST_JOBS")
         leader.kill()  # an election takes up to ten seconds
         leader.start()
+        cluster.isolate(leader)  # no other node reaches it, but clients do
+        cluster.heal_network()
 """
 
 import json
 import time
 from collections.abc import Callable
+from itertools import permutations
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from holdfast.testing.network_link import NetworkLink
 from holdfast.testing.servers import RealNats
 
 __all__ = ["RealNatsCluster"]
@@ -32,8 +36,14 @@ class RealNatsCluster:
 
     def __init__(self, size: int = 3) -> None:
         self.nodes = tuple(RealNats() for _ in range(size))
+        # By the node that connects and the one it connects to.
+        self._links = {
+            (source, target): NetworkLink(target.route_port)
+            for source, target in permutations(self.nodes, 2)
+        }
         for node in self.nodes:
-            node.join("holdfast", (other for other in self.nodes if other is not node))
+            ports = [link.port for (source, _), link in self._links.items() if source is node]
+            node.join("holdfast", ports)
 
     def __enter__(self) -> Self:
         try:
@@ -62,6 +72,8 @@ class RealNatsCluster:
 
     def start(self) -> None:
         """Start every stopped node, and wait until streams can be created."""
+        for link in self._links.values():
+            link.start()
         for node in self.nodes:
             node.start()
         self._until(self._can_create_streams, "the nodes have not elected a leader")
@@ -70,10 +82,27 @@ class RealNatsCluster:
         """Return the leader of a stream; waits for an election."""
         return self._until(lambda: self._leader(stream), f"{stream} has no leader")
 
+    def current_leader(self, stream: str) -> RealNats | None:
+        """Return the leader of a stream, or None if there is none at the moment."""
+        return self._leader(stream)
+
+    def isolate(self, node: RealNats) -> None:
+        """Let nothing pass between this node and the others; clients still reach all."""
+        for ends, link in self._links.items():
+            if node in ends:
+                link.cut()
+
+    def heal_network(self) -> None:
+        """Connect all nodes again."""
+        for link in self._links.values():
+            link.heal()
+
     def close(self) -> None:
         """Kill all nodes and remove their files. Idempotent."""
         for node in self.nodes:
             node.close()
+        for link in self._links.values():
+            link.close()
 
     def _can_create_streams(self) -> bool:
         """Create a stream: a leader alone is not enough, all nodes must be connected."""

@@ -11,13 +11,15 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["PostgresPrograms", "kill_with_children", "remove_shared_memory"]
+__all__ = ["PostgresPrograms", "kill_with_children", "remove_shared_memory", "signal_with_children"]
 
 _ACCOUNTS = ("nobody", "daemon")
 _CHILDREN_SECONDS = 10.0
@@ -76,14 +78,15 @@ class PostgresPrograms:
                 self.chown(path)
         return PostgresPrograms(copied / "bin", self.account)
 
-    def run(self, program: str, *arguments: str, directory: Path) -> None:
-        """Run a program to its end. Raises ``RuntimeError`` with its output if it fails."""
+    def run(self, program: str, *arguments: str, directory: Path) -> str:
+        """Return the output of a program. Raises ``RuntimeError`` with its errors if it fails."""
         command = [str(self.bin / program), *arguments]
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=directory, check=False, **self.run_as
         )
         if done.returncode != 0:
             raise RuntimeError(f"{program} failed ({done.returncode}): {done.stderr.strip()}")
+        return str(done.stdout)
 
     def _run_from(self, directory: Path) -> bool:
         try:
@@ -133,6 +136,18 @@ def kill_with_children(postmaster: subprocess.Popen[bytes]) -> None:
         if time.monotonic() > deadline:
             raise RuntimeError(f"PostgreSQL backends survived SIGKILL: {left}")
         time.sleep(0.01)
+
+
+def signal_with_children(postmaster: int, number: signal.Signals) -> None:
+    """Send SIGSTOP or SIGCONT to a postmaster and its backends."""
+    psutil = importlib.import_module("psutil")
+    parent = psutil.Process(postmaster)
+    if number is signal.SIGSTOP:
+        parent.suspend()  # first: it starts no further child
+    for child in parent.children():
+        with suppress(psutil.NoSuchProcess):
+            child.send_signal(number)
+    parent.send_signal(number)
 
 
 def remove_shared_memory(postmaster_pid_file: Path) -> None:

@@ -47,6 +47,7 @@ _GUARD = """
 while read -r line; do pid=$line; done
 if [ -n "$pid" ]; then
   kill -s "$2" "$pid"
+  kill -s CONT "$pid"
   tries=0
   while kill -0 "$pid" && [ "$tries" -lt 100 ]; do tries=$((tries + 1)); sleep 0.1; done
   kill -s KILL "$pid"
@@ -86,6 +87,11 @@ class RealServer(abc.ABC):
         if self._directory is None:
             raise RuntimeError(f"{self._name} has no directory before start() and after close()")
         return self._directory
+
+    @property
+    def has_files(self) -> bool:
+        """Whether it was started and not closed since."""
+        return self._directory is not None
 
     @property
     def pid(self) -> int | None:

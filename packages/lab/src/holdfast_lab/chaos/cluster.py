@@ -1,4 +1,4 @@
-"""The server side of a chaos run: a database, optionally NATS, two servers and two workers.
+"""The server side of a chaos run: the database, optionally NATS, two servers and two workers.
 
 Like a process supervisor it restarts every process that ends.
 """
@@ -9,12 +9,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
+from holdfast.testing.nats_server import RealNatsCluster
+from holdfast.testing.postgres_pair import RealPostgresPair
 from holdfast.testing.servers import RealNats, RealPostgres
 from holdfast_lab.fork_client import AsyncForkServer, Child, ChildError
 
-__all__ = ["Cluster", "DatabaseKind"]
+__all__ = ["Cluster", "DatabaseKind", "Replication"]
 
-DatabaseKind = Literal["sqlite", "postgres"]
+DatabaseKind = Literal["sqlite", "postgres", "postgres-ha"]
+Replication = Literal["sync", "async"]
 
 _SERVERS: Final = 2
 _WORKERS: Final = 2
@@ -35,6 +38,7 @@ class Cluster:
         processes: AsyncForkServer,
         *,
         kind: DatabaseKind,
+        replication: Replication,
         nats: bool,
         secret: str,
         first_port: int,
@@ -52,7 +56,11 @@ class Cluster:
             **{f"HOLDFAST_{name}_RATE_LIMIT": "0" for name in _SERVICES},
         }
         self.postgres = RealPostgres() if kind == "postgres" else None
-        self.nats = RealNats() if nats else None
+        self.pair = (
+            RealPostgresPair(synchronous=replication == "sync") if kind == "postgres-ha" else None
+        )
+        self.nats = RealNats() if nats and kind != "postgres-ha" else None
+        self.nats_cluster = RealNatsCluster() if nats and kind == "postgres-ha" else None
         self.database_url = f"sqlite:///{processes.directory / 'server.db'}"
         self.ports = _free_ports(first_port, _SERVERS)
         # Running processes by name; one that is down is missing here.
@@ -67,8 +75,13 @@ class Cluster:
         if self.postgres is not None:
             await asyncio.to_thread(self._resources.enter_context, self.postgres)
             self.database_url = await asyncio.to_thread(self.postgres.create_database)
+        if self.pair is not None:
+            await asyncio.to_thread(self._resources.enter_context, self.pair)
+            self.database_url = await asyncio.to_thread(self.pair.create_database)
         if self.nats is not None:
             await asyncio.to_thread(self._resources.enter_context, self.nats)
+        if self.nats_cluster is not None:
+            await asyncio.to_thread(self._resources.enter_context, self.nats_cluster)
         # One server first: it runs the migrations.
         await self._start_server("server-0")
         for number in range(1, _SERVERS):
@@ -125,8 +138,8 @@ class Cluster:
 
     async def _start_worker(self, name: str) -> None:
         arguments = ["worker", "--database", self.database_url]
-        if self.nats is not None:
-            arguments += ["--nats", self.nats.url()]
+        if (nats := self.nats or self.nats_cluster) is not None:
+            arguments += ["--nats", nats.url()]
         self.workers[name] = await self._start(name, arguments, "Holdfast runs jobs of ")
 
     async def _start(self, name: str, arguments: list[str], ready: str) -> Child:

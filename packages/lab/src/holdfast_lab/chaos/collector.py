@@ -10,6 +10,7 @@ from holdfast.outbox import OutboxQueue
 from holdfast_lab.chaos.actions import action_id, expected_actions, mark_id, route_id, walk_id
 from holdfast_lab.chaos.device import Device
 from holdfast_lab.chaos.user_process import all_entries
+from holdfast_lab.chaos.writer import Writer
 from holdfast_lab.effects import read_effects, select
 from holdfast_lab.history import (
     Effect,
@@ -67,6 +68,7 @@ async def jobs_left(database_url: str) -> int:
 async def read_history(
     database_url: str,
     devices: Iterable[Device],
+    writers: Iterable[Writer] = (),
     *,
     responses: list[ResponseSeen],
     unfinished: list[str],
@@ -81,6 +83,9 @@ async def read_history(
             for user in device.users:
                 actions += expected_actions(user, device.name, device.acknowledged[user])
                 entries += list(_entry_states(queue, user))
+    for writer in writers:
+        errors += writer.errors
+        actions += writer.actions
     routes = await select(database_url, _ROUTES)
     route_ids = {
         (r["tenant"], r["request_id"]): route_id(r["tenant"], r["payload"]) for r in routes

@@ -19,6 +19,10 @@ _MEAN_SECONDS: Final = 0.8
 _MAX_STOP_SECONDS: Final = {"server": 1.5, "drain": 1.5, "worker": 4.0}
 """Longer than the leases of devices and workers: a process that continues finds its claim lost."""
 
+_MAX_NATS_SECONDS: Final = 6.0
+"""How long a node of NATS is away or isolated: some elections end before, some do not."""
+
+_JOB_STREAM: Final = "HOLDFAST_JOBS"
 
 Fault = Callable[[], Coroutine[Any, Any, None]]
 
@@ -88,6 +92,10 @@ class FaultInjector:
             faults[self._crash_postgres] = 1
         if self._cluster.nats is not None:
             faults[self._crash_nats] = 1
+        if self._cluster.nats_cluster is not None:
+            faults[self._kill_nats_leader] = 1
+            faults[self._wipe_nats_node] = 1
+            faults[self._isolate_nats_node] = 1
         return faults
 
     # ------------------------------------------------------------------ kills
@@ -132,6 +140,45 @@ class FaultInjector:
         self.kills["nats"] += 1
         await asyncio.to_thread(nats.kill)
         await asyncio.to_thread(nats.start)
+        self._restarting.discard("nats")
+
+    # --------------------------------------------------------- nodes of NATS, one at a time
+
+    async def _kill_nats_leader(self) -> None:
+        """Kill the leader of the stream of jobs, or any node while there is an election."""
+        nodes = self._cluster.nats_cluster
+        if nodes is None or "nats" in self._restarting:
+            return
+        self._restarting.add("nats")
+        node = await asyncio.to_thread(nodes.current_leader, _JOB_STREAM)
+        node = node or self._random.choice(nodes.nodes)
+        self.kills["nats leader"] += 1
+        await asyncio.to_thread(node.kill)
+        await asyncio.sleep(self._random.uniform(0.1, _MAX_NATS_SECONDS))
+        await asyncio.to_thread(node.start)
+        self._restarting.discard("nats")
+
+    async def _wipe_nats_node(self) -> None:
+        nodes = self._cluster.nats_cluster
+        if nodes is None or "nats" in self._restarting:
+            return
+        self._restarting.add("nats")
+        node = self._random.choice(nodes.nodes)
+        self.kills["nats disk"] += 1
+        await asyncio.to_thread(node.kill)
+        await asyncio.to_thread(node.lose_files)
+        await asyncio.to_thread(node.start)
+        self._restarting.discard("nats")
+
+    async def _isolate_nats_node(self) -> None:
+        nodes = self._cluster.nats_cluster
+        if nodes is None or "nats" in self._restarting:
+            return
+        self._restarting.add("nats")
+        self.stops["nats network"] += 1
+        await asyncio.to_thread(nodes.isolate, self._random.choice(nodes.nodes))
+        await asyncio.sleep(self._random.uniform(0.1, _MAX_NATS_SECONDS))
+        await asyncio.to_thread(nodes.heal_network)
         self._restarting.discard("nats")
 
     # ------------------------------------------------------------------ stops

@@ -15,10 +15,12 @@ from typing import Final
 import msgspec
 
 from holdfast.server.jwt_auth import mint_token
-from holdfast_lab.chaos.cluster import Cluster, DatabaseKind
+from holdfast_lab.chaos.cluster import Cluster, DatabaseKind, Replication
 from holdfast_lab.chaos.collector import jobs_left, read_history, response_of
 from holdfast_lab.chaos.device import Device
+from holdfast_lab.chaos.failovers import FailoverInjector, RecoveryTimes
 from holdfast_lab.chaos.fault_injector import FaultInjector
+from holdfast_lab.chaos.writer import Writer
 from holdfast_lab.checker import check
 from holdfast_lab.fork_client import AsyncForkServer
 from holdfast_lab.history import History, ResponseSeen
@@ -34,8 +36,13 @@ _NETWORK_FAULTS: Final = NetworkFaults(
     max_delay_seconds=0.01,
 )
 _DEVICES: Final = 6
+_WRITERS: Final = 4
+"""Clients that notice the end of an outage at once; only in runs with failovers."""
+
 _PROGRESS_SECONDS: Final = 0.5
 _MAX_DRAIN_SECONDS: Final = 120.0
+# Where writes were lost, actions that need them can wait for ever.
+_MAX_DRAIN_SECONDS_AFTER_LOSS: Final = 15.0
 _PRELOADED: Final = ("holdfast_services.cli.worker", "holdfast_lab.chaos.user_process")
 
 
@@ -46,6 +53,7 @@ class Progress(msgspec.Struct, kw_only=True):
     seconds: float
     kills: int
     stops: int
+    failovers: int
     acknowledged: int
     requests: int
 
@@ -54,6 +62,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a run."""
 
     database: str
+    # None without a standby.
+    replication: str | None
     nats: bool
     seed: int
     # The time with faults, and the time of the whole run.
@@ -62,6 +72,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     # By kind of process.
     kills: dict[str, int]
     stops: dict[str, int]
+    # Promotions of the standby, in all and by what happened to the primary.
+    failovers: int
+    failover_causes: dict[str, int]
+    # From the loss of the primary to the first success; None without a failover.
+    recovery_median_seconds: float | None
+    recovery_worst_seconds: float | None
     # Requests by what the proxy did with them.
     outcomes: dict[str, int]
     users: int
@@ -86,17 +102,27 @@ async def run_chaos(
     seconds: float,
     *,
     kind: DatabaseKind = "sqlite",
+    replication: Replication = "sync",
     nats: bool = False,
     seed: int = 1,
     on_progress: Callable[[Progress], None] = lambda _progress: None,
 ) -> Report:
     """Inject faults for ``seconds``, wait until everything has drained, and check the result.
 
+    ``replication`` is for ``postgres-ha`` only. With ``async``, acknowledged writes are lost.
+
     Raises ``ChildError`` or ``TimeoutError`` if the cluster does not start.
     """
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-", ignore_cleanup_errors=True) as name:
         async with AsyncForkServer(Path(name), preload=_preloaded(kind, nats=nats)) as processes:
-            run = _ChaosRun(processes, kind=kind, nats=nats, seed=seed, on_progress=on_progress)
+            run = _ChaosRun(
+                processes,
+                kind=kind,
+                replication=replication,
+                nats=nats,
+                seed=seed,
+                on_progress=on_progress,
+            )
             try:
                 return await run.run(seconds)
             finally:
@@ -104,7 +130,7 @@ async def run_chaos(
 
 
 def _preloaded(kind: DatabaseKind, *, nats: bool) -> tuple[str, ...]:
-    stores = ("holdfast.stores.postgres",) if kind == "postgres" else ()
+    stores = ("holdfast.stores.postgres",) if kind != "sqlite" else ()
     return (*_PRELOADED, *stores, *(("holdfast.jobs.engines.jetstream",) if nats else ()))
 
 
@@ -114,11 +140,16 @@ class _ChaosRun:
         processes: AsyncForkServer,
         *,
         kind: DatabaseKind,
+        replication: Replication,
         nats: bool,
         seed: int,
         on_progress: Callable[[Progress], None],
     ) -> None:
         self._kind, self._nats, self._seed = kind, nats, seed
+        self._replication = replication if kind == "postgres-ha" else None
+        self._max_drain_seconds = (
+            _MAX_DRAIN_SECONDS_AFTER_LOSS if self._replication == "async" else _MAX_DRAIN_SECONDS
+        )
         self._on_progress = on_progress
         self._phase = "starting"
         self._began = time.monotonic()
@@ -128,6 +159,7 @@ class _ChaosRun:
         self.cluster = Cluster(
             processes,
             kind=kind,
+            replication=replication,
             nats=nats,
             secret=self._secret,
             first_port=15_000 + secrets.randbelow(14_000),
@@ -149,6 +181,14 @@ class _ChaosRun:
         ]
         rng = random.Random(seed)  # noqa: S311 - chooses faults, not a secret
         self._injector = FaultInjector(processes, self.cluster, self._devices, rng)
+        self._writers: list[Writer] = []
+        self._failovers: FailoverInjector | None = None
+        if self.cluster.pair is not None:
+            self._failovers = FailoverInjector(self.cluster.pair, random.Random(seed))  # noqa: S311
+            self._writers = [
+                Writer(name, self._proxy.url, self._token_of(name), self._failovers.times.succeeded)
+                for name in (f"writer-{number}" for number in range(_WRITERS))
+            ]
 
     async def run(self, seconds: float) -> Report:
         reporting = asyncio.create_task(self._report_progress())
@@ -164,6 +204,7 @@ class _ChaosRun:
             history = await read_history(
                 self.cluster.database_url,
                 self._devices,
+                self._writers,
                 responses=self._responses,
                 unfinished=unfinished,
                 errors=self.cluster.errors,
@@ -184,12 +225,19 @@ class _ChaosRun:
             asyncio.create_task(self._run_device(device, began + seconds), name=device.name)
             for device in self._devices
         ]
+        running += [
+            asyncio.create_task(writer.run(began + seconds), name=writer.name)
+            for writer in self._writers
+        ]
         try:
-            await self._injector.run(seconds)
+            async with asyncio.TaskGroup() as faults:
+                faults.create_task(self._injector.run(seconds))
+                if self._failovers is not None:
+                    faults.create_task(self._failovers.run(seconds))
             fault_seconds = time.monotonic() - began
             self._phase = "draining"
             self._proxy.faults = NO_FAULTS
-            done, left = await asyncio.wait(running, timeout=_MAX_DRAIN_SECONDS)
+            done, left = await asyncio.wait(running, timeout=self._max_drain_seconds)
             unfinished += [f"{task.get_name()} has not drained" for task in left]
             for task in done:
                 task.result()
@@ -207,7 +255,7 @@ class _ChaosRun:
             number += 1
 
     async def _wait_for_jobs(self, unfinished: list[str]) -> None:
-        deadline = time.monotonic() + _MAX_DRAIN_SECONDS
+        deadline = time.monotonic() + self._max_drain_seconds
         while left := await jobs_left(self.cluster.database_url):
             if time.monotonic() > deadline:
                 unfinished.append(f"{left} jobs have not ended")
@@ -238,8 +286,9 @@ class _ChaosRun:
                 Progress(
                     phase=self._phase,
                     seconds=time.monotonic() - self._began,
-                    kills=self._injector.kills.total(),
-                    stops=self._injector.stops.total(),
+                    kills=self._kills().total(),
+                    stops=self._stops().total(),
+                    failovers=self._failovers.failovers.total() if self._failovers else 0,
                     acknowledged=self._acknowledged(),
                     requests=self._proxy.requests,
                 )
@@ -247,21 +296,37 @@ class _ChaosRun:
             await asyncio.sleep(_PROGRESS_SECONDS)
 
     def _acknowledged(self) -> int:
-        return sum(len(keys) for device in self._devices for keys in device.acknowledged.values())
+        queued = sum(len(keys) for device in self._devices for keys in device.acknowledged.values())
+        return queued + sum(writer.acknowledged for writer in self._writers)
+
+    def _kills(self) -> Counter[str]:
+        failovers = self._failovers
+        return self._injector.kills + (Counter() if failovers is None else failovers.kills)
+
+    def _stops(self) -> Counter[str]:
+        failovers = self._failovers
+        return self._injector.stops + (Counter() if failovers is None else failovers.stops)
 
     def _report(self, history: History, fault_seconds: float) -> Report:
         counts = Counter((effect.tenant, effect.action) for effect in history.effects)
         acknowledged = [action for action in history.actions if action.acknowledged]
+        causes: Counter[str] = Counter() if self._failovers is None else self._failovers.failovers
+        times = RecoveryTimes() if self._failovers is None else self._failovers.times
         return Report(
             database=self._kind,
+            replication=self._replication,
             nats=self._nats,
             seed=self._seed,
             fault_seconds=round(fault_seconds, 1),
             seconds=round(time.monotonic() - self._began, 1),
-            kills=dict(self._injector.kills),
-            stops=dict(self._injector.stops),
+            kills=dict(self._kills()),
+            stops=dict(self._stops()),
+            failovers=causes.total(),
+            failover_causes=dict(causes),
+            recovery_median_seconds=times.median,
+            recovery_worst_seconds=times.worst,
             outcomes=dict(self._proxy.outcomes),
-            users=sum(len(device.users) for device in self._devices),
+            users=sum(len(device.users) for device in self._devices) + len(self._writers),
             actions=len(history.actions),
             acknowledged=len(acknowledged),
             requests=self._proxy.requests,

@@ -13,26 +13,50 @@ from holdfast_lab.chaos import Progress, Report, run_chaos
 from holdfast_lab.fork_client import ChildError
 
 if TYPE_CHECKING:
-    from holdfast_lab.chaos.cluster import DatabaseKind
+    from holdfast_lab.chaos.cluster import DatabaseKind, Replication
 
 __all__ = ["show_chaos"]
 
 _BAD_INPUT: Final = 2
+_DATABASES: Final = ("sqlite", "postgres", "postgres-ha")
 _LINE_EVERY_SECONDS: Final = 10.0
 _MAX_VIOLATIONS: Final = 20
 
 OnProgress = Callable[[Progress], None]
 
 
-def show_chaos(*, seconds: float, database: str, nats: bool, seed: int, as_json: bool) -> int:
+def show_chaos(
+    *,
+    seconds: float,
+    database: str,
+    replication: str | None,
+    nats: bool,
+    seed: int,
+    as_json: bool,
+) -> int:
     """Run and print the report; returns the exit code, 1 if a guarantee was violated."""
-    if database not in ("sqlite", "postgres"):
-        raise CommandError(f"--database should be sqlite or postgres, not {database!r}", _BAD_INPUT)
-    kind = cast("DatabaseKind", database)
+    if database not in _DATABASES:
+        raise CommandError(
+            f"--database should be one of {', '.join(_DATABASES)}, not {database!r}", _BAD_INPUT
+        )
+    if replication not in (None, "sync", "async"):
+        raise CommandError(
+            f"--replication should be sync or async, not {replication!r}", _BAD_INPUT
+        )
+    if replication is not None and database != "postgres-ha":
+        raise CommandError("--replication needs --database postgres-ha", _BAD_INPUT)
+    kind, mode = cast("DatabaseKind", database), cast("Replication", replication or "sync")
     try:
         with _showing_progress(seconds, as_json=as_json) as on_progress:
             report = asyncio.run(
-                run_chaos(seconds, kind=kind, nats=nats, seed=seed, on_progress=on_progress)
+                run_chaos(
+                    seconds,
+                    kind=kind,
+                    replication=mode,
+                    nats=nats,
+                    seed=seed,
+                    on_progress=on_progress,
+                )
             )
     except (ChildError, TimeoutError, RuntimeError) as error:
         raise CommandError(
@@ -78,6 +102,7 @@ def _showing_progress(seconds: float, *, as_json: bool) -> Iterator[OnProgress]:
 def _describe(progress: Progress) -> str:
     return (
         f"{progress.phase}: {progress.kills} kills, {progress.stops} stops, "
+        f"{progress.failovers} failovers, "
         f"{progress.acknowledged} actions acknowledged, {progress.requests} requests"
     )
 
@@ -89,6 +114,7 @@ def _print_report(report: Report) -> None:
     rows: list[tuple[str, Any, str]] = [
         ("kills", sum(report.kills.values()), by_kind(report.kills)),
         ("stops", sum(report.stops.values()), by_kind(report.stops)),
+        ("failovers", report.failovers, by_kind(report.failover_causes)),
         ("requests", report.requests, by_kind(report.outcomes)),
         ("acknowledged actions", report.acknowledged, f"by {report.users} users"),
         ("effects", report.effects, ""),
@@ -98,8 +124,15 @@ def _print_report(report: Report) -> None:
         ("violations", len(report.violations), ""),
     ]
     print_table(("what", "count", "of which"), [(name, str(n), more) for name, n, more in rows])
+    if report.recovery_median_seconds is not None:
+        print(
+            f"from the loss of the primary to the first success: median "
+            f"{report.recovery_median_seconds:g} s, worst {report.recovery_worst_seconds:g} s"
+        )
     for violation in report.violations[:_MAX_VIOLATIONS]:
         print(f"VIOLATED {violation}")
     where = f"{report.database}{' and NATS' if report.nats else ''}"
+    if report.replication is not None:
+        where += f" with {report.replication} replication"
     result = "no guarantee was violated" if report.holds else "GUARANTEES WERE VIOLATED"
     print(f"{result} in {report.fault_seconds:g} s of faults on {where} (seed {report.seed})")

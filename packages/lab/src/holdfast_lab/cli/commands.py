@@ -51,11 +51,17 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(run_bench(context.args))
 
 
-def chaos(
+def chaos(  # noqa: PLR0917 - typer calls by name
     seconds: Annotated[
         float, typer.Option(min=1, max=86_400, help="How long to inject faults.")
     ] = 60,
-    database: Annotated[str, typer.Option(help="sqlite or postgres.")] = "sqlite",
+    database: Annotated[
+        str, typer.Option(help="sqlite, postgres, or postgres-ha: a primary and its standby.")
+    ] = "sqlite",
+    replication: Annotated[
+        str | None,
+        typer.Option(help="Of postgres-ha: sync, or async, which must lose acknowledged writes."),
+    ] = None,
     nats: Annotated[bool, typer.Option("--nats", help="Deliver jobs through NATS.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed: chooses the faults.")] = 1,
     json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
@@ -68,6 +74,7 @@ def chaos(
     For example:
 
         holdfast chaos --seconds 600 --database postgres --nats
+        holdfast chaos --seconds 600 --database postgres-ha
     """
     from holdfast.cli.signals import run_until_interrupted
     from holdfast_lab.cli.chaos import show_chaos
@@ -75,7 +82,12 @@ def chaos(
     raise typer.Exit(
         run_until_interrupted(
             lambda: show_chaos(
-                seconds=seconds, database=database, nats=nats, seed=seed, as_json=json
+                seconds=seconds,
+                database=database,
+                replication=replication,
+                nats=nats,
+                seed=seed,
+                as_json=json,
             )
         )
     )

@@ -121,6 +121,7 @@ async def send_batch(
 ) -> list[BatchResult]:
     """Return one result per item; what the server has left over is sent again."""
     found: list[BatchResult] = []
+    items = [_numbered(harness, item) for item in items]
     for _ in range(_MAX_ROUNDS):
         left = list(items[len(found) :])
         response = await post(harness, {"items": left}, credentials=credentials)
@@ -141,6 +142,16 @@ async def send_batch(
         )
         await asyncio.sleep(min(decoded.retry_after or 0.0, _MAX_PAUSE_SECONDS))
     raise CheckFailedError(f"{len(found)} of {len(items)} results after {_MAX_ROUNDS} batches")
+
+
+def _numbered(harness: Harness, item: Any) -> Any:
+    """Return an item with the number that its key has by itself."""
+    if not isinstance(item, dict) or "client_id" in item:
+        return item
+    number = harness.number_of(item.get("key"))
+    if number is None:
+        return item
+    return item | {"client_id": number.client_id, "sequence": number.number}
 
 
 def expect_executed(result: BatchResult) -> BatchResult:

@@ -36,6 +36,8 @@ _UNAUTHORIZED: Final = (401, 403)
 # Errors of the app, not of the guard.
 _OWN_KINDS: Final = ("not_authenticated", "not_found")
 _CLIENT_ERROR: Final = 400
+# How the codes of the guard begin, in both formats.
+_GUARD: Final = ("idempotency", "sequence", "ordering")
 _SERVER_ERROR: Final = 500
 
 
@@ -171,7 +173,7 @@ def _refused_by_handler(response: Response) -> str | None:
         return "Check the credentials: --token, --secret, or sign_in in the profile."
     if response.status >= _SERVER_ERROR:
         return "The handler failed: read the log of the server."
-    if response.status >= _CLIENT_ERROR and not code.lower().startswith("idempotency"):
+    if response.status >= _CLIENT_ERROR and not code.lower().startswith(_GUARD):
         return (
             "The server does not accept the profile's request: correct its path and body, or the "
             "validation in the server."

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
@@ -10,6 +11,7 @@ import httpx
 import msgspec
 
 from holdfast.core.policy import ErrorFormat
+from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER, SequenceNumber
 from holdfast.errors import ConfigurationError
 from holdfast_lab.conformance.profile import Profile
 
@@ -27,6 +29,7 @@ __all__ = [
 ]
 
 _SHOWN: Final = 60
+_BAD_REQUEST: Final = 400
 JSON: Final = "application/json"
 
 
@@ -121,6 +124,10 @@ class Response(msgspec.Struct, frozen=True):
         code = self.code(ErrorFormat.ENVELOPE) or self.code(ErrorFormat.PROBLEM)
         return f"{self.status}{marks}{f' {code[:_SHOWN]}' if code else ''}"
 
+    def any_document(self) -> dict[str, Any] | None:
+        """Return the body if it is a JSON object."""
+        return self._object()
+
     def _object(self) -> dict[str, Any] | None:
         try:
             value = msgspec.json.decode(self.body)
@@ -161,6 +168,9 @@ class Harness:
         self._factory = factory
         # The header Holdfast-Batch of a response; None if none has had it.
         self.batch_offer: str | None = None
+        # Whether the operation demands numbers. Requests of other checks then get 1, each key as
+        # a client of its own.
+        self.is_strict = profile.ordering == "strict"
         self._other_credentials = other_credentials
 
     @property
@@ -195,6 +205,22 @@ class Harness:
         """Return an unused key; a UUID version 4 is valid in both formats."""
         return str(uuid4())
 
+    def number_of(self, key: str | bytes | None) -> SequenceNumber | None:
+        """Return the first number of a client that has this key only; None if none is demanded."""
+        if key is None or not self.is_strict:
+            return None
+        raw = key if isinstance(key, bytes) else key.encode()
+        hashed = sha256(raw.strip(b' "')).hexdigest()  # bare and quoted keys are equal
+        return SequenceNumber(f"key-{hashed}", 1)
+
+    def requires_number(self, response: Response) -> bool:
+        """Return whether the operation was refused because it has no number."""
+        if response.status != _BAD_REQUEST:
+            return False
+        details = (response.any_document() or {}).get("details")
+        required = details.get("required_headers") if isinstance(details, dict) else None
+        return isinstance(required, list) and SEQUENCE_HEADER in required
+
     def location_of(self, response: Response) -> str | None:
         """Return the absolute Location, or None; raises if it is on another server."""
         location = response.headers.get("location")
@@ -218,9 +244,14 @@ class Harness:
         keys: Sequence[str | bytes] = (),
         headers: Mapping[str, str] | None = None,
         query: str = "",
+        is_numbered: bool = True,
     ) -> Response:
         """Send a request, optionally with other credentials, several keys or another body."""
         sent = [*request.headers.items(), *(headers or {}).items()]
+        if is_numbered and CLIENT_HEADER not in (headers or {}):
+            number = self.number_of(key if key is not None else next(iter(keys), None))
+            if number is not None:
+                sent += ((CLIENT_HEADER, number.client_id), (SEQUENCE_HEADER, str(number.number)))
         sent += (credentials or self.credentials).headers.items()
         if request.body is not None or content is not None:
             sent.append(("content-type", JSON))

@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.keys import KEY_HEADER, KeyFormat
 from holdfast.core.policy import VOLATILE_FIELDS, ErrorFormat
+from holdfast.core.sequence import Ordering
 
 __all__ = ["BUILT_IN", "Profile", "ProfileError", "RequestTemplate", "read_profile"]
 
@@ -64,6 +65,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     gives_location: bool = True
     # The operation accepts unknown members, so that checks can add any JSON.
     takes_any_member: bool = False
+    # "strict": requests are numbered. It is found out if the server names the headers in its 400.
+    ordering: Ordering = "none"
     # Headers that authenticate two callers of different tenants.
     sign_in: dict[str, str] = msgspec.field(default_factory=dict)
     other_sign_in: dict[str, str] = msgspec.field(default_factory=dict)

@@ -2,17 +2,17 @@
 
 from typing import Any
 
-from holdfast.outbox import drain, sender
+from holdfast.outbox import drain_run, sender
 from holdfast.outbox.drain import Drain
 from holdfast.outbox.outage import Outages
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-DRAIN, SENDER = untyped(drain), untyped(sender)
+DRAIN_RUN, SENDER = untyped(drain_run), untyped(sender)
 
 
 @bug
 def two_probes_at_once() -> list[Replacement]:
-    return [(DRAIN._Run, "_may_probe", lambda _self, _entry: True)]
+    return [(DRAIN_RUN.DrainRun, "_may_probe", lambda _self, _entry: True)]
 
 
 @bug
@@ -61,7 +61,7 @@ def hold_that_passes_after_the_claim_ends_the_drain() -> list[Replacement]:
         held = min(paths.values()) if is_ready else None
         return min((seconds for seconds in (due, held) if seconds is not None), default=None)
 
-    return [(DRAIN._Run, "_due_seconds", due_seconds)]
+    return [(DRAIN_RUN.DrainRun, "_due_seconds", due_seconds)]
 
 
 @bug

@@ -20,7 +20,7 @@ from holdfast.outbox import (
     transaction,
 )
 from holdfast.outbox.claims import AttemptResult
-from holdfast.outbox.drain import LeaseRenewer
+from holdfast.outbox.lease_renewer import LeaseRenewer
 from holdfast.outbox.outcome import Succeeded
 from holdfast.outbox.resolution import settle_unclaimed
 from holdfast.outbox.sender import Sender

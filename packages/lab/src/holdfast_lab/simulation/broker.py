@@ -129,6 +129,8 @@ class _BrokerConnection:
         self._listener: Listener | None = None
         self._requested: dict[str, int] = {}
         self.up = asyncio.Event()
+        # It loses and repeats messages, and always responds.
+        self.is_silent = False
 
     async def open(self, listener: Listener) -> None:
         self._listener = listener

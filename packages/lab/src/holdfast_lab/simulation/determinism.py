@@ -13,7 +13,8 @@ from typing import Any, Final, Self
 
 from holdfast import ids
 from holdfast.jobs.engines import relay
-from holdfast.outbox import database, drain
+from holdfast.outbox import database, drain, drain_run
+from holdfast.outbox.lease_renewer import LeaseRenewer
 from holdfast.stores.migrations import load_migrations
 from holdfast.stores.sqlite import store
 from holdfast_lab.simulation.exchanges import SimulatedExchanges
@@ -29,7 +30,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
     """Take all randomness from ``rng``, and renew leases as steps of the virtual loop."""
     replacements: tuple[tuple[Any, str, Any], ...] = (
         (os, "urandom", rng.randbytes),
-        (drain, "LeaseRenewer", SimulatedLeaseRenewer),
+        (drain_run, "LeaseRenewer", SimulatedLeaseRenewer),
         (drain, "Exchanges", SimulatedExchanges),
         # Polling every virtual second would be slow and find nothing.
         (relay, "_LOOK_SECONDS", _RELAY_POLL_SECONDS),
@@ -52,7 +53,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
         ids._entropy._turn_page()  # noqa: SLF001
 
 
-class SimulatedLeaseRenewer(drain.LeaseRenewer):
+class SimulatedLeaseRenewer(LeaseRenewer):
     """Renews leases in virtual time, without a thread."""
 
     def __init__(self, queue: Any) -> None:

@@ -72,6 +72,14 @@ def serve(  # noqa: PLR0917 - typer turns them into options
             help="Leave jobs to holdfast worker. The hourly sweep of records still runs.",
         ),
     ] = False,
+    require_durability: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_REQUIRE_DURABILITY",
+            metavar="replicated",
+            help="Refuse a database that does not wait for a synchronous standby.",
+        ),
+    ] = None,
 ) -> None:
     """Run all services.
 
@@ -97,6 +105,7 @@ def serve(  # noqa: PLR0917 - typer turns them into options
             redis=redis,
             nats=nats,
             no_jobs=no_jobs,
+            require_durability=require_durability,
         )
     )
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import ipaddress
+import logging
 import math
 import signal
 import socket
@@ -41,6 +42,7 @@ def run_server(
     redis: str | None,
     nats: str | None,
     no_jobs: bool = False,
+    require_durability: str | None = None,
 ) -> int:
     """Serve until SIGTERM or Ctrl-C; returns the exit code."""
     signal.signal(signal.SIGTERM, _exit)  # until the server installs its own handlers
@@ -50,6 +52,7 @@ def run_server(
         "redis_url": redis,
         "nats_url": nats,
         "run_jobs": "false" if no_jobs else None,
+        "require_durability": require_durability,
     }
     settings = load_settings(**overrides)
     settings.check_production()
@@ -214,9 +217,12 @@ def _address(listener: socket.socket) -> str:
 
 async def _check_store(settings: Settings) -> None:
     """Open the database and apply migrations once, so that an error is reported in one line."""
-    store = create_store(settings)
     try:
+        store = create_store(settings)
+        logging.disable(logging.WARNING)  # the server logs the same when it opens the store
         await store.open()
     except HoldfastError as error:
         raise CommandError(f"{redact_password(settings.database_url)}: {error}") from error
+    finally:
+        logging.disable(logging.NOTSET)
     await store.close()

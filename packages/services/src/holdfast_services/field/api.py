@@ -21,6 +21,7 @@ from holdfast_services.field.model import (
     merge_patch,
 )
 from holdfast_services.field.repository import Item, find_in, list_page
+from holdfast_services.json_response import EncodedJsonResponse
 from holdfast_services.large_bodies import LargeDocumentRoute
 from holdfast_services.openapi import errors
 from holdfast_services.routing import service_router
@@ -82,8 +83,8 @@ def _add_writes(
 
     def respond(item: Item, run: Execution, status: int = 200) -> Response:
         run.describe(resource=f"{what}:{item.id}", version=item.version)
-        headers = {"location": f"{path}/{item.id}"} if status == _CREATED else {}
-        return _document_response(item, status, headers)
+        location = f"{path}/{item.id}" if status == _CREATED else None
+        return _document_response(item, status, location)
 
     @api.post(
         path,
@@ -93,11 +94,9 @@ def _add_writes(
         responses={201: {"headers": _WITH_TAG, **_DOCUMENT}, **errors()},
     )
     @holdfast.guard(f"POST {path}", policy=policy)
-    async def create(
-        document: Document, run: Run, request: Request, _generated_at: GeneratedAt = None
-    ) -> Response:
+    async def create(document: Document, run: Run, generated_at: GeneratedAt = None) -> Response:
         fields = app_fields(document)
-        occurred_at = _occurred_at(request)
+        occurred_at = _occurred_at(run, generated_at)
         text = await writer.encode(run, 0, lambda: fields)
         return respond(await writer.add(run, fields, text, occurred_at), run, _CREATED)
 
@@ -216,19 +215,23 @@ def _paths(kind: Kind) -> tuple[str, str, str]:
     return path, f"{path}/{{item_id}}", what
 
 
-def _document_response(
-    item: Item, status: int = 200, extra: dict[str, str] | None = None
-) -> Response:
-    headers = {"etag": etag(item.version), **(extra or {})}
-    return Response(item.as_text(), status, headers, "application/json")
+def _document_response(item: Item, status: int = 200, location: str | None = None) -> Response:
+    headers = [("etag", etag(item.version))]
+    if location is not None:
+        headers.append(("location", location))
+    return EncodedJsonResponse(item.as_text().encode(), status, headers)
 
 
-def _occurred_at(request: Request) -> datetime | None:
-    """Return when the user acted, as the device says; None if it does not."""
-    sent = set(request.headers.getlist("x-client-generated-at"))
-    if len(sent) > 1:
+def _occurred_at(run: Execution, sent: str | None) -> datetime | None:
+    """Return when the user acted, as the device says; None if it does not.
+
+    ``sent`` is the first header of this name. The request has none if there are different ones.
+    """
+    if sent is None:
+        return None
+    if sent and run.request.client_generated_at is None:
         raise BodyInvalidError("X-Client-Generated-At should be sent once")
-    return parse_instant(sent.pop(), "X-Client-Generated-At") if sent else None
+    return parse_instant(sent, "X-Client-Generated-At")
 
 
 def _check_version(request: Request, document: Any, item: Item) -> None:

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any
-from uuid import uuid4
 
 from holdfast import Execution, Holdfast
 from holdfast.errors import NotFoundError
+from holdfast.ids import new_uuid4
+from holdfast.server.request_body import LARGE_BODY_BYTES
 from holdfast_services.field.model import Kind, check_size, encode, references
 from holdfast_services.field.repository import (
     Change,
@@ -44,7 +45,10 @@ class DocumentWriter:
     async def encode(self, run: Execution, old_bytes: int, work: Callable[[], Fields]) -> str:
         """Encode what ``work`` returns, a large document in a thread, and check its size."""
         size = old_bytes + len(run.request.body)
-        document = await self._bodies.run(size, lambda: encode(work()))
+        if size <= LARGE_BODY_BYTES:
+            document = encode(work())
+        else:
+            document = await self._bodies.run(size, lambda: encode(work()))
         check_size(document, self._max_bytes)
         return document
 
@@ -53,7 +57,7 @@ class DocumentWriter:
     ) -> Item:
         """Insert a document. Raises ``NotFoundError`` if it refers to one that does not exist."""
         tx, tenant = run.transaction, run.request.principal.tenant
-        now, item_id, referred = self._clock.now(), str(uuid4()), references(self._kind, fields)
+        now, item_id, referred = self._clock.now(), new_uuid4(), references(self._kind, fields)
         run.after_commit(lambda: self._notifier.notify(tenant))
         if self._has_functions:
             added = await add_next(

@@ -126,12 +126,14 @@ def server_fields(
     deleted: bool = False,
 ) -> dict[str, Any]:
     """Return the fields of the server; a deleted document is a tombstone of only these."""
+    # One instant where a document is new.
+    created = _instant(created_at)
     fields = {
         "id": document_id,
         "version": version,
-        "occurred_at": _instant(occurred_at),
-        "created_at": _instant(created_at),
-        "updated_at": _instant(updated_at),
+        "occurred_at": created if occurred_at is created_at else _instant(occurred_at),
+        "created_at": created,
+        "updated_at": created if updated_at is created_at else _instant(updated_at),
     }
     return fields | {"deleted": True} if deleted else fields
 

@@ -6,13 +6,13 @@ and ``add`` do in several. All other SQL is the same on SQLite and PostgreSQL.
 
 import hashlib
 import re
-import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from holdfast import Transaction
+from holdfast.ids import new_request_id
 from holdfast.ports import Row, Store
 from holdfast.stores.sql_loader import Queries, load_queries
 from holdfast_services.field.model import Kind, encode, response_text, server_fields
@@ -104,7 +104,7 @@ async def next_change(tx: Transaction, tenant: str, now: datetime, epoch: str | 
 
     ``epoch`` is that of the database, None if it is unknown. In a new one a branch starts.
     """
-    branch = secrets.token_hex(6)
+    branch = _new_branch()
     values = {"tenant": tenant, "now": now, "epoch": _digest(epoch), "branch": branch}
     row = await tx.fetch_one(_sql()["next_change"], values)
     assert row is not None  # noqa: S101 - an upsert returns its row
@@ -138,7 +138,7 @@ async def add_next(
         "now": now,
         "occurred_at": occurred_at,
         "epoch": _digest(epoch),
-        "branch": secrets.token_hex(6),
+        "branch": _new_branch(),
     }
     if references:
         values["kinds"] = [of_kind for _, of_kind, _ in references]
@@ -164,7 +164,7 @@ async def begin_change(
         "id": _known_id(item_id),
         "now": now,
         "epoch": _digest(epoch),
-        "branch": secrets.token_hex(6),
+        "branch": _new_branch(),
     }
     row = await tx.fetch_one(_sql()["begin_change"], values)
     assert row is not None  # noqa: S101 - a function returns a row
@@ -315,6 +315,11 @@ async def list_branches(store: Store, tenant: str) -> Sequence[tuple[int, str]]:
     """Return start and name of each branch of a user's history, oldest first."""
     rows = await store.read(_sql()["branches"], {"tenant": tenant})
     return [(row["start"], row["branch"]) for row in rows]
+
+
+def _new_branch() -> str:
+    """Return a random name of a branch, in case that one begins: 12 hexadecimal digits."""
+    return new_request_id()[:12]
 
 
 def _known_id(item_id: str) -> str:

@@ -12,6 +12,7 @@ from holdfast.core.versions import etag
 from holdfast.errors import NotFoundError, ServiceError
 from holdfast.ids import new_id
 from holdfast.ports import Row
+from holdfast_services.json_response import EncodedJsonResponse
 from holdfast_services.planning.model import dashboard_view, row_view
 from holdfast_services.planning.read_cache import Kind, ReadCache, ReadKey
 from holdfast_services.planning.repository import find, find_in, version_in
@@ -112,10 +113,10 @@ class AggregateService:
         """Respond with the new state of an aggregate, and record the change."""
         item_id, version = row["id"], row["version"]
         self.record_change(run, kind, item_id, version)
-        headers = {"etag": etag(version)}
+        headers = [("etag", etag(version))]
         if status == 201:  # noqa: PLR2004 - created
-            headers["location"] = f"/v1/{kind}s/{item_id}"
-        return Response(_encode(row_view(row)), status, headers, media_type=_JSON)
+            headers.append(("location", f"/v1/{kind}s/{item_id}"))
+        return EncodedJsonResponse(_encode(row_view(row)), status, headers)
 
     def record_change(self, run: Execution, kind: Kind, item_id: str, version: int) -> None:
         """Name the aggregate in the audit event, and remove it from the cache after the commit.

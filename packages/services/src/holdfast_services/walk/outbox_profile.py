@@ -69,14 +69,7 @@ PROFILE: Final = Profile(
         "REREAD_INVALID": "implausible",
         "TZ_JUMP": "implausible",
     },
-    payload_must_be_object=True,
-    request_format=TimestampsInBody(key_in_body=frozenset({"/step/ingest"})),
-    recovery=QuestChain(),
-)
-
-# For a server with HOLDFAST_WALK_ORDERING=strict: Outbox.open(…, profiles=[STRICT_PROFILE]).
-STRICT_PROFILE: Final = replace(
-    PROFILE,
+    # A server with HOLDFAST_WALK_ORDERING=strict refuses the first action without a number.
     strict_endpoints=(
         "/tree/allocate",
         "/quest/{quest}/step/{step}/advance",
@@ -84,4 +77,12 @@ STRICT_PROFILE: Final = replace(
         "/step/ingest",
         "/energy/spend",
     ),
+    numbers_on_demand=True,
+    payload_must_be_object=True,
+    request_format=TimestampsInBody(key_in_body=frozenset({"/step/ingest"})),
+    recovery=QuestChain(),
 )
+
+# For apps whose server is known to have HOLDFAST_WALK_ORDERING=strict: the first action is not sent
+# in vain. Outbox.open(…, profiles=[STRICT_PROFILE]).
+STRICT_PROFILE: Final = replace(PROFILE, numbers_on_demand=False)

@@ -8,6 +8,10 @@ the message is acknowledged then.
 Operators should run three nodes with ``jetstream { sync_interval: always }``. By default NATS may
 write an acknowledged message to disk up to two minutes later. A crash then delays jobs, until
 their messages are published again, but loses none: the rows stay until the jobs are done.
+
+While the broker is silent, workers lease due jobs from the table, as the engine ``sql`` does. While
+it responds, an idle worker leases the jobs that have been due for too long: the broker has lost or
+refused their messages, or has delivered them to a connection that broke.
 """
 
 import asyncio
@@ -29,8 +33,19 @@ from holdfast.jobs.engines.nats_connection import (
     nak,
 )
 from holdfast.jobs.engines.relay import Relay
+from holdfast.jobs.engines.sql import SqlEngine
 from holdfast.jobs.job_store import JobStore
-from holdfast.ports import Delivery, Ending, Engine, FaultPoints, Finished, Notifier, Retry
+from holdfast.observability.noop import NullBrokerMetrics
+from holdfast.ports import (
+    BrokerMetrics,
+    Delivery,
+    Ending,
+    Engine,
+    FaultPoints,
+    Finished,
+    Notifier,
+    Retry,
+)
 
 __all__ = ["JetStreamEngine", "JetStreamOptions", "jetstream"]
 
@@ -70,11 +85,15 @@ class JetStreamEngine:
         subject: str = "holdfast.jobs",
         replicas: int | None = None,
         again_after_seconds: float = 30.0,
+        table_after_seconds: float = 5.0,
         relay: bool = True,
         options: Mapping[str, Any] | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
         """``url`` may name several servers, separated by commas.
+
+        A broker that does not respond for ``table_after_seconds`` is bypassed: jobs are leased from
+        the table until it responds again.
 
         ``options`` are those of ``nats.connect``, e.g. ``user_credentials``. ``replicas`` is 3 by
         default, or 1 with fewer than three nodes. Without ``relay``, another worker of the same
@@ -82,7 +101,10 @@ class JetStreamEngine:
         """
         if not again_after_seconds > 0:
             raise ConfigurationError("again_after_seconds must be above 0")
+        if not table_after_seconds > 0:
+            raise ConfigurationError("table_after_seconds must be above 0")
         self._job_store = job_store
+        self._queues = tuple(queues)
         self._worker = worker
         self._lease_seconds = lease_seconds
         self._stream, self._subject = stream, subject
@@ -97,8 +119,21 @@ class JetStreamEngine:
             replicas=replicas,
             options=options or {},
             on_new_stream=self._publish_all_again,
+            silent_after_seconds=table_after_seconds,
+            on_silence=self._on_silence,
         )
         self._fetcher = MessageFetcher(self._broker, queues)
+        # Leases jobs from the table while the broker is silent.
+        self._table = SqlEngine(
+            job_store,
+            queues,
+            worker=worker,
+            lease_seconds=lease_seconds,
+            notifier=self._notifier,
+        )
+        self._table_after_seconds = table_after_seconds
+        self._look_for_overdue_at = 0.0
+        self._metrics: BrokerMetrics = NullBrokerMetrics()
         self._has_relay = relay
         self._relay = Relay(
             job_store,
@@ -113,9 +148,9 @@ class JetStreamEngine:
 
     async def open(self) -> None:
         """Start to connect and to publish due jobs."""
+        await self._table.open()
         await self._broker.open(self._fetcher)
         if self._has_relay and self._relay_task is None:
-            await self._notifier.open()
             self._relay_task = asyncio.create_task(self._relay.run(), name="holdfast-jobs-relay")
 
     async def close(self) -> None:
@@ -125,7 +160,7 @@ class JetStreamEngine:
             await end_task(task)
         await self._fetcher.stop()
         await self._broker.close()
-        await self._notifier.close()
+        await self._table.close()
 
     # -- fetching ---------------------------------------------------------------------------------
 
@@ -134,8 +169,12 @@ class JetStreamEngine:
     ) -> Sequence[Delivery]:
         """Wait for messages and lease the jobs they name. May return none before the time is up.
 
-        Only waits while the broker is down.
+        While the broker is silent, lease due jobs of the table.
         """
+        if self._broker.is_silent:
+            deliveries = await self._table.take(limit, wait_seconds, alone=alone)
+            self._metrics.jobs_bypassed_broker(len(deliveries))
+            return deliveries
         named: list[tuple[Message, tuple[str, str]]] = []
         for message in await self._fetcher.fetch(limit, wait_seconds):
             job = _decode(message)
@@ -143,7 +182,27 @@ class JetStreamEngine:
                 await self._broker.acknowledge(message.receipt, _TERM)
             else:
                 named.append((message, job))
-        return await self._lease(named, alone=alone) if named else []
+        if named:
+            return await self._lease(named, alone=alone)
+        return await self._lease_overdue(limit, alone=alone)
+
+    async def _lease_overdue(self, limit: int, *, alone: bool) -> list[Delivery]:
+        """Lease jobs that the broker should have delivered long ago. Called by an idle worker."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_for_overdue_at:
+            return []
+        self._look_for_overdue_at = now + self._table_after_seconds
+        overdue = await self._job_store.overdue(
+            self._queues, seconds=self._table_after_seconds, limit=limit
+        )
+        if not overdue:
+            return []
+        leased = await self._claim(overdue, alone=alone)
+        if leased:
+            self._look_for_overdue_at = now  # there may be more
+            self._metrics.jobs_bypassed_broker(len(leased))
+            _log.info("%d overdue jobs are taken from the database", len(leased))
+        return [Delivery(job) for job in leased.values()]
 
     async def _lease(
         self, named: Sequence[tuple[Message, tuple[str, str]]], *, alone: bool
@@ -202,12 +261,18 @@ class JetStreamEngine:
         )
         for delivery in deliveries:
             lease = delivery.job.lease
-            if (lease.tenant, lease.job_id) in held:
+            if delivery.receipt is not None and (lease.tenant, lease.job_id) in held:
                 await self._broker.acknowledge(delivery.receipt, _PROGRESS)
         return held
 
     async def settle(self, delivery: Delivery, ending: Ending) -> None:
-        """Acknowledge the message, or have it delivered again."""
+        """Acknowledge the message, or have it delivered again.
+
+        A job that was leased from the table has none. If one comes, it finds the job done or not
+        due; and if the job must run again, the relay publishes it when it is due.
+        """
+        if delivery.receipt is None:
+            return
         match ending:
             case Finished():
                 reply = _ACK
@@ -222,8 +287,25 @@ class JetStreamEngine:
     def wake(self) -> None:
         """Make a waiting ``take`` return."""
         self._fetcher.wake()
+        if self._broker.is_silent:
+            self._table.wake()
+
+    def report_to(self, metrics: BrokerMetrics) -> None:
+        """Report silence of the broker to these metrics."""
+        self._metrics = metrics
 
     # -- for the broker ---------------------------------------------------------------------------
+
+    def _on_silence(self, is_silent: bool) -> None:
+        if is_silent:
+            _log.warning(
+                "NATS has not responded for %g seconds: jobs are taken from the database",
+                self._table_after_seconds,
+            )
+        else:
+            _log.warning("NATS responds again: jobs are taken from it")
+        self._fetcher.wake()
+        self._metrics.broker_changed(is_silent=is_silent)
 
     async def _names(self) -> StreamNames:
         return StreamNames.of(self._stream, self._subject, await self._job_store.store.secret())
@@ -248,6 +330,8 @@ class JetStreamOptions(TypedDict, total=False):
     replicas: int | None
     # Seconds after which a message that was not acknowledged is delivered again.
     again_after_seconds: float
+    # Seconds without a response of NATS after which jobs are taken from the database.
+    table_after_seconds: float
     # False if another worker of the same queues publishes the jobs.
     relay: bool
     # Options of ``nats.connect``.

@@ -28,6 +28,7 @@ with needs_extra("nats"):
 
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.jobs.engines.nats_url import servers_of
+from holdfast.jobs.engines.silence import SilenceTimer
 from holdfast.ports import Row
 
 if TYPE_CHECKING:
@@ -43,7 +44,11 @@ PULL_SECONDS: Final = 2.0
 _PULL_GRACE_SECONDS: Final = 0.5
 _RESPONSE_SECONDS: Final = 5.0
 _DRAIN_SECONDS: Final = 2.0
+_CLOSE_SECONDS: Final = 1.0
 _PING_SECONDS: Final = 5
+# A broker that responds to no pull request for this time is sent another request. Pull requests of
+# an idle worker are answered before; a busy worker sends none.
+_PROBE_AFTER_SECONDS: Final = PULL_SECONDS + _PULL_GRACE_SECONDS
 # How often stream and consumers are checked without an error.
 _CHECK_SECONDS: Final = 60.0
 _RECONNECT_SECONDS: Final = (0.1, 0.2, 0.5, 1.0)
@@ -56,6 +61,8 @@ _MAX_UNACKNOWLEDGED: Final = 65_536
 _REPLICAS: Final = 3
 # "replicas > 1 not supported in non-clustered mode", "no suitable peers for placement"
 _TOO_FEW_NODES: Final = (10074, 10005)
+# The status of a pull request that no leader has received.
+_NO_RESPONDERS: Final = "503"
 
 _WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -204,8 +211,14 @@ class Broker:
         replicas: int | None,
         options: Mapping[str, Any],
         on_new_stream: Callable[[], Awaitable[None]],
+        silent_after_seconds: float,
+        on_silence: Callable[[bool], None],
     ) -> None:
-        """``url`` may name several servers, separated by commas. ``open`` connects."""
+        """``url`` may name several servers, separated by commas. ``open`` connects.
+
+        ``on_silence(True)`` is called when the broker has not responded for
+        ``silent_after_seconds``, ``on_silence(False)`` when it responds again.
+        """
         self._servers = servers_of(url)
         self._queues = tuple(queues)
         self._find_names = find_names
@@ -223,20 +236,31 @@ class Broker:
         self._inboxes: dict[str, Subscription] = {}
         self._check = asyncio.Event()
         self._lost = asyncio.Event()
+        self._silence = SilenceTimer(silent_after_seconds, on_change=on_silence)
         self._task: asyncio.Task[None] | None = None
+        self._watch_task: asyncio.Task[None] | None = None
+        self._probe_task: asyncio.Task[None] | None = None
         self.up = asyncio.Event()
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the broker has not responded for ``silent_after_seconds``."""
+        return self._silence.is_over
 
     async def open(self, listener: Listener) -> None:
         """Start to connect. Returns at once: the broker may be down."""
         self._listener = listener
         if self._task is None:
             self._task = asyncio.create_task(self._stay_connected(), name="holdfast-jobs-nats")
+            self._watch_task = asyncio.create_task(self._watch(), name="holdfast-jobs-nats-watch")
 
     async def close(self) -> None:
         """Close the connection. Idempotent."""
-        task, self._task = self._task, None
-        if task is not None:
-            await end_task(task)
+        tasks = (self._watch_task, self._probe_task, self._task)
+        self._watch_task = self._probe_task = self._task = None
+        for task in tasks:
+            if task is not None:
+                await end_task(task)
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -259,6 +283,8 @@ class Broker:
         for error in errors:
             if not isinstance(error, _ERRORS):
                 raise error
+        if len(errors) < len(results):
+            self._silence.heard()
         if errors:
             self._check_stream(errors[0])
         self._log_refusal(errors)
@@ -349,6 +375,7 @@ class Broker:
         except BaseException:
             await _close(client)
             raise
+        self._silence.connected()
         return client
 
     async def _use(self, client: Client, names: StreamNames) -> None:
@@ -358,6 +385,7 @@ class Broker:
             self._check.clear()
             await self._unless_lost(self._ensure(client, names))
             self._client = client
+            self._silence.heard()
             self._log_up()
             if not self.up.is_set():
                 self.up.set()
@@ -368,6 +396,8 @@ class Broker:
                 with suppress(TimeoutError):  # the client does not report every loss
                     async with asyncio.timeout(1.0):
                         await self._check.wait()
+            if self._lost.is_set() and not client.is_closed:
+                raise TimeoutError(f"no response for {self._silence.limit_seconds:g} seconds")
             if self._check.is_set() and not client.is_closed:
                 await asyncio.sleep(_RECONNECT_SECONDS[1])
 
@@ -385,11 +415,49 @@ class Broker:
             await self._on_new_stream()
             self._is_new_stream = False
 
+    # -- silence ----------------------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Count the time without a response; ask for one, then give the connection up.
+
+        The client's own pings would notice a stopped server after 15 seconds, and never a cluster
+        without a leader, whose nodes respond to pings.
+        """
+        silence = self._silence
+        probe_after_seconds = min(_PROBE_AFTER_SECONDS, silence.limit_seconds / 2)
+        while True:
+            await asyncio.sleep(silence.tick_seconds)
+            silence.tick()
+            client, names = self._client, self._names
+            if client is None or names is None:
+                continue
+            if silence.connection_seconds >= silence.limit_seconds:
+                await self._closed()
+            elif silence.seconds >= probe_after_seconds and (
+                self._probe_task is None or self._probe_task.done()
+            ):
+                self._probe_task = asyncio.create_task(self._probe(client, names))
+
+    async def _probe(self, client: Client, names: StreamNames) -> None:
+        """Ask the leader of the stream for a response."""
+        stream = client.jetstream(timeout=self._silence.limit_seconds)
+        try:
+            await stream.stream_info(names.stream)
+        except NotFoundError as error:
+            self._check_stream(error)
+        except _ERRORS as error:
+            _log.debug("NATS: %s", _line(error))
+        else:
+            if client is self._client:
+                self._silence.heard()
+
     # -- messages ---------------------------------------------------------------------------------
 
     async def _receive(self, queue: str, received: Msg) -> None:
         headers = received.headers or {}
         status = headers.get("Status")
+        if status != _NO_RESPONDERS:
+            self._silence.heard()
         if status is None:
             if self._listener is not None:
                 deliveries = received.metadata.num_delivered
@@ -420,7 +488,7 @@ class Broker:
     def _log_down(self, error: BaseException) -> None:
         if not self._is_down:
             self._is_down = True
-            _log.warning("NATS is unavailable, jobs wait in the database: %s", _line(error))
+            _log.warning("NATS is unavailable, connecting again: %s", _line(error))
 
     def _log_up(self) -> None:
         if self._is_down:
@@ -447,11 +515,13 @@ async def _log_error(error: Exception) -> None:
 async def _close(client: Client) -> None:
     """Close a client that may be closed, half open, or never have been open."""
     with suppress(*_ERRORS, AssertionError, AttributeError):
-        await client.close()
+        async with asyncio.timeout(_CLOSE_SECONDS):  # a stopped server reads nothing
+            await client.close()
     transport = getattr(client, "_transport", None)
     with suppress(*_ERRORS, AttributeError):
         if transport is not None:  # the client leaves it open if its last message fails
             transport.close()
+            transport._io_writer.transport.abort()  # noqa: SLF001 - drops what was not sent
 
 
 def _line(error: BaseException) -> str:

@@ -1,17 +1,22 @@
 """The PostgreSQL store's driver asyncpg."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 import asyncpg
 
+from holdfast.stores.postgres.driver import NEVER, Deadlines
 from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.hosts import COMPARE_SECONDS, connect_to_writable, host_urls
 from holdfast.stores.postgres.notifier import PostgresNotifier
-from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.pool import ConnectionPool, PoolTime
 from holdfast.stores.postgres.session import STARTUP_PARAMETERS
+from holdfast.stores.postgres.timeline import READ_TIMELINE
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction
+from holdfast.stores.replication import is_replication_warning
 
 __all__ = ["AsyncpgDriver"]
 
@@ -19,6 +24,43 @@ _ROLLBACK_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 10.0
 # Attributes of asyncpg's connections. Its public methods only add and remove.
 _CALLBACKS: Final = (*("_listeners", "_log_listeners", "_termination_listeners", "_query_loggers"),)
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg has no types
+    """Is cut where asyncpg would ask the server to cancel, and notes warnings during COMMIT.
+
+    asyncpg's protocol calls both methods. Public ways cost more: a listener is called in a
+    later iteration of the event loop, and a handler that is cancelled may do anything before its
+    transaction ends.
+    """
+
+    deadline = NEVER
+    has_warned = False
+    was_cut = False
+    is_read_only = False
+    backend = 0
+
+    @property
+    def _config(self) -> Any:
+        """The configuration; without a time limit for a statement that has a deadline.
+
+        asyncpg's timer costs several microseconds for each statement.
+        """
+        return self._timed if self.deadline is NEVER else self._untimed
+
+    @_config.setter
+    def _config(self, config: Any) -> None:
+        self._timed = config
+        self._untimed = config._replace(command_timeout=None)
+
+    def _cancel_current_command(self, _waiter: Any, _cancel_waiter: Any = None) -> None:
+        # Not now: the protocol is about to change its state. Its futures end with the connection.
+        self._loop.call_soon(self.terminate)
+
+    def _process_log_message(self, fields: dict[str, str], last_query: str | None) -> None:
+        if is_replication_warning(fields.get("V") or fields.get("S"), fields.get("C")):
+            self.has_warned = True
+        super()._process_log_message(fields, last_query)
 
 
 class AsyncpgDriver:
@@ -42,30 +84,61 @@ class AsyncpgDriver:
         asyncpg.ReadOnlySQLTransactionError,
     )
 
-    def __init__(self, url: str, connect_seconds: float) -> None:
-        self._url = url
-        self._connect_seconds = connect_seconds
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        self._urls = host_urls(url)
+        self.deadlines = deadlines
+        self.time = PoolTime()
 
-    async def connect(self) -> Any:
-        """Open a connection."""
-        return await asyncpg.connect(
-            self._url,
-            timeout=self._connect_seconds,
-            server_settings={"application_name": "holdfast", **STARTUP_PARAMETERS},
-        )
+    async def connect(self, *, is_limited: bool = True) -> Any:
+        """Open a connection to the writable server."""
+        limit = self.deadlines.statement_seconds
+        limit_or_none = limit if is_limited and limit < math.inf else None
+        is_first = self.deadlines.timelines.is_empty
+
+        async def connect(url: str) -> tuple[int, Any]:
+            connection = await asyncpg.connect(
+                url,
+                timeout=self.deadlines.connect_seconds,
+                command_timeout=limit_or_none,
+                connection_class=_Connection,
+                server_settings={"application_name": "holdfast", **STARTUP_PARAMETERS},
+            )
+            connection.backend = connection.get_server_pid()
+            if len(self._urls) == 1:
+                return 0, connection
+            try:
+                async with asyncio.timeout(self.deadlines.connect_seconds):
+                    row = await connection.fetchrow(READ_TIMELINE)
+                return self.deadlines.timelines.check(row), connection
+            except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):
+                return 0, connection
+            except BaseException:
+                connection.terminate()
+                raise
+
+        wait = COMPARE_SECONDS if is_first else 0.0
+        return await connect_to_writable(self._urls, connect, compare_seconds=wait)
 
     def new_pool(
         self,
         limit: int,
         on_wait: Callable[[float], None] | None = None,
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,
     ) -> ConnectionPool:
         """Return an empty pool."""
-        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait, on_connect=on_connect)
+        return ConnectionPool(
+            self.connect,
+            limit=limit,
+            on_wait=on_wait,
+            on_connect=on_connect,
+            on_silence=on_silence,
+            time=self.time,
+        )
 
     async def roll_back(self, connection: Any, message: str) -> str:
         """Send ROLLBACK, and wait at most five seconds."""
-        tag: str = await asyncio.wait_for(connection.execute(message), timeout=_ROLLBACK_SECONDS)
+        tag: str = await connection.execute(message, timeout=_ROLLBACK_SECONDS)
         return tag
 
     def restore(self, connection: Any) -> bool:

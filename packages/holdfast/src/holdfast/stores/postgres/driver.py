@@ -1,19 +1,61 @@
 """What the PostgreSQL store needs of a driver. Implemented for asyncpg and for psycopg."""
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, NoReturn, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Final, NoReturn, Protocol
 
 from holdfast.ports import Notifier
+from holdfast.stores.postgres.timeline import Timelines
 
-__all__ = ["Connection", "Driver", "DriverMaker", "Pool"]
+__all__ = ["NEVER", "Connection", "Deadlines", "Driver", "DriverMaker", "Pool", "Time"]
+
+# The deadline of a connection on which nothing runs.
+NEVER: Final = math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """How long the server may be silent, in seconds, before a connection is cut; inf: for ever."""
+
+    connect_seconds: float = 5.0
+    claim_seconds: float = 5.0
+    statement_seconds: float = 30.0
+    commit_seconds: float = 10.0
+    # Shared by all connections of a store.
+    timelines: Timelines = field(default_factory=Timelines, compare=False)
+
+
+class Time(Protocol):
+    """A monotonic time for deadlines. It may be behind by a fraction of a second."""
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
 
 
 class Connection(Protocol):
     """A connection in autocommit mode: BEGIN and COMMIT are sent as statements.
 
     Parameters are numbered (``$1``). Without values, ``execute`` takes several statements at once.
+
+    A caller that sets ``deadline`` sets it to ``NEVER`` afterwards. Without one, a statement has
+    the limit ``statement_seconds``. Past its deadline a connection is cut: closed without a word to
+    the server. A cancelled caller cuts it, too. A request to cancel is never sent: it would make
+    PostgreSQL report a COMMIT that waits for a standby as a success.
     """
+
+    # When the running statement is cut, by the driver's time.
+    deadline: float
+    # A warning has arrived that may be about the replication of a commit.
+    has_warned: bool
+    # It was cut at its deadline.
+    was_cut: bool
+    # A statement has failed because the server, or the session, is read-only.
+    is_read_only: bool
+    # The process id of its backend.
+    backend: int
 
     async def execute(self, sql: str, *values: Any) -> str:
         """Run a statement and return the command tag of the last one, such as ``UPDATE 2``."""
@@ -52,8 +94,14 @@ class Pool(Protocol):
     def release(self, connection: Any) -> None:
         """Return a connection."""
 
-    def renew(self) -> None:
-        """Close idle connections now, and those in use when they are released."""
+    def renew(self, *, cut: bool = False) -> None:
+        """Close idle connections now, and those in use when they are released.
+
+        With ``cut``, those on which a statement runs are cut now.
+        """
+
+    def is_outdated(self, connection: Any) -> bool:
+        """Check whether a connection in use was opened before ``renew``."""
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use, then close all."""
@@ -71,22 +119,35 @@ class Driver(Protocol):
         """Every error that the server reports."""
 
     @property
+    def time(self) -> Time:
+        """The time of deadlines."""
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The limits."""
+
+    @property
     def outages(self) -> tuple[type[BaseException], ...]:
         """What is raised if the server is unavailable."""
 
-    async def connect(self) -> Any:
-        """Open a connection, which has the methods of ``Connection``."""
+    async def connect(self, *, is_limited: bool = True) -> Any:
+        """Open a connection to a writable server, which has the methods of ``Connection``.
+
+        Without ``is_limited``, statements may take any time.
+        """
 
     def new_pool(
         self,
         limit: int,
         on_wait: Callable[[float], None] | None = None,
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,
     ) -> Pool:
         """Return an empty pool, for the running event loop.
 
         ``on_wait`` gets the seconds of each wait for a free connection, ``on_connect`` each new
-        connection before it is used.
+        connection before it is used. ``on_silence`` is called while the server does not respond to
+        a statement for a second or more, and after a connection was cut.
         """
 
     async def roll_back(self, connection: Any, message: str) -> str:
@@ -111,5 +172,5 @@ class Driver(Protocol):
         """Return a notifier of a channel. ``run`` runs a statement of the store."""
 
 
-# Makes a driver for a URL, and a limit in seconds for opening a connection.
-DriverMaker = Callable[[str, float], Driver]
+# Makes a driver for a URL.
+DriverMaker = Callable[[str, Deadlines], Driver]

@@ -8,11 +8,14 @@ them: only its WAL position is below one that was seen before.
 
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 from holdfast.core.table_names import TableNames
 from holdfast.ports import EpochReading
+from holdfast.stores.postgres.timeline import Timelines
+from holdfast.stores.replication import Durability
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["EpochReader"]
@@ -50,6 +53,10 @@ class EpochReader:
         # The last epoch, and its highest WAL position.
         self._identity: str | None = None
         self._position = 0
+        self.timelines = Timelines()
+        # What the server guaranteed at the last reading, and when that was (monotonic).
+        self.durability: Durability | None = None
+        self.durability_at = 0.0
 
     @property
     def identity(self) -> str | None:
@@ -131,8 +138,13 @@ class EpochReader:
 
     def _finish(self, attempt: _Attempt, row: Any) -> EpochReading:
         reading = _UNKNOWN
+        if row is not None:
+            self._see_durability(Durability.of(tuple(row)[3:8]))
         if row is not None and row[0] is not None:
             identity, cache_epoch, position = str(row[0]), str(row[1]), row[2]
+            if not self.timelines.see_identity(identity):
+                # The server was replaced: what it says of its data does not count.
+                return EpochReading(None, is_replaced=True)
             # Compared with what was known before the statement began: of two connections, the one
             # that has read first may be the second to report.
             went_back = (
@@ -146,6 +158,18 @@ class EpochReader:
         for report in self._reports:
             report(reading)
         return reading
+
+    def _see_durability(self, durability: Durability) -> None:
+        """Keep what the server guarantees, and log it if it has changed."""
+        with self._lock:
+            has_changed = durability != self.durability
+            self.durability, self.durability_at = durability, time.monotonic()
+        if has_changed and not durability.is_in_recovery:
+            weaknesses = durability.weaknesses()
+            level = logging.WARNING if weaknesses else logging.INFO
+            _log.log(
+                level, "%s", "; ".join((f"PostgreSQL has {durability.describe()}", *weaknesses))
+            )
 
     def _see(self, identity: str, position: int, *, went_back: bool) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
--- Which database this is: see holdfast/stores/postgres/epoch.py.
+-- Which database this is, and what it guarantees (``Durability``): see holdfast/stores/postgres/epoch.py.
 
 -- name: read_epoch
 -- The timeline of the WAL that is being written: pg_control_checkpoint() has the old one for a while
@@ -15,7 +15,12 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
        cache_epoch,
        CASE WHEN NOT pg_is_in_recovery() THEN
          (pg_current_wal_lsn() - '0/0'::pg_lsn)::bigint
-       END AS position
+       END AS position,
+       current_setting('synchronous_standby_names'),
+       current_setting('synchronous_commit'),
+       current_setting('fsync'),
+       current_setting('full_page_writes'),
+       pg_is_in_recovery()
   FROM holdfast_secret;
 
 -- name: read_epoch_by_start
@@ -29,5 +34,10 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
            pg_relation_filenode(to_regclass('holdfast_idempotency_records')))
        END AS identity,
        cache_epoch,
-       NULL::bigint AS position
+       NULL::bigint AS position,
+       current_setting('synchronous_standby_names'),
+       current_setting('synchronous_commit'),
+       current_setting('fsync'),
+       current_setting('full_page_writes'),
+       pg_is_in_recovery()
   FROM holdfast_secret;

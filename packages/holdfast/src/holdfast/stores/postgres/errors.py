@@ -16,6 +16,7 @@ from holdfast.stores.transaction_control import aborted
 
 __all__ = [
     "SAVEPOINT",
+    "is_read_only",
     "refuse_unstorable",
     "statement_error",
     "translate_commit_error",
@@ -25,6 +26,7 @@ __all__ = [
 _SUPERSEDED_STATE: Final = "HF002"
 _LEASE_LOST_STATE: Final = "HF003"
 _ABORTED_STATE: Final = "25P02"
+_READ_ONLY_STATE: Final = "25006"
 # Classes of errors that a statement without data may raise: resources, locks, cancellation, system.
 _CLEANING_CLASSES: Final = frozenset({"53", "55", "57", "58", "XX"})
 
@@ -36,6 +38,13 @@ def unavailable(error: BaseException) -> StoreUnavailableError:
     """Return the error that becomes a response with status 503."""
     reason = str(error) or type(error).__name__
     return StoreUnavailableError(f"PostgreSQL is unavailable: {reason}")
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Check whether a statement failed because the server is a standby, or read-only."""
+    return any(
+        getattr(each, "sqlstate", None) == _READ_ONLY_STATE for each in (error, error.__cause__)
+    )
 
 
 def statement_error(error: BaseException) -> HoldfastError:
@@ -53,12 +62,17 @@ def refuse_unstorable(error: Exception) -> None:
 
 
 def translate_commit_error(
-    error: Exception, outages: tuple[type[BaseException], ...], *, is_cleaned: bool
+    error: Exception,
+    outages: tuple[type[BaseException], ...],
+    *,
+    is_cleaned: bool,
+    is_cut: bool = False,
 ) -> NoReturn:
     """Raise why a transaction was not committed, or ``CommitUnknownError``.
 
     With ``is_cleaned``, statements that clean the session were sent after COMMIT. One of them may
-    have been cancelled or have found no memory, after the commit.
+    have been cancelled or have found no memory, after the commit. With ``is_cut``, the connection
+    was closed at its deadline.
     """
     state = getattr(error, "sqlstate", None)
     if state == _SUPERSEDED_STATE:
@@ -66,7 +80,7 @@ def translate_commit_error(
     if state == _LEASE_LOST_STATE:
         raise LeaseLostError("the lease was lost before the commit") from None
     if isinstance(error, outages):
-        raise CommitUnknownError(str(error)) from error
+        raise CommitUnknownError(str(error), is_cut=is_cut) from error
     if state == _ABORTED_STATE:
         raise aborted(SAVEPOINT) from error
     if is_unstorable_state(state):

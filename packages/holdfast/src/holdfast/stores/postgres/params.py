@@ -144,21 +144,19 @@ def finish_statement(function: str, record: Record, audit: AuditEvent | None) ->
     result = f"{int_literal(record.status)},{bytes_literal(record.body)}"
     audited, version = "NULL,NULL,NULL", "NULL"
     if audit is not None:
-        resource = "NULL" if audit.resource is None else text_literal(audit.resource)
-        audited = f"{text_literal(audit.id)},{text_literal(audit.actor)},{resource}"
+        audited = ",".join(text_literals((audit.id, audit.actor, audit.resource)))
         version = int_literal(audit.version)
     tenant, endpoint, key = record.id
     body_hash, request_hash = record.fingerprint
-    headers, request_id = encode_headers(record), record.request_id
+    # Apart from the others: an ETag has quotes, which JSON escapes, so that it is not plain.
+    headers, request_id = text_literal(encode_headers(record)), record.request_id
     correlation_id = record.correlation_id
     # One check for all: nearly always, all are plain.
-    if _is_plain(
-        f"{tenant}{endpoint}{key}{body_hash}{request_hash}{headers}{request_id}{correlation_id}"
-    ):
+    if _is_plain(f"{tenant}{endpoint}{key}{body_hash}{request_hash}{request_id}{correlation_id}"):
         return (
             f"SELECT {function}('{tenant}','{endpoint}','{key}','{body_hash}','{request_hash}',"
-            f"{result},'{headers}','{request_id}','{correlation_id}',{instants},{audited},{version})"
+            f"{result},{headers},'{request_id}','{correlation_id}',{instants},{audited},{version})"
         )
     keys = ",".join(map(text_literal, (*record.id, *record.fingerprint)))
-    about = ",".join(map(text_literal, (headers, request_id, correlation_id)))
+    about = f"{headers},{text_literal(request_id)},{text_literal(correlation_id)}"
     return f"SELECT {function}({keys},{result},{about},{instants},{audited},{version})"

@@ -9,9 +9,25 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["ConnectionPool"]
+from holdfast.stores.postgres.driver import NEVER
+
+__all__ = ["ConnectionPool", "PoolTime"]
+
+# Between two looks at the deadlines. A timer for each statement would cost several microseconds.
+_TICK_SECONDS: Final = 0.25
+# So many looks at the same statement are a second of silence.
+_SILENT_TICKS: Final = 4
+
+
+class PoolTime:
+    """The monotonic time of the last look at the deadlines."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
 
 
 class ConnectionPool:
@@ -24,12 +40,20 @@ class ConnectionPool:
         limit: int,
         on_wait: Callable[[float], None] | None = None,
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,
+        time: PoolTime | None = None,
     ) -> None:
         """``on_wait`` gets the seconds that a caller waited, served or not; 0 is not reported.
 
         ``on_connect`` gets each new connection before it is used; if it raises, the connection is
-        closed.
+        closed. ``on_silence`` is called while a statement has had no response for a second, and
+        after a connection was cut at its deadline, which is a value of ``time``.
         """
+        self._on_silence = on_silence
+        self._time = time or PoolTime()
+        self._timer: asyncio.TimerHandle | None = None
+        # Deadlines at the last look, and how often each was seen.
+        self._seen: dict[Any, tuple[float, int]] = {}
         self._connect = connect
         self._on_connect = on_connect
         self._limit = limit
@@ -44,6 +68,8 @@ class ConnectionPool:
 
     async def fill(self, count: int) -> None:
         """Open connections in advance; raises what ``connect`` raises."""
+        if self._timer is None:
+            self._tick()
         opened = [await self._open() for _ in range(min(count, self._limit))]
         for connection in opened:
             self.release(connection)
@@ -78,16 +104,55 @@ class ConnectionPool:
         if self._waiting:
             self._serve_next()
 
-    def renew(self) -> None:
-        """Close idle connections now, and those in use when they are released."""
+    def renew(self, *, cut: bool = False) -> None:
+        """Close idle connections now, and those in use when they are released.
+
+        With ``cut``, those on which a statement runs are cut now.
+        """
         self._outdated = set(self._busy)
-        idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.terminate()
+        self._drop_idle()
+        if cut:
+            for connection in [each for each in self._busy if each.deadline is not NEVER]:
+                _cut(connection)
+
+    def is_outdated(self, connection: Any) -> bool:
+        """Check whether a connection in use was opened before ``renew``."""
+        return connection in self._outdated
+
+    def _tick(self) -> None:
+        """Cut connections whose deadline has passed."""
+        now = self._time.now = time.monotonic()
+        seen, self._seen = self._seen, {}
+        was_cut = is_silent = False
+        for connection in list(self._busy):
+            deadline = connection.deadline
+            if deadline is NEVER:
+                continue
+            if deadline < now:
+                _cut(connection)
+                was_cut = is_silent = True
+                continue
+            # Each statement has its own number, so the same object is the same statement.
+            before, count = seen.get(connection, (NEVER, 0))
+            count = count + 1 if before is deadline else 1
+            self._seen[connection] = deadline, count
+            is_silent = is_silent or count > _SILENT_TICKS
+        if was_cut:  # idle connections lead to the same server
+            self._drop_idle()
+        if is_silent and self._on_silence is not None:
+            self._on_silence()
+        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use or being opened, then close all."""
         self._is_closed = True
+        try:
+            await self._close(timeout_seconds)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    async def _close(self, timeout_seconds: float) -> None:
         while self._waiting:
             ticket = self._waiting.popleft()
             if not ticket.done():
@@ -104,6 +169,11 @@ class ConnectionPool:
                 await connection.close(timeout=2)
             except (OSError, TimeoutError):
                 connection.terminate()
+
+    def _drop_idle(self) -> None:
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.terminate()
 
     def _take_idle(self) -> Any:
         while self._idle:
@@ -170,3 +240,9 @@ class ConnectionPool:
             self._serve_next()
         else:
             self.release(connection)
+
+
+def _cut(connection: Any) -> None:
+    """Close a connection; the statement that runs on it fails. Nothing is sent."""
+    connection.was_cut = True
+    connection.terminate()

@@ -16,12 +16,9 @@ INSERT INTO holdfast_audit_events
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: sweep_records
--- A batch of the records that expired first. Rows that another sweep has locked are skipped.
-DELETE FROM holdfast_idempotency_records
- WHERE ctid = ANY (ARRAY(
-       SELECT ctid FROM holdfast_idempotency_records
-        WHERE expires_at <= $1 ORDER BY expires_at LIMIT $2
-          FOR UPDATE SKIP LOCKED));
+-- A batch of the records that expired first; one row for each that was deleted. Rows that another
+-- sweep has locked are skipped.
+SELECT holdfast_sweep_records($1, $2);
 
 -- name: list_records
 SELECT tenant, endpoint, idempotency_key,

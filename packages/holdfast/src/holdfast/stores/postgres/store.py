@@ -1,10 +1,12 @@
 """The store on PostgreSQL. Guarding a request costs no additional round trip."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, Generic, TypedDict, Unpack
+from typing import Any, Final, Generic, Literal, TypedDict, Unpack
 
 from holdfast.core.decision import HELD, Held
 from holdfast.core.idempotency_record import Record, RecordId
@@ -15,6 +17,7 @@ from holdfast.ports import (
     Claimed,
     EpochReading,
     Found,
+    KeyClaimed,
     Notifier,
     Params,
     RecordQuery,
@@ -30,21 +33,31 @@ from holdfast.stores.migrations import (
     load_migrations,
     run_steps_async,
 )
+from holdfast.stores.postgres.abandoned import AbandonedCommits
 from holdfast.stores.postgres.chunk import PostgresChunk
-from holdfast.stores.postgres.driver import Driver, DriverMaker, Pool
+from holdfast.stores.postgres.driver import NEVER, Deadlines, Driver, DriverMaker, Pool
 from holdfast.stores.postgres.dsn import check_dsn
 from holdfast.stores.postgres.epoch import EpochReader
-from holdfast.stores.postgres.errors import statement_error, unavailable
+from holdfast.stores.postgres.errors import is_read_only, statement_error, unavailable
 from holdfast.stores.postgres.params import (
     claim_literals,
     instant_literal,
     positional,
     rows_changed,
 )
+from holdfast.stores.postgres.pooling import refuse_transaction_pooling
 from holdfast.stores.postgres.session import UsedSession, outlives_statement
+from holdfast.stores.postgres.timeline import replaced
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
+from holdfast.stores.replication import (
+    CONFIRMING_COMMIT,
+    ConfirmedCommits,
+    Durability,
+    ReplicationBarrier,
+    unconfirmed,
+)
 from holdfast.stores.rows import listed_record, record_of
-from holdfast.stores.sql_loader import load_queries
+from holdfast.stores.sql_loader import Queries, load_queries
 from holdfast.stores.urls import parse_store_url
 
 __all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
@@ -52,6 +65,11 @@ __all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "Postgr
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
 _HELD_TAG: Final = "SELECT 2"
+
+# How old a reading of the server's settings may be when a record is replayed, and how long after a
+# probe of a silent server the next one begins.
+_SETTINGS_SECONDS: Final = 1.0
+_PROBE_SECONDS: Final = 1.0
 
 
 class PostgresOptions(TypedDict, total=False):
@@ -64,6 +82,10 @@ class PostgresOptions(TypedDict, total=False):
     max_connections: int
     acquire_seconds: float
     connect_seconds: float
+    claim_seconds: float
+    statement_seconds: float
+    commit_seconds: float
+    require_durability: Literal["replicated"] | None
 
 
 class BasePostgresStore(Generic[TransactionT_co]):
@@ -87,8 +109,17 @@ class BasePostgresStore(Generic[TransactionT_co]):
         max_connections: int = 16,
         acquire_seconds: float = 10.0,
         connect_seconds: float = 5.0,
+        claim_seconds: float = 5.0,
+        statement_seconds: float = 30.0,
+        commit_seconds: float = 10.0,
+        require_durability: Literal["replicated"] | None = None,
     ) -> None:
         """Check the URL, which may raise ``ConfigurationError``. ``open`` connects.
+
+        A connection whose server is silent for longer than ``claim_seconds``, ``commit_seconds``
+        or, in any other statement, ``statement_seconds`` is closed; 0 is no limit. The URL may have
+        several hosts: the writable one is used, and the newest of two. ``require_durability``
+        refuses a server that does not wait for a synchronous standby.
 
         Names of Holdfast's tables begin with ``table_prefix`` (default: ``holdfast_``). They are
         in ``schema``, which is created if it is missing; without it, in the first schema of the
@@ -101,13 +132,31 @@ class BasePostgresStore(Generic[TransactionT_co]):
             )
         check_dsn(target.location)
         self._use_names(target.names(table_prefix, schema))
-        self.driver: Driver = driver(target.location, connect_seconds)
+        self._epochs = EpochReader()
+        self.driver: Driver = driver(
+            target.location,
+            Deadlines(
+                connect_seconds,
+                claim_seconds or math.inf,
+                statement_seconds or math.inf,
+                commit_seconds or math.inf,
+                self._epochs.timelines,
+            ),
+        )
         self._min = min_connections
         self._max = max_connections
         self._acquire_seconds = acquire_seconds
         self._pool: Pool | None = None
         self._metrics: StoreMetrics | None = None
-        self._epochs = EpochReader()
+        self._required = require_durability
+        # From the first check on, each acquisition checks again.
+        self._is_checked = False
+        self._commits = ConfirmedCommits()
+        self._barrier = ReplicationBarrier(self._commits, self._commit_and_confirm)
+        # Half of the connections: as many again may wait on the server for a standby.
+        self._abandoned = AbandonedCommits(max(1, max_connections // 2))
+        self._probe: asyncio.Task[None] | None = None
+        self._probe_at = 0.0
         # False until the tables exist.
         self._reads_epochs = False
         self._migrations = [
@@ -129,8 +178,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
         if self._pool is not None:
             return
         on_wait = None if self._metrics is None else self._metrics.pool_waited
-        self._reads_epochs = False
-        pool = self.driver.new_pool(self._max, on_wait, self._on_connect)
+        self._reads_epochs = self._is_checked = False
+        pool = self.driver.new_pool(self._max, on_wait, self._on_connect, self._on_silence)
         refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
             await pool.fill(self._min)
@@ -142,15 +191,23 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
         self._pool = pool
         try:
+            with suppress(*self.driver.outages):  # a limit of connections, or an outage
+                await refuse_transaction_pooling(self.driver.connect)
             await self._migrate()
             self._reads_epochs = True
             await self.read_epoch()
+            self._check_required()
+            self._is_checked = True
         except BaseException:
             await self.close()
             raise
 
     async def close(self) -> None:
         """Wait for running transactions, then disconnect."""
+        probe, self._probe = self._probe, None
+        if probe is not None:
+            probe.cancel()
+            await asyncio.wait({probe})
         if self._pool is not None:
             try:
                 await self._pool.close(timeout_seconds=10)
@@ -174,7 +231,10 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise
         finally:
             self.release(connection)
-        return None if row is None else record_of(record_id, row)
+        if row is None:
+            return None
+        await self.confirm_replicated()
+        return record_of(record_id, row)
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
@@ -182,19 +242,27 @@ class BasePostgresStore(Generic[TransactionT_co]):
             f"BEGIN;SELECT {self._claim_function}({self.table_names.lock_number(*record_id)},"
             f"{claim_literals(*record_id)},{instant_literal(now)})"
         )
-        pool = self._pool
-        connection = None if pool is None else pool.take()
+        pool, driver = self._pool, self.driver
+        is_open = pool is not None and not self._abandoned.is_full and self._required is None
+        connection = pool.take() if is_open and pool is not None else None
         if connection is None:
             connection = await self._acquire()
         try:
+            connection.deadline = driver.time.now + driver.deadlines.claim_seconds
             tag = await connection.execute(message)
             if tag in _CLAIMED_TAGS:
+                connection.deadline = NEVER
                 return Claimed(PostgresUnit(self, connection), _CLAIMED_TAGS[tag])
             row = None
             if tag != _HELD_TAG:
                 row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
             await connection.execute("ROLLBACK")
+            connection.deadline = NEVER
         except BaseException as error:  # or cancelled: the state of the connection is unknown
+            connection.deadline = NEVER
+            if isinstance(error, asyncio.CancelledError):
+                connection.terminate()
+            connection.is_read_only = is_read_only(error)
             await self.undo(connection)
             if isinstance(error, self.driver.outages):
                 self.driver.translate_error(error)
@@ -202,6 +270,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
                 raise statement_error(error) from error
             raise
         self.release(connection)
+        if row is not None:
+            await self.confirm_replicated()
         # No row although there was one: it expired and was swept in between.
         return Found(record_of(record_id, row)) if row is not None else HELD
 
@@ -214,6 +284,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
         try:
             await connection.execute(begin)
         except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                connection.terminate()
             await self.undo(connection)
             if isinstance(error, self.driver.outages):
                 raise unavailable(error) from error
@@ -225,9 +297,12 @@ class BasePostgresStore(Generic[TransactionT_co]):
         connection = await self._acquire()
         try:
             text, values = positional(sql, params)
+            connection.has_warned = False
             rows = [dict(row) for row in await connection.fetch(text, *values)]
             if outlives_statement(sql):
                 await self._clean(connection, sql)
+            if connection.has_warned and self.durability is not None:
+                self._refuse_unreplicated(self.durability)
             return rows  # noqa: TRY300 - an outage of the cleaning is reported too
         except self.driver.outages as error:
             self.driver.translate_error(error)
@@ -304,6 +379,92 @@ class BasePostgresStore(Generic[TransactionT_co]):
         finally:
             self.release(connection)
 
+    # -- replication ----------------------------------------------------------------------
+
+    @property
+    def durability(self) -> Durability | None:
+        """What the server guarantees, as far as it was read; None before ``open``."""
+        return self._epochs.durability
+
+    @property
+    def abandoned_commits(self) -> int:
+        """How many commits were cut that the server may still work on."""
+        return len(self._abandoned)
+
+    def begin_commit(self) -> int:
+        """Return a number for a commit that begins now; 0 if it waits for no standby."""
+        durability = self._epochs.durability
+        waits = durability is not None and durability.waits_for_standby
+        return self._commits.mark() if waits else 0
+
+    def confirm_commit(self, started: int) -> None:
+        """Note that a commit that began at ``started`` wrote WAL and ended without a warning."""
+        self._commits.confirm(started)
+
+    async def confirm_replicated(self) -> None:
+        """Wait until what was read before is on the synchronous standby, if there is one.
+
+        Raises ``StoreUnavailableError`` if that is not known in time.
+        """
+        durability = self._epochs.durability
+        if durability is None or self._epochs.durability_at + _SETTINGS_SECONDS < time.monotonic():
+            await self.read_epoch()
+            durability = self._epochs.durability
+        if durability is None or not durability.waits_for_standby:
+            return
+        if self.driver.is_sync:  # in the thread of a request there is no event loop
+            started = self._commits.mark()
+            await self._commit_and_confirm()
+            self._commits.confirm(started)
+        else:
+            await self._barrier.wait()
+
+    async def _commit_and_confirm(self) -> None:
+        """Commit something that waits for the standby."""
+        connection, driver = await self._acquire(), self.driver
+        try:
+            connection.has_warned = False
+            connection.deadline = driver.time.now + driver.deadlines.commit_seconds
+            await connection.fetch(CONFIRMING_COMMIT)
+            if connection.has_warned or self.is_outdated(connection):
+                raise unconfirmed("the wait for the standby was ended")
+        except driver.outages as error:
+            if connection.was_cut:
+                self.abandon(connection)
+            raise unconfirmed(str(error) or type(error).__name__) from error
+        except driver.errors as error:
+            raise unconfirmed(
+                f"{error} (GRANT EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text))"
+            ) from error
+        except asyncio.CancelledError:
+            connection.terminate()
+            self.abandon(connection)
+            raise
+        finally:
+            connection.deadline = NEVER
+            self.release(connection)
+
+    def _refuse_unreplicated(self, durability: Durability) -> None:
+        """Raise if a statement that has committed may be on the primary only."""
+        if durability.waits_for_standby:
+            raise StoreUnavailableError(
+                "the commit may not have been replicated", is_outage=False, reason="outcome_unknown"
+            )
+
+    def _check_required(self) -> None:
+        """Raise ``ConfigurationError`` if the server does not guarantee what is required."""
+        problem = self._missing_durability()
+        if problem is not None:
+            raise ConfigurationError(f"the database is not replicated as required: {problem}")
+
+    def _missing_durability(self) -> str | None:
+        durability = self._epochs.durability
+        if self._required is None or (durability is not None and durability.is_replicated):
+            return None
+        if durability is None:
+            return "its settings are unknown"
+        return "; ".join(durability.weaknesses())
+
     # -- connections ----------------------------------------------------------------------
 
     async def _on_connect(self, connection: Any) -> None:
@@ -311,9 +472,35 @@ class BasePostgresStore(Generic[TransactionT_co]):
             return
         before = self._epochs.identity
         reading = await self._read_epoch(connection)
+        if reading.is_replaced:
+            raise replaced()
         is_other = reading.identity is not None and reading.identity != before
         if (is_other or reading.went_back) and before is not None and self._pool is not None:
-            self._pool.renew()  # older connections may lead to a server that was replaced
+            # Older connections may lead to a server that was replaced.
+            is_promoted = _server_of(reading.identity) != _server_of(before)
+            self._pool.renew(cut=is_promoted)
+            if is_promoted:
+                self._abandoned.clear()
+
+    def _on_silence(self) -> None:
+        """Look for a promoted server while this one does not respond."""
+        now = time.monotonic()
+        if self._probe is None and self._reads_epochs and now >= self._probe_at:
+            self._probe_at = now + _PROBE_SECONDS
+            self._probe = asyncio.create_task(self._find_promoted())
+
+    async def _find_promoted(self) -> None:
+        """Open a connection: if it leads to another server, the pool is renewed."""
+        try:
+            connection = await self.driver.connect()
+            try:
+                await self._on_connect(connection)
+            finally:
+                connection.terminate()
+        except (*self.driver.outages, *self.driver.errors):
+            pass  # requests report it
+        finally:
+            self._probe = None
 
     async def _read_epoch(self, connection: Any) -> EpochReading:
         return await self._epochs.read(
@@ -324,11 +511,41 @@ class BasePostgresStore(Generic[TransactionT_co]):
         if self._pool is None:
             raise StoreUnavailableError("the store is not open")
         try:
-            return await self._pool.acquire(self._acquire_seconds)
+            if self._abandoned.is_full:
+                await self._abandoned.check(self.driver.connect)
+            connection = await self._pool.acquire(self._acquire_seconds)
         except self.driver.outages as error:
             raise unavailable(error) from error
         except self.driver.errors as error:
             raise unavailable(error) from error
+        if self._required is not None and self._is_checked:
+            await self._refuse_weak_server(connection)
+        return connection
+
+    async def _refuse_weak_server(self, connection: Any) -> None:
+        """Raise if the server does not guarantee what is required; read it again once a second."""
+        is_known = self._epochs.durability_at + _SETTINGS_SECONDS > time.monotonic()
+        try:
+            if not is_known:
+                await self._read_epoch(connection)
+            problem = self._missing_durability()
+        except BaseException as error:
+            connection.terminate()
+            self.release(connection)
+            if isinstance(error, self.driver.outages):
+                raise unavailable(error) from error
+            raise
+        if problem is not None:
+            self.release(connection)
+            raise StoreUnavailableError(f"the database is not replicated as required: {problem}")
+
+    def is_outdated(self, connection: Any) -> bool:
+        """Check whether another server was reached since the connection was opened."""
+        return self._pool is not None and self._pool.is_outdated(connection)
+
+    def abandon(self, connection: Any) -> None:
+        """Note a connection that was cut during COMMIT: the server still works on it."""
+        self._abandoned.add(connection.backend)
 
     def release(self, connection: Any) -> None:
         """Return the connection of a unit that has ended to the pool; close it if there is none."""
@@ -339,6 +556,10 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def undo(self, connection: Any, used: UsedSession | None = None) -> None:
         """Roll back, clean and release the connection; close it if that fails."""
+        if connection.is_read_only:
+            connection.terminate()
+            if self._pool is not None:
+                self._pool.renew()
         try:
             if used is None or not used.is_used:
                 await self.driver.roll_back(connection, "ROLLBACK")
@@ -368,7 +589,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def _migrate(self) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""
-        connection = await self._acquire()
+        connection = await self._connect_unlimited()
 
         async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
             if not values and not sql.startswith("SELECT"):
@@ -385,8 +606,15 @@ class BasePostgresStore(Generic[TransactionT_co]):
         except self.driver.outages as error:
             raise unavailable(error) from error
         finally:
-            self.release(connection)
+            connection.terminate()
         self._use_names(ledger.names)
+
+    async def _connect_unlimited(self) -> Any:
+        """Open a connection for statements that may take long."""
+        try:
+            return await self.driver.connect(is_limited=False)
+        except (*self.driver.outages, *self.driver.errors) as error:
+            raise unavailable(error) from error
 
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names
@@ -411,7 +639,33 @@ class ChunkPostgresStore(BasePostgresStore[TransactionT_co]):
 
     async def begin_chunk(self) -> PostgresChunk:
         """Return a transaction for several requests."""
-        return PostgresChunk(await self.begin(), self.driver, self.sql, self.table_names)
+        return _ConfirmedChunk(
+            await self.begin(), self.driver, self.sql, self.table_names, self.confirm_replicated
+        )
+
+
+class _ConfirmedChunk(PostgresChunk):
+    """Returns records that were found when they are on the synchronous standby, too."""
+
+    def __init__(
+        self,
+        unit: PostgresUnit[Any],
+        driver: Driver,
+        sql: Queries,
+        names: TableNames,
+        confirm: Callable[[], Awaitable[None]],
+    ) -> None:
+        super().__init__(unit, driver, sql, names)
+        self._confirm = confirm
+
+    async def claim(
+        self, record_ids: Sequence[RecordId], now: datetime
+    ) -> Sequence[KeyClaimed | Found]:
+        """Claim as far as possible; see ``PostgresChunk``."""
+        claims = await super().claim(record_ids, now)
+        if any(isinstance(claim, Found) for claim in claims):
+            await self._confirm()
+        return claims
 
 
 class PostgresStore(ChunkPostgresStore[PostgresTransaction]):
@@ -420,6 +674,11 @@ class PostgresStore(ChunkPostgresStore[PostgresTransaction]):
     def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
         """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
         super().__init__(url, driver=_asyncpg_driver(), **options)
+
+
+def _server_of(identity: str | None) -> list[str]:
+    """Return the part of an identity that differs between servers: cluster and timeline."""
+    return [] if identity is None else identity.split("/")[:2]
 
 
 def _asyncpg_driver() -> DriverMaker:

@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final, Generic, Protocol
+from typing import Any, Final, Generic, NoReturn, Protocol
 
 from holdfast.core.idempotency_record import AuditEvent, Record
 from holdfast.errors import CommitUnknownError, NoTransactionError
 from holdfast.ports import Params, Row, TransactionT_co
-from holdfast.stores.postgres.driver import Driver
-from holdfast.stores.postgres.errors import SAVEPOINT, refuse_unstorable, translate_commit_error
+from holdfast.stores.postgres.driver import NEVER, Driver
+from holdfast.stores.postgres.errors import (
+    SAVEPOINT,
+    is_read_only,
+    refuse_unstorable,
+    translate_commit_error,
+)
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.postgres.session import UsedSession
 from holdfast.stores.rows import HAS_WRITTEN, audit_values, finish_values
@@ -28,6 +33,18 @@ class _Connections(Protocol):
     sql: Queries
     finish_function: str
     driver: Driver
+
+    def begin_commit(self) -> int:
+        """Return a number for a commit that begins now; 0 if it waits for no standby."""
+
+    def confirm_commit(self, started: int) -> None:
+        """Note that a commit that began at ``started`` wrote WAL and ended without a warning."""
+
+    def is_outdated(self, connection: Any) -> bool:
+        """Check whether another server was reached since the connection was opened."""
+
+    def abandon(self, connection: Any) -> None:
+        """Note a connection that was cut during COMMIT: the server still works on it."""
 
     def release(self, connection: Any) -> None:
         """Return a connection to the pool."""
@@ -70,38 +87,57 @@ class PostgresTransaction:
         """Run a statement and return how many rows it changed."""
         text, values = positional(sql, params)
         self.used.note_statement(sql)
+        on, driver = self._on, self._driver
         try:
-            return rows_changed(await self._on.execute(text, *values))
-        except self._driver.outages as error:
-            self._driver.translate_error(error)
-        except self._driver.errors as error:
+            on.deadline = driver.time.now + driver.deadlines.statement_seconds
+            return rows_changed(await on.execute(text, *values))
+        except driver.outages as error:
+            _translate(on, driver, error)
+        except driver.errors as error:
             refuse_unstorable(error)
             raise
+        finally:
+            on.deadline = NEVER
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
         text, values = positional(sql, params)
         self.used.note_statement(sql)
+        on, driver = self._on, self._driver
         try:
-            return [dict(row) for row in await self._on.fetch(text, *values)]
-        except self._driver.outages as error:
-            self._driver.translate_error(error)
-        except self._driver.errors as error:
+            on.deadline = driver.time.now + driver.deadlines.statement_seconds
+            return [dict(row) for row in await on.fetch(text, *values)]
+        except driver.outages as error:
+            _translate(on, driver, error)
+        except driver.errors as error:
             refuse_unstorable(error)
             raise
+        finally:
+            on.deadline = NEVER
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
         text, values = positional(sql, params)
         self.used.note_statement(sql)
+        on, driver = self._on, self._driver
         try:
-            row = await self._on.fetchrow(text, *values)
-        except self._driver.outages as error:
-            self._driver.translate_error(error)
-        except self._driver.errors as error:
+            on.deadline = driver.time.now + driver.deadlines.statement_seconds
+            row = await on.fetchrow(text, *values)
+        except driver.outages as error:
+            _translate(on, driver, error)
+        except driver.errors as error:
             refuse_unstorable(error)
             raise
+        finally:
+            on.deadline = NEVER
         return None if row is None else dict(row)
+
+
+def _translate(connection: Any, driver: Driver, error: BaseException) -> NoReturn:
+    """Raise an outage as ``StoreUnavailableError``; note a server that became read-only."""
+    if is_read_only(error):
+        connection.is_read_only = True
+    driver.translate_error(error)
 
 
 class SharedPostgresTransaction(PostgresTransaction):
@@ -185,33 +221,64 @@ class PostgresUnit(Generic[TransactionT_co]):
     ) -> None:
         if self._ended:  # the connection may serve another request by now
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        connection, used = self._connection, self.statements.used
         self._is_ending = True
         if isinstance(self.statements, SharedPostgresTransaction):
             await self._stop_keep_alive()
+        store, connection, used = self._store, self._connection, self.statements.used
+        tag, started = await self._send_commit(record, audit, last_statement)
+        self._ended = True
+        self.statements.end()
+        is_outdated = store.is_outdated(connection)
+        if used.may_have_names or used.is_raw:
+            await self._release(tag)
+        else:
+            store.release(connection)
+        if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
+            raise aborted(SAVEPOINT)
+        if is_outdated or connection.has_warned:
+            raise CommitUnknownError("the commit may not be on the server that was promoted")
+        if started and record is not None:  # so it has written WAL
+            store.confirm_commit(started)
+
+    async def _send_commit(
+        self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
+    ) -> tuple[str, int]:
+        """Send the last message; return its command tag and the number of the commit."""
+        store, driver, connection = self._store, self._store.driver, self._connection
+        is_sent = False
         try:
             message = self._last_message(record, audit, last_statement)
             if message is None:
                 await self._save_separately(record, audit)
                 message = self._last_message(None, None, None)
-            tag = await connection.execute(message)
-        except self._store.driver.errors as error:
+            started = store.begin_commit()
+            connection.has_warned, is_sent = False, True
+            connection.deadline = driver.time.now + driver.deadlines.commit_seconds
+            return await connection.execute(message), started
+        except driver.errors as error:
+            self._note_cut()
             await self._fail()
-            translate_commit_error(error, self._store.driver.outages, is_cleaned=used.is_used)
-        except self._store.driver.outages as error:
+            is_cleaned = self.statements.used.is_used
+            translate_commit_error(
+                error, driver.outages, is_cleaned=is_cleaned, is_cut=connection.was_cut
+            )
+        except driver.outages as error:
+            self._note_cut()
             await self._fail()
-            raise CommitUnknownError(str(error)) from error
+            raise CommitUnknownError(str(error), is_cut=connection.was_cut) from error
         except BaseException:
+            # Cancelled while COMMIT may wait for a standby. A request to cancel would end the wait.
+            connection.terminate()
+            if is_sent:
+                store.abandon(connection)
             await self._fail()
             raise
-        self._ended = True
-        self.statements.end()
-        if used.may_have_names or used.is_raw:
-            await self._release(tag)
-        else:
-            self._store.release(connection)
-        if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
-            raise aborted(SAVEPOINT)
+        finally:
+            connection.deadline = NEVER
+
+    def _note_cut(self) -> None:
+        if self._connection.was_cut:
+            self._store.abandon(self._connection)
 
     def _last_message(
         self, record: Record | None, audit: AuditEvent | None, last_statement: str | None

@@ -2,23 +2,32 @@
 
 A raw connection is in autocommit mode and Holdfast sends BEGIN and COMMIT itself, together with its
 own statements. Handlers get the raw connection too, so its ``commit`` and ``rollback`` are refused.
+
+Where psycopg would ask the server to cancel a statement, the connection is cut: see
+``postgres.driver``.
 """
 
+import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import lru_cache
 from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
-from psycopg import AsyncRawCursor, RawCursor
+from psycopg import AsyncRawCursor, RawCursor, waiting
+from psycopg.abc import PQGen
+from psycopg.errors import _WaitTimeout
 from psycopg.rows import TupleRow
 
 from holdfast.errors import UsageError
-from holdfast.stores.psycopg.errors import translating_outages
+from holdfast.stores.postgres.driver import NEVER, Time
+from holdfast.stores.psycopg.errors import ServerLostError, translating_outages
 from holdfast.stores.psycopg_message import exchange, send
+from holdfast.stores.replication import CommitNotices
 from holdfast.stores.threads import StoreThreads
 
 __all__ = [
@@ -26,13 +35,15 @@ __all__ = [
     "GuardedAsyncConnection",
     "GuardedConnection",
     "ThreadConnection",
+    "ThreadTime",
     "execute",
     "fetch",
 ]
 
 T = TypeVar("T")
 
-_CANCEL_SECONDS: Final = 5.0
+# How often psycopg looks for signals while it waits.
+_INTERVAL_SECONDS: Final = 0.1
 _SETTINGS: Final = (
     *("row_factory", "cursor_factory", "server_cursor_factory"),
     *("prepare_threshold", "prepared_max"),
@@ -46,8 +57,48 @@ def _refuse(what: str) -> NoReturn:
     )
 
 
-class GuardedAsyncConnection(psycopg.AsyncConnection[TupleRow]):
+class ThreadTime:
+    """The monotonic time, for threads."""
+
+    @property
+    def now(self) -> float:
+        """Seconds."""
+        return time.monotonic()
+
+
+class _Deadline:
+    """When the running statement of a connection is cut, and what has happened to it."""
+
+    deadline: float = NEVER
+    statement_seconds: float = NEVER
+    time: Time = ThreadTime()
+    was_cut = False
+    is_read_only = False
+
+    def _begin_wait(self) -> None:
+        """Set the deadline, unless the caller has set one."""
+        if self.deadline is NEVER and self.statement_seconds is not NEVER:
+            self.deadline = self.time.now + self.statement_seconds
+
+
+class GuardedAsyncConnection(_Deadline, psycopg.AsyncConnection[TupleRow]):
     """A connection whose transaction only Holdfast may end."""
+
+    async def wait(
+        self,
+        gen: PQGen[T],
+        interval: float = _INTERVAL_SECONDS,
+        timeout: float | None = None,  # noqa: ASYNC109 - psycopg's name
+    ) -> T:
+        """Do as psycopg does, but cut the connection if cancelled. The pool sees the deadline."""
+        self._begin_wait()
+        try:
+            return await waiting.wait_async(gen, self.pgconn.socket, interval, timeout)
+        except (asyncio.CancelledError, KeyboardInterrupt, SystemExit):
+            _terminate(self, is_unlocked=True)
+            raise
+        finally:
+            self.deadline = NEVER
 
     async def commit(self) -> None:
         """Raise ``UsageError``."""
@@ -58,8 +109,31 @@ class GuardedAsyncConnection(psycopg.AsyncConnection[TupleRow]):
         _refuse("roll back")
 
 
-class GuardedConnection(psycopg.Connection[TupleRow]):
+class GuardedConnection(_Deadline, psycopg.Connection[TupleRow]):
     """A connection whose transaction only Holdfast may end."""
+
+    def wait(
+        self, gen: PQGen[T], interval: float = _INTERVAL_SECONDS, timeout: float | None = None
+    ) -> T:
+        """Do as psycopg does, but cut the connection at its deadline, and if interrupted."""
+        self._begin_wait()
+        limit = timeout
+        if self.deadline is not NEVER:
+            left = max(0.001, self.deadline - time.monotonic())
+            limit = left if timeout is None else min(left, timeout)
+        try:
+            return waiting.wait(gen, self.pgconn.socket, interval, limit)
+        except psycopg.OperationalError as error:
+            if limit is None or limit == timeout or not isinstance(error, _WaitTimeout):
+                raise
+            self.was_cut = True
+            _terminate(self, is_unlocked=True)
+            raise ServerLostError("the server did not respond in time") from error
+        except (KeyboardInterrupt, SystemExit):
+            _terminate(self, is_unlocked=True)
+            raise
+        finally:
+            self.deadline = NEVER
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -103,8 +177,11 @@ def _tag(result: Any) -> str:
     return "" if status is None else status.decode()
 
 
-def _terminate(raw: Any) -> None:
-    """Close a connection at once; a statement that runs on it fails."""
+def _terminate(raw: Any, *, is_unlocked: bool = False) -> None:
+    """Close a connection at once; a statement that runs on it fails.
+
+    ``is_unlocked`` says that nothing uses the connection although its lock is held, by the caller.
+    """
     if raw.closed:
         return
     with (
@@ -112,7 +189,7 @@ def _terminate(raw: Any) -> None:
         socket.socket(fileno=os.dup(raw.pgconn.socket)) as shared,
     ):
         shared.shutdown(socket.SHUT_RDWR)
-    if not raw.lock.locked():
+    if is_unlocked or not raw.lock.locked():
         raw.pgconn.finish()
 
 
@@ -121,12 +198,71 @@ def _settings(raw: Any) -> dict[str, Any]:
     return {name: getattr(raw, name) for name in _SETTINGS}
 
 
-class AsyncConnection:
-    """A ``postgres.driver.Connection`` on the event loop."""
+class _Wrapped:
+    """What both kinds of connections have in common."""
 
-    def __init__(self, raw: GuardedAsyncConnection) -> None:
+    def __init__(self, raw: Any) -> None:
         self.raw = raw
         self.settings = _settings(raw)
+        self.backend: int = raw.info.backend_pid
+        self._notices = CommitNotices()
+        raw.add_notice_handler(self._notices.on_diagnostic)
+        # How many callbacks there are without those of a handler.
+        self.own_notice_handlers = 1
+
+    @property
+    def has_warned(self) -> bool:
+        """A warning has arrived that may be about the replication of a commit."""
+        return self._notices.has_warned
+
+    @has_warned.setter
+    def has_warned(self, value: bool) -> None:
+        self._notices.has_warned = value
+
+    @property
+    def deadline(self) -> float:
+        """When the running statement is cut."""
+        deadline: float = self.raw.deadline
+        return deadline
+
+    @deadline.setter
+    def deadline(self, value: float) -> None:
+        self.raw.deadline = value
+
+    @property
+    def was_cut(self) -> bool:
+        """It was cut at its deadline."""
+        was_cut: bool = self.raw.was_cut
+        return was_cut
+
+    @was_cut.setter
+    def was_cut(self, value: bool) -> None:
+        self.raw.was_cut = value
+
+    @property
+    def is_read_only(self) -> bool:
+        """A statement has failed because the server, or the session, is read-only."""
+        is_read_only: bool = self.raw.is_read_only
+        return is_read_only
+
+    @is_read_only.setter
+    def is_read_only(self, value: bool) -> None:
+        self.raw.is_read_only = value
+
+    def is_closed(self) -> bool:
+        """Return whether it is closed or broken."""
+        closed: bool = self.raw.closed
+        return closed
+
+    def terminate(self) -> None:
+        """Close at once."""
+        _terminate(self.raw)
+
+
+class AsyncConnection(_Wrapped):
+    """A ``postgres.driver.Connection`` on the event loop."""
+
+    raw: GuardedAsyncConnection
 
     async def execute(self, sql: str, *values: Any) -> str:
         """Run a statement, or several without values; return the last command tag."""
@@ -158,14 +294,6 @@ class AsyncConnection:
             async with self.raw.transaction():
                 yield
 
-    def is_closed(self) -> bool:
-        """Return whether it is closed or broken."""
-        return self.raw.closed
-
-    def terminate(self) -> None:
-        """Close at once."""
-        _terminate(self.raw)
-
     async def close(self, *, timeout: float) -> None:  # noqa: ARG002, ASYNC109 - asyncpg's name
         """Close; nothing is waited for."""
         await self.raw.close()
@@ -188,12 +316,13 @@ def fetch(raw: GuardedConnection, sql: str, values: Sequence[Any] = ()) -> list[
         return [] if cursor.description is None else cursor.fetchall()
 
 
-class ThreadConnection:
+class ThreadConnection(_Wrapped):
     """A ``postgres.driver.Connection`` whose calls block a thread, not the event loop."""
 
+    raw: GuardedConnection
+
     def __init__(self, raw: GuardedConnection, threads: StoreThreads) -> None:
-        self.raw = raw
-        self.settings = _settings(raw)
+        super().__init__(raw)
         # Set by the pool: a slot of the threads is taken.
         self.has_slot = False
         self._threads = threads
@@ -223,14 +352,6 @@ class ThreadConnection:
             raise
         await self.execute("COMMIT")
 
-    def is_closed(self) -> bool:
-        """Return whether it is closed or broken."""
-        return self.raw.closed
-
-    def terminate(self) -> None:
-        """Close at once."""
-        _terminate(self.raw)
-
     async def close(self, *, timeout: float) -> None:  # noqa: ARG002, ASYNC109 - asyncpg's name
         """Close; nothing is waited for."""
         self.raw.close()
@@ -242,10 +363,4 @@ class ThreadConnection:
             with self.raw.statement_lock:
                 return run(self.raw, sql, values)
 
-        return await self._threads.run(work, cancel=self._cancel)
-
-    def _cancel(self) -> None:
-        try:
-            self.raw.cancel_safe(timeout=_CANCEL_SECONDS)
-        except psycopg.Error:  # it may still arrive, during a later statement
-            _terminate(self.raw)
+        return await self._threads.run(work, cancel=self.terminate)

@@ -7,16 +7,25 @@ from typing import Any, Final, NoReturn
 
 import psycopg
 
+from holdfast.stores.postgres.driver import NEVER, Deadlines
 from holdfast.stores.postgres.errors import unavailable
+from holdfast.stores.postgres.hosts import (
+    COMPARE_SECONDS,
+    connect_blocking_to_writable,
+    connect_to_writable,
+    host_urls,
+)
 from holdfast.stores.postgres.notifier import PostgresNotifier
-from holdfast.stores.postgres.pool import ConnectionPool
+from holdfast.stores.postgres.pool import ConnectionPool, PoolTime
 from holdfast.stores.postgres.session import STARTUP_PARAMETERS
+from holdfast.stores.postgres.timeline import READ_TIMELINE
 from holdfast.stores.postgres.unit_of_work import PostgresTransaction
 from holdfast.stores.psycopg.connections import (
     AsyncConnection,
     GuardedAsyncConnection,
     GuardedConnection,
     ThreadConnection,
+    ThreadTime,
 )
 from holdfast.stores.psycopg.errors import translating_connect_errors
 from holdfast.stores.psycopg.thread_pool import ThreadConnectionPool
@@ -31,16 +40,16 @@ _ALIVE_SECONDS: Final = 10.0
 _NAME: Final = "holdfast"
 _STRINGS: Final = "standard_conforming_strings"
 # Attributes of psycopg's connections. Its public methods only add and remove.
-_CALLBACKS: Final = ("_notice_handlers", "_notify_handlers", "_notifies_backlog")
+_CALLBACKS: Final = ("_notify_handlers", "_notifies_backlog")
 
 
 class _Driver:
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
     outages: tuple[type[BaseException], ...] = (OSError, TimeoutError)
 
-    def __init__(self, url: str, connect_seconds: float) -> None:
-        self._url = url
-        self._connect_seconds = connect_seconds
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        self._urls = host_urls(url)
+        self.deadlines = deadlines
         self._parameters: dict[str, Any] = {
             "autocommit": True,
             "application_name": _NAME,
@@ -67,7 +76,10 @@ class _Driver:
         raw = connection.raw
         for name, value in connection.settings.items():
             setattr(raw, name, value)
-        return not any(getattr(raw, name, None) for name in _CALLBACKS)
+        own = connection.own_notice_handlers
+        return len(raw._notice_handlers) == own and not any(  # noqa: SLF001 - no public way
+            getattr(raw, name, None) for name in _CALLBACKS
+        )
 
     def translate_error(self, error: BaseException) -> NoReturn:
         """Raise ``StoreUnavailableError``."""
@@ -79,24 +91,61 @@ class PsycopgDriver(_Driver):
 
     is_sync = False
 
-    async def connect(self) -> AsyncConnection:
-        """Open a connection."""
-        with translating_connect_errors():
-            async with asyncio.timeout(self._connect_seconds):
-                raw = await GuardedAsyncConnection.connect(self._url, **self._parameters)
-                if not self._has_startup_parameters(raw):
-                    await raw.close()
-                    raw = await GuardedAsyncConnection.connect(self._url, **self._parameters)
-        return AsyncConnection(raw)
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        super().__init__(url, deadlines)
+        self.time = PoolTime()
+
+    async def connect(self, *, is_limited: bool = True) -> AsyncConnection:
+        """Open a connection to the writable server."""
+        is_first = self.deadlines.timelines.is_empty
+
+        async def connect(url: str) -> tuple[int, AsyncConnection]:
+            with translating_connect_errors():
+                async with asyncio.timeout(self.deadlines.connect_seconds):
+                    raw = await GuardedAsyncConnection.connect(url, **self._parameters)
+                    if not self._has_startup_parameters(raw):
+                        await raw.close()
+                        raw = await GuardedAsyncConnection.connect(url, **self._parameters)
+                    return await self._prepare(AsyncConnection(raw), is_limited=is_limited)
+
+        wait = COMPARE_SECONDS if is_first else 0.0
+        return await connect_to_writable(self._urls, connect, compare_seconds=wait)
+
+    async def _prepare(
+        self, connection: AsyncConnection, *, is_limited: bool
+    ) -> tuple[int, AsyncConnection]:
+        raw = connection.raw
+        raw.time = self.time
+        if is_limited:
+            raw.statement_seconds = self.deadlines.statement_seconds
+        if len(self._urls) == 1:
+            return 0, connection
+        try:
+            return self.deadlines.timelines.check(
+                await connection.fetchrow(READ_TIMELINE)
+            ), connection
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+            return 0, connection
+        except BaseException:
+            connection.terminate()
+            raise
 
     def new_pool(
         self,
         limit: int,
         on_wait: Callable[[float], None] | None = None,
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,
     ) -> ConnectionPool:
         """Return an empty pool."""
-        return ConnectionPool(self.connect, limit=limit, on_wait=on_wait, on_connect=on_connect)
+        return ConnectionPool(
+            self.connect,
+            limit=limit,
+            on_wait=on_wait,
+            on_connect=on_connect,
+            on_silence=on_silence,
+            time=self.time,
+        )
 
     async def roll_back(self, connection: AsyncConnection, message: str) -> str:
         """Send ROLLBACK, and wait at most five seconds."""
@@ -117,36 +166,61 @@ class PsycopgThreadDriver(_Driver):
 
     is_sync = True
 
-    def __init__(self, url: str, connect_seconds: float) -> None:
-        super().__init__(url, connect_seconds)
-        self._parameters["connect_timeout"] = math.ceil(connect_seconds)
-        self._threads = StoreThreads(1, wait_seconds=connect_seconds)
+    time = ThreadTime()
 
-    async def connect(self) -> ThreadConnection:
-        """Open a connection."""
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        super().__init__(url, deadlines)
+        self._parameters["connect_timeout"] = math.ceil(deadlines.connect_seconds)
+        self._threads = StoreThreads(1, wait_seconds=deadlines.connect_seconds)
+
+    async def connect(self, *, is_limited: bool = True) -> ThreadConnection:
+        """Open a connection to the writable server."""
         opened: list[GuardedConnection] = []
         try:
-            await self._threads.run(lambda: opened.append(self.connect_blocking()))
+            await self._threads.run(
+                lambda: opened.append(self.connect_blocking(is_limited=is_limited))
+            )
         except BaseException:
             for connection in opened:  # cancelled meanwhile
                 connection.close()
             raise
         return ThreadConnection(opened[0], self._threads)
 
-    def connect_blocking(self) -> GuardedConnection:
-        """Open a connection in this thread."""
+    def connect_blocking(self, *, is_limited: bool = True) -> GuardedConnection:
+        """Open a connection to the writable server, in this thread."""
+        is_first = self.deadlines.timelines.is_empty
+        wait = COMPARE_SECONDS if is_first else 0.0
+        return connect_blocking_to_writable(
+            self._urls,
+            lambda url: self._connect_to(url, is_limited=is_limited),
+            compare_seconds=wait,
+        )
+
+    def _connect_to(self, url: str, *, is_limited: bool) -> tuple[int, GuardedConnection]:
         with translating_connect_errors():
-            raw = GuardedConnection.connect(self._url, **self._parameters)
+            raw = GuardedConnection.connect(url, **self._parameters)
             if not self._has_startup_parameters(raw):
                 raw.close()
-                raw = GuardedConnection.connect(self._url, **self._parameters)
-            return raw
+                raw = GuardedConnection.connect(url, **self._parameters)
+        timeline = 0
+        if len(self._urls) > 1:
+            raw.statement_seconds = self.deadlines.connect_seconds
+            try:
+                timeline = self.deadlines.timelines.check(raw.execute(READ_TIMELINE).fetchone())
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+                pass
+            except BaseException:
+                raw.close()
+                raise
+        raw.statement_seconds = self.deadlines.statement_seconds if is_limited else NEVER
+        return timeline, raw
 
     def new_pool(
         self,
         limit: int,
         on_wait: Callable[[float], None] | None = None,
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,  # noqa: ARG002 - threads see to deadlines
     ) -> ThreadConnectionPool:
         """Return an empty pool, with new threads."""
         self._threads = StoreThreads(limit, wait_seconds=math.inf)

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import psycopg
 
+from holdfast.stores.postgres.driver import NEVER
 from holdfast.stores.psycopg.connections import ThreadConnection
 from holdfast.stores.threads import StoreThreads
 
@@ -92,21 +93,37 @@ class ThreadConnectionPool:
             is_kept = not (self._is_closed or is_outdated or connection.is_closed())
             if is_kept:
                 self._idle.append(connection)
+            idle: list[ThreadConnection] = []
+            if connection.was_cut:  # idle connections lead to the same server
+                idle, self._idle = self._idle, []
         if not is_kept:
             connection.terminate()
+        for each in idle:
+            with suppress(psycopg.Error):
+                each.terminate()
         self._free.release()
         if connection.has_slot:
             connection.has_slot = False
             self._threads.free_slot()
 
-    def renew(self) -> None:
-        """Close idle connections now, and those in use when they are released."""
+    def renew(self, *, cut: bool = False) -> None:
+        """Close idle connections now, and those in use when they are released.
+
+        With ``cut``, those on which a statement runs are cut now.
+        """
         with self._lock:
             self._outdated = set(self._busy)
             idle, self._idle = self._idle, []
-        for connection in idle:
+            running = [each for each in self._busy if each.deadline is not NEVER] if cut else []
+        for connection in running:
+            connection.was_cut = True
+        for connection in (*idle, *running):
             with suppress(psycopg.Error):
                 connection.terminate()
+
+    def is_outdated(self, connection: ThreadConnection) -> bool:
+        """Check whether a connection in use was opened before ``renew``."""
+        return connection in self._outdated
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use, then close all."""

@@ -17,13 +17,15 @@ __all__ = ["SqliteChunk", "SqliteItemUnit"]
 _SET: Final = "SAVEPOINT holdfast_item"
 _RELEASE: Final = "RELEASE holdfast_item"
 _ROLL_BACK: Final = "ROLLBACK TO holdfast_item"
+# So many requests run before a chunk ends early.
+_LEAST_ITEMS: Final = 4
 
 
 class SqliteChunk:
-    """Holds the write turn from the first claim on, so no other request can commit its keys."""
+    """Holds the write turn from the first claim on, so no other request can commit its keys.
 
-    # Nothing that a handler can set lasts from one savepoint to the next.
-    must_end = False
+    A savepoint is released, and the next one set, with the first statement of the next request.
+    """
 
     def __init__(
         self,
@@ -35,49 +37,56 @@ class SqliteChunk:
         self._unit = unit
         self._sql = sql
         self._probe = probe
-        # A savepoint was set for the next item, or is left from a rollback to it.
-        self._has_savepoint = False
+        # What comes before the first statement of the next item.
+        self._before: tuple[str, ...] = (_SET,)
+        # A statement of the current item has run, or may have.
+        self._is_touched = False
+        self._items = 0
         self.is_broken = False
+
+    @property
+    def must_end(self) -> bool:
+        """True if a single request waits for the write turn, and some of this chunk have run."""
+        return self._items >= _LEAST_ITEMS and self._unit.is_awaited
 
     async def claim(
         self, record_ids: Sequence[RecordId], now: datetime
     ) -> Sequence[KeyClaimed | Found]:
-        """Look the keys up; those without a record again in the transaction.
+        """Look the keys up; from the first without a record on, in the transaction.
 
         Only one process writes at a time, so none of them is held by another.
         """
         claims: list[KeyClaimed | Found] = []
         # Without the write turn first: after a lost response, all keys have records.
-        free: list[int] = []
-        for place, record_id in enumerate(record_ids):
+        for record_id in record_ids:
             record = await self._probe(record_id)
-            if record is not None and record.expires_at > now:
-                claims.append(Found(record))
-            else:
-                free.append(place)
-                claims.append(KeyClaimed())
-        if free:
-            wanted = [record_ids[place] for place in free]
+            if record is None or record.expires_at <= now:
+                break
+            claims.append(Found(record))
+        first_free = len(claims)
+        if first_free < len(record_ids):
+            wanted = record_ids[first_free:]
 
             def find(db: sqlite3.Connection) -> list[Record | None]:
                 return [find_any(db, self._sql, record_id) for record_id in wanted]
 
             found: list[Record | None] = await self._unit.run(find, is_quick=True)
-            for place, record in zip(free, found, strict=True):
-                if record is not None:
+            for record in found:
+                if record is None:
+                    claims.append(KeyClaimed())
+                else:
                     is_live = record.expires_at > now
-                    claims[place] = Found(record) if is_live else KeyClaimed(after_expiry=True)
+                    claims.append(Found(record) if is_live else KeyClaimed(after_expiry=True))
         return claims
 
     async def statements(self) -> SqliteTransaction:
-        """Return the transaction. The savepoint for the next item may be set already."""
+        """Return the transaction. The savepoint of the last item may not be released yet."""
         return SqliteTransaction(self)
 
     async def begin_item(self) -> "SqliteItemUnit":
-        """Set a savepoint, unless there is one already."""
-        if not self._has_savepoint:
-            await self._unit.run(_execute(_SET), is_quick=True)
-        self._has_savepoint = False
+        """Begin the part of a request."""
+        self._is_touched = False
+        self._items += 1
         return SqliteItemUnit(self)
 
     async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
@@ -92,15 +101,37 @@ class SqliteChunk:
         """Run a function in the transaction."""
         return await self._unit.run(work, is_quick=is_quick)
 
+    async def run_in_item(self, work: Any, *, is_quick: bool = False) -> Any:
+        """Run a function in the savepoint of the current item."""
+        if self._is_touched:
+            return await self._unit.run(work, is_quick=is_quick)
+        self._is_touched = True
+
+        def work_in_savepoint(db: sqlite3.Connection) -> Any:
+            try:
+                for sql in self._before:
+                    db.execute(sql)
+            except sqlite3.Error:
+                self.is_broken = True
+                raise
+            return work(db)
+
+        return await self._unit.run(work_in_savepoint, is_quick=is_quick)
+
     async def end_item(self, *, is_kept: bool) -> None:
-        """Release the savepoint, or roll back to it; there is one for the next item then.
+        """Keep the savepoint until the next one is set, or roll back to it.
 
         If that fails, the chunk is broken.
         """
-        statements = (_RELEASE, _SET) if is_kept else (_ROLL_BACK,)
+        if not self._is_touched:  # nothing to keep or to undo
+            return
+        self._is_touched = False
+        if is_kept:
+            self._before = (_RELEASE, _SET)
+            return
         try:
-            await self._unit.run(_execute(*statements), is_quick=True)
-            self._has_savepoint = True
+            await self._unit.run(_roll_back, is_quick=True)
+            self._before = ()
         except (sqlite3.Error, StoreUnavailableError, NoTransactionError):
             self.is_broken = True
 
@@ -139,7 +170,7 @@ class SqliteItemUnit:
         """Run a function in the transaction."""
         if self._ended:
             raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        return await self._chunk.run(work, is_quick=is_quick)
+        return await self._chunk.run_in_item(work, is_quick=is_quick)
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
         """Release the savepoint. The chunk writes the record and commits."""
@@ -158,9 +189,5 @@ class SqliteItemUnit:
         self._transaction = None
 
 
-def _execute(*statements: str) -> Callable[[sqlite3.Connection], Any]:
-    def work(db: sqlite3.Connection) -> None:
-        for sql in statements:
-            db.execute(sql)
-
-    return work
+def _roll_back(db: sqlite3.Connection) -> None:
+    db.execute(_ROLL_BACK)

@@ -9,6 +9,10 @@ fails is rolled back to its savepoint and affects no other.
 
     BEGIN IMMEDIATE · a … · SAVEPOINT · b … · SAVEPOINT · c … · COMMIT → respond to a, b, c
 
+The chunk of a batch holds the turn for several requests. Single requests are served before waiting
+chunks, and chunks end early while one waits. A group with a single request commits before the next
+chunk begins. So a request waits for a few others, not for batches.
+
 A statement that takes microseconds, such as inserting one row, runs on the event loop: passing it
 to a thread costs more than the statement, because both threads compete for the GIL around every
 call into SQLite. Statements that may wait (for a lock of another process) or take long (searches,
@@ -32,6 +36,8 @@ __all__ = ["Writer"]
 # first member has waited this long.
 _GROUP_MEMBERS: Final = 16
 _GROUP_SECONDS: Final = 0.005
+# After so many single requests it is a chunk's turn, if one waits.
+_BEFORE_CHUNK: Final = 16
 # After a COMMIT that violated a deferred constraint, requests commit one by one for a while, so
 # that only the faulty one fails.
 _ALONE_SECONDS: Final = 1.0
@@ -55,19 +61,32 @@ class Writer:
         self._has_timed_out = False
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting_chunks: deque[asyncio.Future[None]] = deque()
+        # Single requests that were served while a chunk has waited.
+        self._before_chunk = 0
         self._group: list[asyncio.Future[None]] = []
         self._group_since = 0.0
+        # A single request is in the group.
+        self._has_single = False
         self._alone_until = 0.0
         self._in_a_row = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def take_turn(self) -> None:
-        """Wait for the write turn, in order of arrival. Raises if the lock cannot be acquired."""
+    @property
+    def has_waiting_single(self) -> bool:
+        """True while a request that is not in a chunk waits for the turn."""
+        return _has_waiting(self._waiting)
+
+    async def take_turn(self, *, is_chunk: bool = False) -> None:
+        """Wait for the write turn. Raises if the lock cannot be acquired.
+
+        Single requests come first, each kind in order of arrival.
+        """
         if not self._taken:
             self._taken = True
             return
         ticket: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(ticket)
+        (self._waiting_chunks if is_chunk else self._waiting).append(ticket)
         try:
             await ticket
         except asyncio.CancelledError:
@@ -123,7 +142,7 @@ class Writer:
             return self._run_here(work_inside)
         return await self._run(work_inside)
 
-    async def commit(self, work: Work) -> None:
+    async def commit(self, work: Work, *, is_chunk: bool = False) -> None:
         """Run the last function, release the turn, and wait for the commit of the group.
 
         If it raises, the request was rolled back and the turn released. If the caller is
@@ -139,6 +158,7 @@ class Writer:
         if not self._group:
             self._group_since = loop.time()
         self._group.append(committed)
+        self._has_single = self._has_single or not is_chunk
         if self._should_close(loop.time()):
             self._run_to_end(self._close_group())
         else:
@@ -184,25 +204,34 @@ class Writer:
         self._pass_turn()
 
     def _pass_turn(self) -> None:
-        """Pass the turn to the next request; if none waits, commit the open group."""
-        if self._has_waiting():
-            self._waiting.popleft().set_result(None)
-        elif self._group:
+        """Pass the turn to the next request; if none joins the open group, commit it first."""
+        if self._group and not self._has_joining():
             self._run_to_end(self._close_group())
+            return
+        has_chunk, has_single = _has_waiting(self._waiting_chunks), self.has_waiting_single
+        if has_chunk and (not has_single or self._before_chunk >= _BEFORE_CHUNK):
+            self._before_chunk = 0
+            self._waiting_chunks.popleft().set_result(None)
+        elif has_single:
+            self._before_chunk += has_chunk
+            self._waiting.popleft().set_result(None)
         else:
             self._taken = False
 
     def _refuse_waiting(self) -> None:
         """Fail all waiting requests: each would wait for the same process for as long again."""
-        while self._has_waiting():
-            self._waiting.popleft().set_exception(_lock_timeout())
+        for waiting in (self._waiting, self._waiting_chunks):
+            while _has_waiting(waiting):
+                waiting.popleft().set_exception(_lock_timeout())
 
     # -- groups -----------------------------------------------------------------------------
 
-    def _has_waiting(self) -> bool:
-        while self._waiting and self._waiting[0].done():  # cancelled
-            self._waiting.popleft()
-        return bool(self._waiting)
+    def _has_joining(self) -> bool:
+        """Return whether the next request joins the open group."""
+        if self.has_waiting_single:
+            return True
+        # A single request in the group would wait for all requests of the chunk.
+        return not self._has_single and _has_waiting(self._waiting_chunks)
 
     def _savepoint(self) -> str | None:
         """Return the name for the current request's savepoint; the first of a group has none."""
@@ -210,7 +239,7 @@ class Writer:
 
     def _should_close(self, now: float) -> bool:
         return (
-            not self._has_waiting()
+            not self._has_joining()
             or len(self._group) >= _GROUP_MEMBERS
             or now - self._group_since >= _GROUP_SECONDS
             or now < self._alone_until
@@ -250,6 +279,7 @@ class Writer:
 
     def _resolve_group(self, error: BaseException | None) -> None:
         group, self._group = self._group, []
+        self._has_single = False
         if isinstance(error, sqlite3.IntegrityError):
             self._alone_until = asyncio.get_running_loop().time() + _ALONE_SECONDS
         for member in group:
@@ -259,6 +289,12 @@ class Writer:
                 member.set_result(None)
             else:
                 member.set_exception(StoreUnavailableError(f"SQLite could not commit: {error}"))
+
+
+def _has_waiting(tickets: deque[asyncio.Future[None]]) -> bool:
+    while tickets and tickets[0].done():  # cancelled
+        tickets.popleft()
+    return bool(tickets)
 
 
 class _BusyError(Exception):

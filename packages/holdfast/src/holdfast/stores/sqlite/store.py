@@ -162,7 +162,7 @@ class SqliteStore:
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         await self._follow_file()
-        unit = SqliteUnit(self._writer, self._sql, None, "")
+        unit = SqliteUnit(self._writer, self._sql, None, "", is_chunk=True)
         return SqliteChunk(unit, self._sql, self._probe)
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:

@@ -77,6 +77,7 @@ class SqliteUnit:
         "_claimed_at",
         "_ended",
         "_has_turn",
+        "_is_chunk",
         "_record_id",
         "_sql",
         "_transaction",
@@ -85,8 +86,16 @@ class SqliteUnit:
     )
 
     def __init__(
-        self, writer: Writer, sql: Queries, record_id: RecordId | None, claimed_at: str
+        self,
+        writer: Writer,
+        sql: Queries,
+        record_id: RecordId | None,
+        claimed_at: str,
+        *,
+        is_chunk: bool = False,
     ) -> None:
+        """With ``is_chunk``, it is for several requests, and waits behind single ones."""
+        self._is_chunk = is_chunk
         self._writer = writer
         self._sql = sql
         self._record_id = record_id
@@ -109,6 +118,11 @@ class SqliteUnit:
     def statements(self) -> SqliteTransaction:
         """The same transaction."""
         return self.transaction
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while a single request waits for the write turn."""
+        return self._writer.has_waiting_single
 
     @property
     def has_begun(self) -> bool:
@@ -173,7 +187,7 @@ class SqliteUnit:
         # here would come after the turn was passed on, and undo another request.
         self._end()
         try:
-            await self._writer.commit(write_records)
+            await self._writer.commit(write_records, is_chunk=self._is_chunk)
         except sqlite3.Error as error:
             raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
 
@@ -199,7 +213,7 @@ class SqliteUnit:
                 raise SupersededError("another request with this key was committed first")
             return work(db)
 
-        await self._writer.take_turn()
+        await self._writer.take_turn(is_chunk=self._is_chunk)
         self._has_turn = True
         return await self._writer.begin(check_and_work, is_quick=is_quick)
 

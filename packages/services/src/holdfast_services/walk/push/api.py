@@ -99,6 +99,7 @@ def router(holdfast: Holdfast, settings: Settings) -> APIRouter:
             platform=wanted.platform,
             token=wanted.token,
             now=holdfast.clock.now(),
+            on_sqlite=holdfast.store.name == "sqlite",
         )
         run.describe(resource=f"device:{device.id}")
         response.headers["Location"] = f"/walker/devices/{device.id}"

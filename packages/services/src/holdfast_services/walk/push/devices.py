@@ -28,7 +28,7 @@ class Device(msgspec.Struct, frozen=True):
 
 
 async def register(
-    tx: Transaction, tenant: str, *, platform: str, token: str, now: datetime
+    tx: Transaction, tenant: str, *, platform: str, token: str, now: datetime, on_sqlite: bool
 ) -> Device:
     """Register a device for events from now on; the same token is the same device.
 
@@ -44,6 +44,9 @@ async def register(
             f"a walker can have {MAX_DEVICES} devices: remove one first",
             limit=MAX_DEVICES,
         )
+    if not on_sqlite:  # which has one writer at a time
+        await tx.fetch_all(sql("lock_device"), {"id": device_id})
+    await tx.execute(sql("take_device"), {"tenant": tenant, "id": device_id})
     values = {"tenant": tenant, "id": device_id, "platform": platform, "token": token}
     await tx.execute(sql("save_device"), values | {"seq": walker.event_seq, "now": now})
     row = await tx.fetch_one(sql("find_device"), {"tenant": tenant, "id": device_id})

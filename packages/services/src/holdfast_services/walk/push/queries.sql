@@ -1,15 +1,20 @@
 -- Devices of walkers and the events that are pushed to them.
 
+-- name: lock_device
+-- A device has one owner: transactions that register it run one at a time, on PostgreSQL. A separate
+-- statement, so that the next one sees what was committed while this one waited.
+SELECT pg_advisory_xact_lock(hashtextextended(:id, 0));
+
+-- name: take_device
+-- Takes a device from another walker, who had it before.
+DELETE FROM walker_devices WHERE id = :id AND tenant <> :tenant;
+
 -- name: save_device
--- The same token is the same device. If another walker had it, it belongs to this one from now on,
--- and gets nothing of what happened before.
+-- The same token is the same device. A new owner gets nothing of what happened before.
 INSERT INTO walker_devices (tenant, id, platform, token, pushed_seq, registered_at)
 VALUES (:tenant, :id, :platform, :token, :seq, :now)
-    ON CONFLICT (id) DO UPDATE
-   SET platform = excluded.platform, registered_at = excluded.registered_at,
-       pushed_seq = CASE WHEN walker_devices.tenant = excluded.tenant
-                         THEN walker_devices.pushed_seq ELSE excluded.pushed_seq END,
-       tenant = excluded.tenant;
+    ON CONFLICT (tenant, id) DO UPDATE
+   SET platform = excluded.platform, registered_at = excluded.registered_at;
 
 -- name: list_devices
 SELECT id, platform, token, pushed_seq, registered_at

@@ -1,0 +1,307 @@
+"""COMMIT that waits for a standby, silent servers and promotions, with each driver."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from holdfast.core.decision import Held
+from holdfast.core.idempotency_record import Record
+from holdfast.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
+from holdfast.ports import Found, UnitOfWork
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
+from holdfast.testing.samples import NOW, a_record, claimed, commit
+from holdfast.testing.servers import RealPostgres
+from packages.holdfast.tests.support.standby import (
+    HANG_SECONDS,
+    WAITING,
+    absent_standby,
+    frozen,
+    set_standbys,
+    thaw,
+    until_waiting,
+)
+
+STORES: dict[str, Callable[..., Any]] = {
+    "asyncpg": PostgresStore,
+    "psycopg": PsycopgStore,
+    "psycopg, sync": PsycopgSyncStore,
+}
+SHORT: dict[str, Any] = {
+    "max_connections": 4,
+    "acquire_seconds": 3,
+    "connect_seconds": 2,
+    "claim_seconds": 1,
+    "commit_seconds": 1,
+    "statement_seconds": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RealPostgres]:
+    """Return a server of its own: all its commits wait."""
+    with RealPostgres() as started:
+        yield started
+
+
+@pytest.fixture
+def url(server: RealPostgres) -> str:
+    return server.create_database()
+
+
+@pytest.fixture(params=list(STORES))
+def driver(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@asynccontextmanager
+async def opened(driver: str, url: str, **options: Any) -> AsyncIterator[Any]:
+    store = STORES[driver](url, **(SHORT | options))
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def committing(store: Any, record: Record) -> "asyncio.Task[None]":
+    """Claim a key and begin to commit a record."""
+    unit: UnitOfWork = await claimed(store, record.id)
+    return asyncio.create_task(unit.commit(record, None))
+
+
+async def test_commit_whose_wait_was_cancelled_is_unknown_and_not_replayed(
+    driver: str, url: str
+) -> None:
+    record = a_record()
+    async with opened(driver, url, commit_seconds=30) as store, absent_standby(url) as observer:
+        task = await committing(store, record)
+        (pid,) = await until_waiting(observer)
+        await observer.fetch("SELECT pg_cancel_backend($1)", pid)
+        with pytest.raises(CommitUnknownError) as unknown:
+            await asyncio.wait_for(task, HANG_SECONDS)
+        assert not unknown.value.is_cut
+        # It can be read, and would be lost if a standby were promoted now.
+        async with opened(driver, url) as other:
+            with pytest.raises(StoreUnavailableError) as unavailable:
+                await other.claim(record.id, NOW)
+            assert unavailable.value.reason == "outcome_unknown"
+            await set_standbys(observer, "")
+            assert await other.claim(record.id, NOW) == Found(record)
+
+
+async def test_cancelled_task_leaves_its_commit_waiting(driver: str, url: str) -> None:
+    record = a_record()
+    async with opened(driver, url, commit_seconds=30) as store, absent_standby(url) as observer:
+        task = await committing(store, record)
+        waiting = await until_waiting(observer)
+        task.cancel()
+        with suppress(asyncio.CancelledError, CommitUnknownError):
+            await asyncio.wait_for(task, HANG_SECONDS)
+        # A request to cancel would have arrived before these statements on a new connection.
+        assert isinstance(await store.claim(record.id, NOW), Held)
+        assert [row["pid"] for row in await observer.fetch(WAITING)] == waiting
+        assert store.abandoned_commits == 1
+        await set_standbys(observer, "")
+        async with asyncio.timeout(HANG_SECONDS):
+            while await store.claim(record.id, NOW) != Found(record):
+                await asyncio.sleep(0.02)
+
+
+async def test_commit_that_takes_too_long_is_cut_and_counted(driver: str, url: str) -> None:
+    async with (
+        opened(driver, url, max_connections=2) as store,
+        absent_standby(url) as observer,
+    ):
+        record = a_record()
+        with pytest.raises(CommitUnknownError) as unknown:
+            await asyncio.wait_for(await committing(store, record), HANG_SECONDS)
+        assert unknown.value.is_cut
+        assert len(await observer.fetch(WAITING)) == 1
+        assert store.abandoned_commits == 1
+        with pytest.raises(StoreUnavailableError, match="still waiting on the server"):
+            await store.claim(a_record(key="other").id, NOW)
+        await set_standbys(observer, "")
+        async with asyncio.timeout(HANG_SECONDS):
+            while store.abandoned_commits:
+                with suppress(StoreUnavailableError):
+                    await store.ping()
+                await asyncio.sleep(0.05)
+        assert await store.claim(record.id, NOW) == Found(record)
+
+
+async def test_record_is_replayed_after_a_restart_only_when_it_is_replicated(
+    driver: str, server: RealPostgres, url: str
+) -> None:
+    record = a_record()
+    async with opened(driver, url):  # migrates
+        pass
+    async with absent_standby(url) as observer:
+        async with opened(driver, url) as store:
+            task = await committing(store, record)
+            await until_waiting(observer)
+            await asyncio.to_thread(server.stop, "immediate")
+            with pytest.raises(CommitUnknownError):
+                await asyncio.wait_for(task, HANG_SECONDS)
+        await asyncio.to_thread(server.start)
+        async with opened(driver, url) as store:
+            with pytest.raises(StoreUnavailableError) as unavailable:
+                await store.claim(record.id, NOW)
+            assert unavailable.value.reason == "outcome_unknown"
+            with pytest.raises(StoreUnavailableError):
+                await store.find(record.id, NOW)
+            connection = await asyncpg.connect(url)
+            await set_standbys(connection, "")
+            await connection.close()
+            assert await store.claim(record.id, NOW) == Found(record)
+            assert await store.find(record.id, NOW) == record
+
+
+async def test_one_confirming_commit_serves_many_replays(url: str) -> None:
+    records = [a_record(key=f"key-{number}") for number in range(20)]
+    async with opened("asyncpg", url, commit_seconds=30, max_connections=30) as store:
+        for record in records:
+            await commit(store, record)
+        async with absent_standby(url) as observer:
+            await store.read_epoch()
+            replays = [asyncio.create_task(store.claim(record.id, NOW)) for record in records]
+            await until_waiting(observer)
+            done, _ = await asyncio.wait(replays, timeout=0.3)
+            assert not done
+            assert len(await observer.fetch(WAITING)) == 1
+            await set_standbys(observer, "")
+            found = await asyncio.wait_for(asyncio.gather(*replays), HANG_SECONDS)
+        assert found == [Found(record) for record in records]
+
+
+async def test_statement_that_commits_by_itself_is_not_reported_as_done(
+    driver: str, url: str
+) -> None:
+    async with opened(driver, url, statement_seconds=30) as store:
+        await store.write("CREATE TABLE boots (id int)")
+        async with absent_standby(url) as observer:
+            await store.read_epoch()
+            task = asyncio.create_task(store.write("INSERT INTO boots VALUES (1)"))
+            (pid,) = await until_waiting(observer)
+            await observer.fetch("SELECT pg_cancel_backend($1)", pid)
+            with pytest.raises(StoreUnavailableError) as unavailable:
+                await asyncio.wait_for(task, HANG_SECONDS)
+            assert unavailable.value.reason == "outcome_unknown"
+
+
+async def test_frozen_server_fails_each_call_and_recovers_after_the_thaw(
+    driver: str, server: RealPostgres, url: str
+) -> None:
+    async with opened(driver, url) as store:
+        held = await claimed(store, a_record(key="held").id)
+        in_commit = a_record(key="in-commit")
+        unit = await claimed(store, in_commit.id)
+        with frozen(server):
+            calls = [
+                unit.commit(in_commit, None),
+                held.statements.fetch_all("SELECT 1"),
+                store.claim(a_record(key="new").id, NOW),
+                store.ping(),
+                store.find(a_record().id, NOW),
+                store.read_epoch(),
+            ]
+            results = await asyncio.wait_for(
+                asyncio.gather(*calls, return_exceptions=True), HANG_SECONDS
+            )
+            assert isinstance(results[0], CommitUnknownError)
+            assert [type(each) for each in results[1:]] == [StoreUnavailableError] * 5
+            await held.rollback()
+        await commit(store, a_record(key="after"))
+
+
+# -- several hosts ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def pair(server: RealPostgres, url: str) -> AsyncIterator[tuple[RealPostgres, str]]:
+    """Return a synchronous standby of the server, and a URL of both."""
+    name = urlsplit(url).path
+    with RealPostgres(standby_of=server) as standby:
+        connection = await asyncpg.connect(url)
+        await set_standbys(connection, "*")
+        await connection.execute("CREATE TABLE ready ()")  # waits for the standby
+        await connection.close()
+        hosts = f"127.0.0.1:{server.port},127.0.0.1:{standby.port}"
+        try:
+            yield standby, f"postgresql://postgres@{hosts}{name}"
+        finally:
+            thaw(server)
+            connection = await asyncpg.connect(url)
+            await set_standbys(connection, "")
+            await connection.close()
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg, sync"])
+async def test_frozen_first_host_does_not_keep_the_store_from_the_promoted_one(
+    driver: str, server: RealPostgres, pair: tuple[RealPostgres, str]
+) -> None:
+    standby, both = pair
+    async with opened(driver, both, claim_seconds=20) as store:
+        before, lost = a_record(key="before"), a_record(key="during")
+        await commit(store, before)
+        unit = await claimed(store, lost.id)
+        with frozen(server):
+            during = asyncio.create_task(unit.commit(lost, None))
+            await asyncio.to_thread(standby.promote)
+            promoted = time.monotonic()
+            async with asyncio.timeout(HANG_SECONDS):
+                while True:
+                    with suppress(StoreUnavailableError):
+                        await commit(store, a_record(key="after"))
+                        break
+            print(f"first success {time.monotonic() - promoted:.2f} s after the promotion")
+            with pytest.raises(CommitUnknownError):
+                await asyncio.wait_for(during, HANG_SECONDS)
+            assert await store.find(before.id, NOW) == before
+        # The old primary is back, and says that it is writable.
+        for number in range(6):
+            await commit(store, a_record(key=f"thawed-{number}"))
+        old = await asyncpg.connect(server.url(urlsplit(both).path[1:]))
+        keys = await old.fetch("SELECT idempotency_key FROM holdfast_idempotency_records")
+        await old.close()
+        assert {row[0] for row in keys} <= {"before", "during"}
+
+
+@pytest.mark.parametrize("driver", ["psycopg"])
+async def test_new_process_takes_the_newer_of_two_writable_servers(
+    driver: str, server: RealPostgres, pair: tuple[RealPostgres, str]
+) -> None:
+    standby, both = pair
+    async with opened(driver, both) as store:
+        await commit(store, a_record())
+    await asyncio.to_thread(standby.promote)
+    for _ in range(3):
+        async with opened(driver, both) as store:
+            rows = await store.read("SELECT inet_server_port() AS port")
+            assert rows[0]["port"] == standby.port
+
+
+@pytest.mark.usefixtures("pair")
+@pytest.mark.parametrize("driver", ["asyncpg"])
+async def test_required_durability_refuses_to_open_and_to_serve(driver: str, url: str) -> None:
+    record, observer = a_record(), await asyncpg.connect(url)
+    async with opened(driver, url, require_durability="replicated") as store:
+        await commit(store, record)
+        assert store.durability.is_replicated
+        await set_standbys(observer, "")
+        await asyncio.sleep(1.1)  # it is read once a second
+        with pytest.raises(StoreUnavailableError, match="set synchronous_standby_names"):
+            await store.claim(record.id, NOW)
+        with pytest.raises(ConfigurationError, match="set synchronous_standby_names"):
+            async with opened(driver, url, require_durability="replicated"):
+                pass
+        await set_standbys(observer, "*")
+        await asyncio.sleep(1.1)
+        assert await store.claim(record.id, NOW) == Found(record)
+    await observer.close()

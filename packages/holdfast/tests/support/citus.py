@@ -1,0 +1,54 @@
+"""A database of Citus for the tests: only if ``HOLDFAST_TEST_CITUS_URL`` is set.
+
+The URL is that of a database on the coordinator, with the extension and without tables of others.
+"""
+
+import os
+from typing import Final
+
+import asyncpg
+
+from holdfast import open_store
+from holdfast.cli.database import installed_migrations
+from holdfast.cli.plugins import declared_by_packages
+from holdfast.stores.citus import distribute_store
+from holdfast.stores.tenant_tables import covered_tables
+
+from .reset_db import empty_postgres
+
+__all__ = ["CITUS_URL", "ON_CITUS", "empty_citus"]
+
+CITUS_URL: Final = os.environ.get("HOLDFAST_TEST_CITUS_URL", "")
+# One more parameter for tests of all databases: no test is collected without a server.
+ON_CITUS: Final = ("citus",) if CITUS_URL else ()
+LOCAL_TABLES: Final = """
+SELECT quote_ident(tablename) AS name FROM pg_tables
+ WHERE schemaname = 'public' AND NOT EXISTS (
+       SELECT 1 FROM pg_dist_partition WHERE logicalrelid = to_regclass(quote_ident(tablename)))
+"""
+
+
+async def empty_citus() -> str:
+    """Distribute the tables of the library and of all services, if needed; delete all rows."""
+    connection = await asyncpg.connect(CITUS_URL)
+    try:  # a test of migrations may have recorded one that no version knows
+        if await connection.fetchval("SELECT to_regclass('holdfast_migrations') IS NOT NULL"):
+            await connection.execute("DELETE FROM holdfast_migrations WHERE number > 999")
+    finally:
+        await connection.close()
+    store = open_store(CITUS_URL, migration_packages=installed_migrations())
+    await store.open()
+    try:
+        declared = [table for of in declared_by_packages("tenant_tables").values() for table in of]
+        covered = await covered_tables(store, declared)
+        await distribute_store(store, [(table.name, table.column) for table in covered])
+    finally:
+        await store.close()
+    await empty_postgres(CITUS_URL)
+    connection = await asyncpg.connect(CITUS_URL)
+    try:  # tables of tests
+        for table in await connection.fetch(LOCAL_TABLES):
+            await connection.execute(f"DROP TABLE {table['name']}")
+    finally:
+        await connection.close()
+    return CITUS_URL

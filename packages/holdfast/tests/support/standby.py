@@ -1,0 +1,80 @@
+"""PostgreSQL servers that wait for a standby, and servers that are frozen."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+
+import asyncpg
+
+from holdfast.testing.servers import RealPostgres
+
+HANG_SECONDS = 60
+WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+
+
+async def set_standbys(connection: asyncpg.Connection, names: str) -> None:
+    """Change ``synchronous_standby_names``, and wait until it is in force."""
+    await connection.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+    await connection.execute("SELECT pg_reload_conf()")
+    async with asyncio.timeout(HANG_SECONDS):
+        while await connection.fetchval("SHOW synchronous_standby_names") != names:
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def absent_standby(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """Make every COMMIT of the server wait for a standby that does not exist.
+
+    ``set_standbys(connection, "")`` brings it back, so to say: commits wait no more.
+    """
+    connection = await asyncpg.connect(url)
+    try:
+        await set_standbys(connection, "absent")
+        yield connection
+    finally:
+        if connection.is_closed():  # the server was restarted
+            connection = await asyncpg.connect(url)
+        await set_standbys(connection, "")
+        await connection.close()
+
+
+async def until_waiting(connection: asyncpg.Connection, count: int = 1) -> list[int]:
+    """Return the backends that wait for the standby, as soon as there are so many."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while True:
+            found = [row["pid"] for row in await connection.fetch(WAITING)]
+            if len(found) >= count:
+                return found
+            await asyncio.sleep(0.02)
+
+
+@contextmanager
+def frozen(server: RealPostgres) -> Iterator[None]:
+    """Stop all processes of a server; the kernel still accepts connections for it."""
+    assert server.pid is not None
+    processes = [server.pid, *_children(server.pid)]
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        thaw(server)
+
+
+def thaw(server: RealPostgres) -> None:
+    """Let a frozen server go on."""
+    assert server.pid is not None
+    for process in [server.pid, *_children(server.pid)]:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
+
+
+def _children(parent: int) -> list[int]:
+    tasks = Path(f"/proc/{parent}/task")
+    return [
+        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
+    ]

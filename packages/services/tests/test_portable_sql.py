@@ -1,0 +1,188 @@
+"""What Citus refuses is not in the schema and not in the statements. Runs without Citus."""
+
+import re
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast.stores.sql_loader import without_comments
+
+PACKAGES = Path(__file__).parents[2]
+CITUS = files("holdfast.stores") / "citus.sql"
+
+# Each finds rows of the catalogue that Citus refuses, once the tables with a column "tenant" are
+# distributed by it.
+REFUSED = {
+    "a trigger": """
+        SELECT tgname FROM pg_trigger AS t JOIN tenant_tables AS x ON x.oid = t.tgrelid
+         WHERE NOT t.tgisinternal""",
+    "a unique index or primary key without the tenant": """
+        SELECT i.indexrelid::regclass::text FROM pg_index AS i
+          JOIN tenant_tables AS x ON x.oid = i.indrelid
+         WHERE i.indisunique AND NOT x.attnum = ANY (i.indkey::int2[])""",
+    "a table without a primary key": """
+        SELECT x.oid::regclass::text FROM tenant_tables AS x
+         WHERE NOT EXISTS (
+               SELECT 1 FROM pg_index AS i WHERE i.indrelid = x.oid AND i.indisprimary)""",
+    "a foreign key without the tenant": """
+        SELECT c.conname FROM pg_constraint AS c JOIN tenant_tables AS x ON x.oid = c.conrelid
+         WHERE c.contype = 'f' AND NOT x.attnum = ANY (c.conkey)""",
+    "an exclusion constraint": """
+        SELECT c.conname FROM pg_constraint AS c JOIN tenant_tables AS x ON x.oid = c.conrelid
+         WHERE c.contype = 'x'""",
+    "a tenant of another type or collation": """
+        SELECT x.oid::regclass::text FROM tenant_tables AS x
+         WHERE x.atttypid <> 'text'::regtype OR x.attcollation <> '"C"'::regcollation
+            OR NOT x.attnotnull""",
+    "a default that changes within a statement": """
+        SELECT a.attrelid::regclass::text || '.' || a.attname
+          FROM pg_attrdef AS d
+          JOIN tenant_tables AS x ON x.oid = d.adrelid
+          JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+         WHERE pg_get_expr(d.adbin, d.adrelid) LIKE '%clock_timestamp%'""",
+    "a serial column: identity columns are numbered by the coordinator": """
+        SELECT a.attrelid::regclass::text || '.' || a.attname
+          FROM pg_attrdef AS d
+          JOIN tenant_tables AS x ON x.oid = d.adrelid
+          JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+         WHERE pg_get_expr(d.adbin, d.adrelid) LIKE '%nextval%'""",
+    "a row security policy": """
+        SELECT polname FROM pg_policy AS p JOIN tenant_tables AS x ON x.oid = p.polrelid""",
+    "inheritance": """
+        SELECT x.oid::regclass::text FROM pg_inherits AS i
+          JOIN tenant_tables AS x ON x.oid IN (i.inhrelid, i.inhparent)""",
+}
+TENANT_TABLES = """
+WITH tenant_tables AS (
+    SELECT t.oid, a.attnum, a.atttypid, a.attcollation, a.attnotnull
+      FROM pg_class AS t
+      JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attname = 'tenant' AND NOT a.attisdropped
+     WHERE t.relkind IN ('r', 'p') AND t.relnamespace = 'public'::regnamespace)
+"""
+
+
+async def refused_by_citus(url: str) -> dict[str, list[Any]]:
+    connection = await asyncpg.connect(url)
+    try:
+        found = {
+            what: [row[0] for row in await connection.fetch(TENANT_TABLES + query)]
+            for what, query in REFUSED.items()
+        }
+        functions = await connection.fetch(
+            "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+        )
+    finally:
+        await connection.close()
+    found["a function that reads the clock again for each row, or ctid"] = [
+        row["proname"] for row in functions if NOT_PORTABLE.search(row["prosrc"])
+    ]
+    locking = {row["proname"] for row in functions if locks_tenants(row["prosrc"])}
+    found["a function that locks rows of several tenants, and none in citus.sql"] = sorted(
+        locking - set(replaced_functions())
+    )
+    return {what: names for what, names in found.items() if names}
+
+
+NOT_PORTABLE = re.compile(r"\bctid\b|\bclock_timestamp\(\)|\btxid_current\(\)")
+# A lock on rows: from the SELECT that it belongs to.
+LOCK = re.compile(
+    r"SELECT(?:(?!\bSELECT\b).)*?\bFOR\s+(?:NO\s+KEY\s+)?(?:UPDATE|SHARE)\b", re.DOTALL
+)
+OF_TENANT = re.compile(r"\btenant\s*=\s*(?:v_|p_|:tenant|\$1)")
+
+
+def locks_tenants(sql: str) -> bool:
+    return any(OF_TENANT.search(found.group()) is None for found in LOCK.finditer(sql))
+
+
+def replaced_functions() -> Iterator[str]:
+    text = CITUS.read_text(encoding="utf-8")
+    for part in text.split("CREATE OR REPLACE FUNCTION ")[1:]:
+        if not locks_tenants(part) and not NOT_PORTABLE.search(part):
+            yield part.partition("(")[0]
+
+
+async def test_schema_of_all_services_has_nothing_that_citus_refuses(
+    services_database: str,
+) -> None:
+    assert await refused_by_citus(services_database) == {}
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        (
+            (
+                "CREATE TRIGGER t AFTER UPDATE ON holdfast_jobs FOR EACH ROW"
+                " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+            ),
+            "a trigger",
+        ),
+        (
+            "CREATE UNIQUE INDEX u ON walk_reviews (id)",
+            "a unique index or primary key without the tenant",
+        ),
+        (
+            "ALTER TABLE walkers ALTER COLUMN tenant TYPE text COLLATE pg_catalog.default",
+            "a tenant of another type or collation",
+        ),
+        (
+            "ALTER TABLE holdfast_jobs ALTER COLUMN enqueued_at SET DEFAULT clock_timestamp()",
+            "a default that changes within a statement",
+        ),
+        (
+            (
+                "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
+                " 'BEGIN PERFORM 1 FROM holdfast_jobs WHERE ctid IS NOT NULL; END'"
+            ),
+            "a function that reads the clock again for each row, or ctid",
+        ),
+        (
+            (
+                "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
+                " 'BEGIN PERFORM 1 FROM (SELECT id FROM holdfast_jobs FOR UPDATE) AS x; END'"
+            ),
+            "a function that locks rows of several tenants, and none in citus.sql",
+        ),
+    ],
+)
+async def test_schema_that_citus_refuses_is_found(
+    postgres_url: str, statement: str, what: str
+) -> None:
+    connection = await asyncpg.connect(postgres_url)
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        await connection.execute(statement)
+        assert await refused_within(connection, what)
+    finally:
+        await transaction.rollback()
+        await connection.close()
+
+
+async def refused_within(connection: Any, what: str) -> bool:
+    if what in REFUSED:
+        return bool(await connection.fetch(TENANT_TABLES + REFUSED[what]))
+    source = await connection.fetchval("SELECT prosrc FROM pg_proc WHERE proname = 'f'")
+    return bool(NOT_PORTABLE.search(source)) or locks_tenants(source)
+
+
+def statements() -> Iterator[tuple[str, str]]:
+    """Yield the statements for PostgreSQL that are not migrations, with their names."""
+    for path in sorted(PACKAGES.glob("*/src/**/*.sql")):
+        if "migrations" in path.parts or "outbox" in path.parts or "sqlite" in str(path):
+            continue
+        parts = re.split(r"^-- name: (\w+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        for name, text in zip(parts[1::2], parts[2::2], strict=True):
+            yield f"{path.name}: {name}", without_comments(text)
+
+
+def test_statements_have_nothing_that_citus_refuses() -> None:
+    found = list(statements())
+    assert len(found) > 200, "the statements were not found"
+    assert [name for name, text in found if NOT_PORTABLE.search(text)] == []
+    assert [name for name, text in found if locks_tenants(text)] == []
