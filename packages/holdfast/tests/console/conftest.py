@@ -1,4 +1,5 @@
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -16,11 +17,23 @@ def module_database(postgres: RealPostgres) -> Iterator[str]:
     postgres.drop_database(url)
 
 
-@pytest.fixture(params=("sqlite", "postgresql"))
-async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ConsoleLab]:
-    lab = ConsoleLab(await fresh_database(request, tmp_path, request.param))
+@asynccontextmanager
+async def opened(lab: ConsoleLab) -> AsyncIterator[ConsoleLab]:
     try:
         await lab.holdfast.open()
         yield lab
     finally:
         await lab.holdfast.close()
+
+
+@pytest.fixture(params=("sqlite", "postgresql"))
+async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ConsoleLab]:
+    async with opened(ConsoleLab(await fresh_database(request, tmp_path, request.param))) as lab:
+        yield lab
+
+
+@pytest.fixture
+async def sqlite_lab(tmp_path: Path) -> AsyncIterator[ConsoleLab]:
+    """For what does not depend on the database."""
+    async with opened(ConsoleLab(f"sqlite:///{tmp_path}/lab.db")) as lab:
+        yield lab

@@ -14,18 +14,20 @@ PATHS = ("", "records", "records/show", "requests/x", "trace/x", "find?q=x", "ev
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_page_without_a_session_leads_to_the_sign_in(lab: ConsoleLab, path: str) -> None:
-    async with lab.client() as client:
+async def test_page_without_a_session_leads_to_the_sign_in(
+    sqlite_lab: ConsoleLab, path: str
+) -> None:
+    async with sqlite_lab.client() as client:
         response = await client.get(f"/console/{path}")
         assert response.status_code == 303
         assert response.headers["location"].startswith("/console/sign-in")
         assert response.text == ""
 
 
-async def test_action_without_a_session_does_nothing(lab: ConsoleLab) -> None:
-    order = await lab.order("bob")
+async def test_action_without_a_session_does_nothing(sqlite_lab: ConsoleLab) -> None:
+    order = await sqlite_lab.order("bob")
     assert order.status_code == 201
-    async with lab.client() as client:
+    async with sqlite_lab.client() as client:
         response = await client.post("/console/records/remove", data={"tenant": "bob"})
         assert response.status_code == 303
         assert response.headers["location"] == "/console/sign-in"
@@ -33,59 +35,61 @@ async def test_action_without_a_session_does_nothing(lab: ConsoleLab) -> None:
 
 @pytest.mark.parametrize("roles", [(), ("walker",), ("Admin",)])
 async def test_token_without_a_role_of_the_console_is_refused(
-    lab: ConsoleLab, roles: tuple[str, ...]
+    sqlite_lab: ConsoleLab, roles: tuple[str, ...]
 ) -> None:
-    async with lab.client() as client:
-        response = await Browser(client).sign_in(lab.token("bob", *roles))
+    async with sqlite_lab.client() as client:
+        response = await Browser(client).sign_in(sqlite_lab.token("bob", *roles))
         assert response.status_code == 403
         assert "set-cookie" not in response.headers
         assert "needs the role" in response.text
 
 
 @pytest.mark.parametrize("token", ["", "x", "a.b.c", "ü", "a b", "x" * 20_000])
-async def test_invalid_token_is_refused_without_a_session(lab: ConsoleLab, token: str) -> None:
-    async with lab.client() as client:
+async def test_invalid_token_is_refused_without_a_session(
+    sqlite_lab: ConsoleLab, token: str
+) -> None:
+    async with sqlite_lab.client() as client:
         response = await Browser(client).sign_in(token)
         assert response.status_code == 403
         assert "set-cookie" not in response.headers
 
 
-async def test_expired_token_is_refused(lab: ConsoleLab) -> None:
-    async with lab.client() as client:
-        response = await Browser(client).sign_in(lab.token("bob", "viewer", seconds=-5))
+async def test_expired_token_is_refused(sqlite_lab: ConsoleLab) -> None:
+    async with sqlite_lab.client() as client:
+        response = await Browser(client).sign_in(sqlite_lab.token("bob", "viewer", seconds=-5))
         assert response.status_code == 403
 
 
-async def test_cookie_is_for_the_console_only(lab: ConsoleLab) -> None:
-    async with lab.client() as client:
-        response = await Browser(client).sign_in(lab.token("bob", "viewer"))
+async def test_cookie_is_for_the_console_only(sqlite_lab: ConsoleLab) -> None:
+    async with sqlite_lab.client() as client:
+        response = await Browser(client).sign_in(sqlite_lab.token("bob", "viewer"))
         cookie = response.headers["set-cookie"].lower()
         assert "httponly" in cookie
         assert "samesite=strict" in cookie
         assert "path=/console/" in cookie
 
 
-async def test_cookie_is_secure_over_https(lab: ConsoleLab) -> None:
-    async with lab.client() as client:
+async def test_cookie_is_secure_over_https(sqlite_lab: ConsoleLab) -> None:
+    async with sqlite_lab.client() as client:
         client.base_url = "https://shop.test"
-        response = await Browser(client).sign_in(lab.token("bob", "viewer"))
+        response = await Browser(client).sign_in(sqlite_lab.token("bob", "viewer"))
         assert "secure" in response.headers["set-cookie"].lower()
 
 
-async def test_session_id_sent_by_the_browser_is_not_taken_over(lab: ConsoleLab) -> None:
-    async with lab.client() as client:
+async def test_session_id_sent_by_the_browser_is_not_taken_over(sqlite_lab: ConsoleLab) -> None:
+    async with sqlite_lab.client() as client:
         client.cookies.set("holdfast_console", "chosen-by-an-attacker", path="/console/")
-        response = await Browser(client).sign_in(lab.token("bob", "viewer"))
+        response = await Browser(client).sign_in(sqlite_lab.token("bob", "viewer"))
         assert "chosen-by-an-attacker" not in response.headers["set-cookie"]
         client.cookies.clear()
         client.cookies.set("holdfast_console", "chosen-by-an-attacker", path="/console/")
         assert (await client.get("/console/records")).status_code == 303
 
 
-async def test_signing_in_again_ends_the_session_before(lab: ConsoleLab) -> None:
-    async with lab.browser("bob", "viewer") as browser:
+async def test_signing_in_again_ends_the_session_before(sqlite_lab: ConsoleLab) -> None:
+    async with sqlite_lab.browser("bob", "viewer") as browser:
         before = browser.client.cookies["holdfast_console"]
-        await browser.sign_in(lab.token("bob", "viewer"))
+        await browser.sign_in(sqlite_lab.token("bob", "viewer"))
         browser.client.cookies.clear()
         browser.client.cookies.set("holdfast_console", before, path="/console/")
         assert (await browser.client.get("/console/records")).status_code == 303
@@ -100,10 +104,12 @@ async def test_sign_out_ends_the_session_on_the_server(lab: ConsoleLab) -> None:
         assert (await browser.client.get("/console/records")).status_code == 303
 
 
-async def test_form_without_its_token_is_refused(lab: ConsoleLab) -> None:
-    order = await lab.order("ada", **{"idempotency-key": "0d4ef91f-91ab-4b3e-b3aa-7d8a64a45e4d"})
+async def test_form_without_its_token_is_refused(sqlite_lab: ConsoleLab) -> None:
+    order = await sqlite_lab.order(
+        "ada", **{"idempotency-key": "0d4ef91f-91ab-4b3e-b3aa-7d8a64a45e4d"}
+    )
     assert order.status_code == 201
-    async with lab.browser("ada", "admin") as browser:
+    async with sqlite_lab.browser("ada", "admin") as browser:
         form = {
             "tenant": "ada",
             "endpoint": "POST /orders/{shop}",
@@ -126,9 +132,11 @@ async def test_form_without_its_token_is_refused(lab: ConsoleLab) -> None:
         {"sec-fetch-site": "same-site"},
     ],
 )
-async def test_form_of_another_site_is_refused(lab: ConsoleLab, headers: dict[str, str]) -> None:
-    async with lab.client() as client:
-        form = {"token": lab.token("bob", "viewer")}
+async def test_form_of_another_site_is_refused(
+    sqlite_lab: ConsoleLab, headers: dict[str, str]
+) -> None:
+    async with sqlite_lab.client() as client:
+        form = {"token": sqlite_lab.token("bob", "viewer")}
         response = await client.post("/console/sign-in", data=form, headers=headers)
         assert response.status_code == 403
         assert "set-cookie" not in response.headers
@@ -139,9 +147,9 @@ async def test_form_of_another_site_is_refused(lab: ConsoleLab, headers: dict[st
     ["https://evil.test/", "//evil.test", "/\\evil.test", "\\evil.test", "javascript:alert(1)",
      "../../x", "records\r\nset-cookie: a=b"],
 )  # fmt: skip
-async def test_sign_in_never_leads_to_another_site(lab: ConsoleLab, to: str) -> None:
-    async with lab.client() as client:
-        response = await Browser(client).sign_in(lab.token("bob", "viewer"), to)
+async def test_sign_in_never_leads_to_another_site(sqlite_lab: ConsoleLab, to: str) -> None:
+    async with sqlite_lab.client() as client:
+        response = await Browser(client).sign_in(sqlite_lab.token("bob", "viewer"), to)
         assert response.headers["location"] == "/console/"
 
 
@@ -172,8 +180,8 @@ async def test_table_of_sessions_does_not_contain_the_cookie(lab: ConsoleLab) ->
         assert cookie not in str(dict(rows[0]))
 
 
-async def test_every_response_has_the_security_headers(lab: ConsoleLab) -> None:
-    async with lab.browser("ada", "admin") as browser:
+async def test_every_response_has_the_security_headers(sqlite_lab: ConsoleLab) -> None:
+    async with sqlite_lab.browser("ada", "admin") as browser:
         for path in ("", "records", "nothing", "sign-in", "static/console.css", "static/no"):
             response = await browser.get(path)
             policy = response.headers["content-security-policy"]
@@ -184,15 +192,17 @@ async def test_every_response_has_the_security_headers(lab: ConsoleLab) -> None:
             assert response.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_console_of_an_app_has_only_the_pages_for_the_role(lab: ConsoleLab) -> None:
-    order = await lab.order("bob", **{"idempotency-key": "2f1ab5be-32a4-4b6e-9a1c-1a2a3b4c5d6e"})
+async def test_console_of_an_app_has_only_the_pages_for_the_role(sqlite_lab: ConsoleLab) -> None:
+    order = await sqlite_lab.order(
+        "bob", **{"idempotency-key": "2f1ab5be-32a4-4b6e-9a1c-1a2a3b4c5d6e"}
+    )
     assert order.status_code == 201
     fields = {
         "tenant": "bob",
         "endpoint": "POST /orders/{shop}",
         "key": "2f1ab5be-32a4-4b6e-9a1c-1a2a3b4c5d6e",
     }
-    async with lab.browser("bob", "operator") as browser:
+    async with sqlite_lab.browser("bob", "operator") as browser:
         page = await browser.get("records/show", params=fields)
         assert page.status_code == 200
         assert "Remove this record" not in page.text
@@ -200,14 +210,14 @@ async def test_console_of_an_app_has_only_the_pages_for_the_role(lab: ConsoleLab
         assert response.status_code == 403
 
 
-async def test_viewer_does_not_see_payloads(lab: ConsoleLab) -> None:
-    order = await lab.order("bob", "/orders/mill?item=secret-hat")
+async def test_viewer_does_not_see_payloads(sqlite_lab: ConsoleLab) -> None:
+    order = await sqlite_lab.order("bob", "/orders/mill?item=secret-hat")
     fields = {"q": order.headers["x-request-id"]}
-    async with lab.browser("bob", "viewer") as browser:
+    async with sqlite_lab.browser("bob", "viewer") as browser:
         page = await browser.get("find", params=fields)
         assert "Stored response" in page.text
         assert "secret-hat" not in page.text
-    async with lab.browser("bob", "operator") as browser:
+    async with sqlite_lab.browser("bob", "operator") as browser:
         page = await browser.get("find", params=fields)
         assert "secret-hat" in page.text
 
