@@ -60,6 +60,8 @@ def create_app() -> typer.Typer:
     app.command()(migrate)
     app.command()(sweep)
     app.command()(worker)
+    app.command()(top)
+    app.command()(trace)
 
     keys_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
     keys_app.callback(invoke_without_command=True)(keys)
@@ -555,3 +557,58 @@ def jobs_requeue(  # noqa: PLR0917 - typer turns the parameters into options
 
     target = choose_target(context, app=app, database=database)
     requeue(target, job_ids or [], tenant=tenant, queue=queue, as_json=json)
+
+
+def top(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two readings.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and end.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what the servers and workers do now: outcomes of requests, queues, what is late.
+
+    On a terminal the view is live until Ctrl-C. Elsewhere, and with `--json`, one reading is
+    printed.
+
+    Example:
+        holdfast top --database postgresql://me@db/shop
+
+    """
+    from holdfast.cli.top import show_top
+
+    show_top(
+        choose_target(context, app=app, database=database),
+        every_seconds=every,
+        is_once=once,
+        as_json=json,
+    )
+
+
+def trace(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    correlation_id: Annotated[
+        str, typer.Argument(help="The X-Correlation-ID of a request, or the id of an outbox entry.")
+    ],
+    tenant: Tenant = None,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """Show one action from the tap to its effects: requests, record, audit events, jobs.
+
+    Example:
+        holdfast trace 0c2ffdcb-87ec-4b59-9bf5-a6852a0054f8
+
+    """
+    from holdfast.cli.trace import show_trace
+
+    show_trace(
+        choose_target(context, app=app, database=database),
+        correlation_id,
+        tenant=tenant,
+        as_json=json,
+    )

@@ -14,17 +14,20 @@ from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.errors import (
     AbortedTransactionError,
     CommitUnknownError,
+    InProgressError,
     KeyInvalidError,
+    PayloadMismatchError,
     RateLimitedError,
     RecordUnreadableError,
     RequestError,
+    StaleActionError,
     StoreUnavailableError,
     SupersededError,
     UnstoredWritesError,
     UsageError,
 )
 from holdfast.observability.traces import Spans
-from holdfast.ports import Metrics, SessionStore
+from holdfast.ports import Metrics, Outcome, SessionStore
 from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.direct_call import DirectCall, PreparedCall, SendResponse
@@ -46,6 +49,7 @@ from holdfast.server.request_body import (
     check_size,
 )
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
+from holdfast.server.request_log import RequestLog
 from holdfast.server.request_transaction import Statements, open_transaction
 from holdfast.server.response_buffer import (
     Message,
@@ -147,6 +151,7 @@ class GuardMiddleware:
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         batch: BatchOptions | None = None,
         direct: Callable[[Any], DirectCall | None] | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives.
 
@@ -166,6 +171,7 @@ class GuardMiddleware:
         self._quotas = limiter if isinstance(limiter, QuotaReporter) else None
         self._spans = spans
         self._error_format = error_format
+        self._log = request_log
         # The prefix of the app that was last seen, and the header for it.
         self._known_batch_headers: tuple[str, tuple[tuple[bytes, bytes], ...]] | None = None
 
@@ -317,7 +323,7 @@ class GuardMiddleware:
         except (RequestError, StoreUnavailableError) as error:
             if not await body.is_there():
                 send = send_and_close(send, body, scope)
-            await send_response(send, _refusal(error, match, head, self._metrics), head)
+            await send_response(send, _refusal(error, match, head, self._metrics, self._log), head)
             return
         if isinstance(outcome, Replay):
             response, extra_headers = _replay(outcome.record, head)
@@ -375,7 +381,7 @@ class GuardMiddleware:
             request = head.request = self._parse_now(match, head, content, principal, None)
             outcome = await processor.process(request)
         except (RequestError, StoreUnavailableError) as error:
-            return complete_response(_refusal(error, match, head, self._metrics), head)
+            return complete_response(_refusal(error, match, head, self._metrics, self._log), head)
         if isinstance(outcome, Replay):
             response, extra_headers = _replay(outcome.record, head)
             return complete_response(response, head, extra_headers)
@@ -707,16 +713,51 @@ def _outage_of(
 
 
 def _refusal(
-    error: RequestError | StoreUnavailableError, match: Match, head: RequestHead, metrics: Metrics
+    error: RequestError | StoreUnavailableError,
+    match: Match,
+    head: RequestHead,
+    metrics: Metrics,
+    log: RequestLog | None = None,
 ) -> Response:
     """Log an error of the guard, and return its response."""
     if isinstance(error, StoreUnavailableError):
         metrics.outcome(match.endpoint, "unavailable")
         log_outage(error, head)
     response = _render(error, match.policy, head)
+    if log is not None and not isinstance(error, PayloadMismatchError | InProgressError):
+        _note_refusal(log, error, response.status, match, head)
     if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
         _log_refusal(error, response, match, head)
     return response
+
+
+def _note_refusal(
+    log: RequestLog,
+    error: RequestError | StoreUnavailableError,
+    status: int,
+    match: Match,
+    head: RequestHead,
+) -> None:
+    """Log a request that was refused before or after its key was looked up."""
+    if head.principal is None:  # a stranger must not fill the log
+        return
+    outcome: Outcome = "refused"
+    if isinstance(error, StoreUnavailableError):
+        outcome = "unavailable"
+    elif isinstance(error, RateLimitedError):
+        outcome = "limited"
+    elif isinstance(error, StaleActionError):
+        outcome = "stale"
+    keys = head.keys(match.policy.key_header)
+    log.add(
+        tenant=head.principal.tenant,
+        endpoint=match.endpoint,
+        key=_key_or_text(keys, match.policy) if keys else "",
+        request_id=head.request_id,
+        correlation_id=head.correlation_id,
+        outcome=outcome,
+        status=status,
+    )
 
 
 def _log_refusal(

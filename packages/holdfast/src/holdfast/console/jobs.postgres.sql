@@ -1,0 +1,68 @@
+-- Jobs as the console lists them, on PostgreSQL. Each query reads a limited number of index entries.
+-- "place" is where the next page goes on.
+
+-- name: live_jobs
+-- Waiting and running jobs, those that are visible next first. The recursion reads one index entry per
+-- queue.
+WITH RECURSIVE queues AS (
+    (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT found.tenant, found.id::text AS job_id, found.queue, found.type, found.resource_id, found.state,
+       found.attempts, found.max_attempts, found.worker, found.request_id,
+       extract(epoch FROM found.enqueued_at)::float8 AS enqueued_at,
+       CASE WHEN isfinite(found.visible_at) THEN extract(epoch FROM found.visible_at)::float8 END AS due_at,
+       NULL::float8 AS ended_at, NULL::text AS error, NULL::text AS reason,
+       found.visible_at::text || ' ' || found.id::text AS place
+  FROM queues
+ CROSS JOIN LATERAL (
+       SELECT * FROM holdfast_jobs AS job
+        WHERE job.queue = queues.queue AND :queue::text IN ('', job.queue)
+          AND (job.visible_at, job.id) > (:after_at::text::timestamptz, :after_id::uuid)
+        ORDER BY job.visible_at, job.id LIMIT :scanned::integer) AS found
+ ORDER BY found.visible_at, found.id LIMIT :scanned::integer;
+
+-- name: live_jobs_of_tenant
+SELECT tenant, id::text AS job_id, queue, type, resource_id, state,
+       attempts, max_attempts, worker, request_id,
+       extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
+       CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
+       NULL::float8 AS ended_at, NULL::text AS error, NULL::text AS reason,
+       '-infinity ' || id::text AS place
+  FROM holdfast_jobs
+ WHERE tenant = :tenant AND id > :after_id::uuid AND :queue::text IN ('', queue)
+   AND :after_at::text::timestamptz IS NOT NULL
+ ORDER BY id LIMIT :scanned::integer;
+
+-- name: done_jobs
+SELECT tenant, job_id::text AS job_id, queue, type, resource_id, 'done' AS state,
+       attempts, NULL::integer AS max_attempts, worker, request_id,
+       extract(epoch FROM enqueued_at)::float8 AS enqueued_at, NULL::float8 AS due_at,
+       extract(epoch FROM completed_at)::float8 AS ended_at, NULL::text AS error, NULL::text AS reason,
+       completed_at::text || ' ' || job_id::text AS place
+  FROM holdfast_job_completions
+ WHERE (completed_at, job_id) < (:after_at::text::timestamptz, :after_id::uuid) AND {tenant}
+   AND :queue::text IN ('', queue)
+ ORDER BY completed_at DESC, job_id DESC LIMIT :scanned::integer;
+
+-- name: dead_jobs
+SELECT tenant, job_id::text AS job_id, queue, type, resource_id, 'dead' AS state,
+       attempts, max_attempts, NULL::text AS worker, request_id,
+       extract(epoch FROM enqueued_at)::float8 AS enqueued_at, NULL::float8 AS due_at,
+       extract(epoch FROM died_at)::float8 AS ended_at, error, reason,
+       died_at::text || ' ' || job_id::text AS place
+  FROM holdfast_dead_letters
+ WHERE requeued_at IS NULL AND (died_at, job_id) < (:after_at::text::timestamptz, :after_id::uuid) AND {tenant}
+   AND :queue::text IN ('', queue)
+ ORDER BY died_at DESC, job_id DESC LIMIT :scanned::integer;
+
+-- name: dead_by_error
+-- The newest dead letters by cause.
+SELECT queue, type, reason, error, count(*) AS jobs, max(extract(epoch FROM died_at))::float8 AS last_at
+  FROM (SELECT queue, type, reason, error, died_at FROM holdfast_dead_letters
+         WHERE requeued_at IS NULL AND {tenant}
+         ORDER BY died_at DESC LIMIT :scanned::integer) AS dead
+ GROUP BY queue, type, reason, error ORDER BY jobs DESC, last_at DESC LIMIT 100;
