@@ -2,6 +2,7 @@
 
 import base64
 import io
+import os
 import stat
 import sys
 import tarfile
@@ -48,7 +49,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     program.chmod(0o755)
     monkeypatch.setattr(chromium, "_INSTALLED", ())
-    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("HOLDFAST_TEST_CHROMIUM", raising=False)
     return tmp_path

