@@ -35,11 +35,11 @@ PAGES = {
 }
 # Pictures of the documentation: the page, the scheme and the width.
 PICTURES = {
-    "overview": [("console-overview", "light", 1100), ("console-overview-phone", "dark", 390)],
-    "record": [("console-record", "light", 1100)],
-    "request-mismatched": [("console-mismatch", "light", 1100)],
-    "trace": [("console-trace", "dark", 1100)],
-    "dead-letters": [("console-dead-letters", "light", 1100)],
+    "overview": [("console-overview", "light", 1280), ("console-overview-phone", "dark", 390)],
+    "record": [("console-record", "light", 1280)],
+    "request-mismatched": [("console-mismatch", "light", 1280)],
+    "trace": [("console-trace", "dark", 1280)],
+    "dead-letters": [("console-dead-letters", "light", 1280)],
 }
 
 
