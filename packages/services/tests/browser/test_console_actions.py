@@ -224,3 +224,16 @@ async def test_live_page_keeps_what_is_being_typed(
         await tab.page.evaluate("htmx.trigger('#live', 'sse:changed')")
     await tab.page.keyboard.type("is open")
     assert await tab.page.input_value("[name=reason]") == "the bank is open"
+
+
+async def test_live_page_keeps_the_focus_of_the_keyboard(tab: Tab, shop: Shop) -> None:
+    await tab.go("dead-letters")
+    await tab.page.locator("#live a").first.focus()
+    await tab.page.keyboard.press("Shift")  # the keyboard is in use
+    before = len(tab.loaded)
+    await tab.page.evaluate("htmx.trigger('#live', 'sse:changed')")
+    assert await tab.page.evaluate("document.activeElement.closest('#live') !== null")
+    assert [url for url in tab.loaded[before:] if "dead-letters" in url] == []
+    await tab.page.locator("#find").focus()
+    async with tab.page.expect_response(lambda response: "dead-letters" in response.url):
+        await tab.page.evaluate("htmx.trigger('#live', 'sse:changed')")
