@@ -19,7 +19,7 @@ async def flush(lab: ConsoleLab) -> None:
 
 
 def keys_of(text: str) -> list[str]:
-    return re.findall(r"<code>([0-9a-f-]{36})</code>", text)
+    return re.findall(r'<code class="id">([0-9a-f-]{36})</code>', text)
 
 
 async def test_list_pages_through_all_records_once(lab: ConsoleLab) -> None:

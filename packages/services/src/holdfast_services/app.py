@@ -32,7 +32,7 @@ from holdfast_services.dev_secrets import development_secret
 from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers, log_item
 from holdfast_services.jobs import make_worker, register_jobs
 from holdfast_services.ops_port import OpsPort, OpsPortMiddleware
-from holdfast_services.registry import SERVICES, Service, service_for_path
+from holdfast_services.registry import SERVICES, Service, service_for_path, tenant_tables
 from holdfast_services.routing import extend_router
 from holdfast_services.security_headers import SecurityHeadersMiddleware
 from holdfast_services.settings import Settings
@@ -97,6 +97,9 @@ def create_app(
         error_format=settings.problem_format,
     )
 
+    # Migrations of all services run in every database.
+    for tables in tenant_tables().values():
+        holdfast.tenant_tables += tables
     register_jobs(holdfast, settings)
 
     @asynccontextmanager

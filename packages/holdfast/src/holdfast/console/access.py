@@ -40,6 +40,7 @@ class Operator:
 
     # Who acts, for the audit log.
     subject: str
+    # What they may do.
     role: Role
     # The tenants that may be seen. Nothing of others is shown by any URL.
     tenants: tuple[str, ...] | AllTenants

@@ -34,12 +34,14 @@ __all__ = [
 class ConsoleError(HoldfastError):
     """A request of an operator that cannot be served; the message is shown to them."""
 
+    # Of the response.
     status = 400
 
 
 class NotShownError(ConsoleError):
     """There is no such thing, or it belongs to a tenant that the operator may not see."""
 
+    # Of the response.
     status = 404
 
 
@@ -47,7 +49,9 @@ class NotShownError(ConsoleError):
 class Shown:
     """A page, rendered from a template. ``Page.templates`` says where it is looked for first."""
 
+    # The name of a file in the directory ``templates``.
     template: str
+    # What the template can use, besides what the layout needs.
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -55,7 +59,9 @@ class Shown:
 class Redirected:
     """Where to go on after an action: a path below the console, with an optional notice."""
 
+    # Relative, with a query if there is one.
     path: str
+    # Shown once, at the top of the page.
     notice: str | None = None
 
 
@@ -63,8 +69,11 @@ class Redirected:
 class Downloaded:
     """A file that the browser saves, sent while it is made."""
 
+    # Of the file.
     name: str
+    # Such as ``text/csv``.
     media_type: str
+    # The parts of the file, in order.
     content: AsyncIterator[bytes]
 
 
@@ -72,8 +81,11 @@ class Downloaded:
 class PageRequest:
     """One request of an operator, checked: session, role, and for actions the form's token."""
 
+    # Who asks.
     operator: Operator
+    # The database of the app.
     store: Store
+    # When the request came in.
     now: datetime
     # The tenant that is looked at: one that the operator may see, or all.
     tenant: TenantFilter
@@ -83,6 +95,7 @@ class PageRequest:
     form: Mapping[str, str]
     # Parts of the path, such as ``id`` of ``jobs/{id}``.
     path: Mapping[str, str]
+    # Of this request of the operator, for logs and audit events.
     request_id: str
 
     def own(self, tenant: str) -> str:
@@ -122,11 +135,13 @@ class Page:
 
     # Relative, such as ``jobs/{id}/requeue``.
     path: str
+    # Called after the session, the role and the form were checked.
     handler: PageHandler
     # The entry in the navigation; None: it has none.
     title: str | None = None
     # The heading above its entry.
     group: str = "Operations"
+    # ``GET`` for a page, ``POST`` for an action.
     method: str = "GET"
     # Who may open it.
     role: Role = Role.VIEWER

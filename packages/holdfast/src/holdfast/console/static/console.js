@@ -7,3 +7,11 @@ document.addEventListener("keydown", (event) => {
     field.focus();
   }
 });
+
+// A live page stays as it is while the keyboard or a selection is in it: new content would lose them.
+document.addEventListener("htmx:beforeRequest", (event) => {
+  const part = event.detail.target;
+  const selection = document.getSelection();
+  const isSelected = selection && !selection.isCollapsed && part.contains(selection.anchorNode);
+  if (part.id === "live" && (part.querySelector(":focus-visible") || isSelected)) event.preventDefault();
+});
