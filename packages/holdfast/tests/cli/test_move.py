@@ -241,7 +241,7 @@ async def test_move_killed_at_every_step_continues(
         "holdfast_job_steps": 0,
         "holdfast_job_causes": 0,
         "holdfast_request_log": 0,
-        "holdfast_activity": 0,
+        "holdfast_request_counts": 0,
         "holdfast_paused_queues": 0,
         "holdfast_console_sessions": 0,
     }

@@ -461,7 +461,7 @@ def test_new_connection_gets_the_whole_time_but_does_not_end_the_silence():
     assert timer.seconds == 5.5
 
 
-# -- the contract of engines, without a broker ----------------------------------------------------
+# -- the tests of all engines, without a broker ----------------------------------------------------
 
 
 class TestJetStreamEngineWithoutBroker(EngineContract):

@@ -28,17 +28,19 @@ async def test_lease_is_renewed_before_half_of_its_time(lab: JobsLab) -> None:
     loop = asyncio.get_running_loop()
     until = loop.time() + 0.7 * lease_seconds
     while loop.time() < until:
-        now = await lab.job_store.now()
+        before = await lab.job_store.now()
         due_at = (await lab.job(job_id)).view.due_at
+        after = await lab.job_store.now()
         assert due_at is not None
         ends.add(due_at.timestamp())
-        left.append((due_at - now).total_seconds())
+        # It was renewed before, after or between the two times.
+        left.append((due_at - before).total_seconds())
+        assert (due_at - after).total_seconds() <= lease_seconds
         await asyncio.sleep(0.02)
     gate.opened.set()
     await done(lab, job_id)
     assert len(ends) >= 3, "renewed twice at least"
     assert min(left) > lease_seconds / 2
-    assert max(left) <= lease_seconds
 
 
 @pytest.mark.parametrize("writes_first", [True, False])

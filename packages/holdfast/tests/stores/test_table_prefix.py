@@ -40,7 +40,7 @@ OLD_TABLES = {
     "holdfast_sequences",
     "holdfast_sequence_numbers",
     "holdfast_request_log",
-    "holdfast_activity",
+    "holdfast_request_counts",
     "holdfast_paused_queues",
     "holdfast_console_sessions",
     *("jobs", "job_completions", "dead_letters", "job_failures", "job_steps"),

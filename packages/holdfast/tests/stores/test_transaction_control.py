@@ -185,8 +185,9 @@ async def test_two_stores_of_one_engine_note_a_statement_once(
     await other.open()
     await add_tea(unit.transaction)
     await unit.rollback()
-    assert caplog.messages == []
     await other.close()
+    # The second store has logged what the database guarantees.
+    assert [text for text in caplog.messages if not text.startswith("PostgreSQL has ")] == []
     assert await teas(store) == 0
 
 

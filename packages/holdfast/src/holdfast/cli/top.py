@@ -14,7 +14,7 @@ from holdfast.errors import StoreError
 from holdfast.jobs.admin import JobAdmin, QueueDepth
 from holdfast.jobs.depth_reporter import MAX_COUNTED
 from holdfast.ports import Store
-from holdfast.server.activity import OUTCOMES, read_activity
+from holdfast.server.request_counts import OUTCOMES, read_request_counts
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -50,7 +50,7 @@ async def _read_once(target: Target) -> _Reading:
 
 
 async def _read(store: Store) -> _Reading:
-    minutes = await read_activity(store, SystemClock().now())
+    minutes = await read_request_counts(store, SystemClock().now())
     return _Reading(dict(minutes), await JobAdmin(store).depths(most=MAX_COUNTED))
 
 

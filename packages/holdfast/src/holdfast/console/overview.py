@@ -9,8 +9,8 @@ from holdfast.console.page import Page, PageRequest, Shown
 from holdfast.core.breaker import BreakerState
 from holdfast.jobs.admin import JobAdmin, QueueDepth
 from holdfast.jobs.depth_reporter import MAX_COUNTED
-from holdfast.server.activity import OUTCOMES, read_activity
 from holdfast.server.app import Holdfast
+from holdfast.server.request_counts import OUTCOMES, read_request_counts
 
 __all__ = ["Attention", "overview_page"]
 
@@ -45,7 +45,7 @@ class _Overview:
         """Show the last hour. Numbers of the whole server are for operators of all tenants."""
         if not request.operator.sees_all:
             return Shown("overview_of_tenant.html", {"tenants": request.operator.tenants})
-        minutes = await read_activity(request.store, request.now)
+        minutes = await read_request_counts(request.store, request.now)
         depths = await JobAdmin(request.store).depths(most=MAX_COUNTED)
         return Shown(
             "overview.html",

@@ -36,7 +36,7 @@ _OTHERS: Final = (
     "sequences",
     "sequence_numbers",
     "request_log",
-    "activity",
+    "request_counts",
     "paused_queues",
     "console_sessions",
     "claim",

@@ -31,7 +31,7 @@ _FLUSH_SECONDS: Final = 1.0
 _MOST_WAITING: Final = 5_000
 _SWEEP_SECONDS: Final = 600.0
 _SWEEP_ROWS: Final = 5_000
-_ACTIVITY_SECONDS: Final = 3 * 3600.0
+_COUNTS_SECONDS: Final = 3 * 3600.0
 _MINUTE: Final = 60
 
 _log = logging.getLogger("holdfast.request")
@@ -208,7 +208,7 @@ class RequestLog:
 
     async def _sweep(self) -> None:
         now = self._clock.now().timestamp()
-        oldest = int(now - _ACTIVITY_SECONDS)
+        oldest = int(now - _COUNTS_SECONDS)
         for at in [at for at in self._counts if at[0] < oldest]:
             del self._counts[at]
         try:

@@ -22,14 +22,14 @@ SELECT at FROM holdfast_request_log ORDER BY at DESC LIMIT 1 OFFSET :most;
 
 -- name: add_counts
 -- How often something has happened in a minute, in one process: the newest number counts.
-INSERT INTO holdfast_activity (minute, process, name, number)
+INSERT INTO holdfast_request_counts (minute, process, name, number)
 SELECT noted.value ->> 0, :process, noted.value ->> 1, noted.value ->> 2
   FROM json_each(:rows) AS noted WHERE true
     ON CONFLICT (minute, process, name) DO UPDATE SET number = excluded.number;
 
 -- name: sweep_counts
-DELETE FROM holdfast_activity WHERE minute < :before;
+DELETE FROM holdfast_request_counts WHERE minute < :before;
 
 -- name: read_counts
-SELECT minute, name, sum(number) AS number FROM holdfast_activity
+SELECT minute, name, sum(number) AS number FROM holdfast_request_counts
  WHERE minute >= :since GROUP BY minute, name ORDER BY minute;

@@ -129,6 +129,7 @@ class DjangoStore:
         ``schema``, which is created if it is missing. ``limits`` are those of ``SessionLimits``,
         for PostgreSQL with psycopg 3.
         """
+        # How long the database may be silent.
         self.limits = SessionLimits(**limits)
         vendor = connections[using].vendor
         if vendor not in _DATABASES:

@@ -4,13 +4,13 @@ import re
 from typing import Any
 
 from holdfast.core.response_classification import AttestationNeeded, SignInNeeded
-from holdfast.outbox import claims, dependencies, drain, outcome, sender, transaction
+from holdfast.outbox import claims, dependencies, drain_run, outcome, sender, transaction
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.sender import Sender
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
 
-CLAIMS, DEPENDENCIES, DRAIN, OUTCOME, SENDER, TRANSACTION = (
-    untyped(module) for module in (claims, dependencies, drain, outcome, sender, transaction)
+CLAIMS, DEPENDENCIES, DRAIN_RUN, OUTCOME, SENDER, TRANSACTION = (
+    untyped(module) for module in (claims, dependencies, drain_run, outcome, sender, transaction)
 )
 
 
@@ -46,7 +46,7 @@ def version_not_followed() -> list[Replacement]:
     # Each edit is sent with the version it was made on, whatever the device has written since.
     return [
         _version_to_send("coalesce(base_version, known.version)"),
-        (DRAIN, "follow", lambda behind, _done, _produced: behind),
+        (DRAIN_RUN, "follow", lambda behind, _done, _produced: behind),
         (CLAIMS, "resend_on_own", lambda *_, **_options: None),
     ]
 

@@ -217,8 +217,8 @@ def _address(listener: socket.socket) -> str:
 
 async def _check_store(settings: Settings) -> None:
     """Open the database and apply migrations once, so that an error is reported in one line."""
+    store = create_store(settings)
     try:
-        store = create_store(settings)
         logging.disable(logging.WARNING)  # the server logs the same when it opens the store
         await store.open()
     except HoldfastError as error:

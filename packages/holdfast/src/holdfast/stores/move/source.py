@@ -29,7 +29,7 @@ CORE_TABLES: Final = (
     "job_steps",
     "job_causes",
     "request_log",
-    "activity",
+    "request_counts",
     "paused_queues",
     "console_sessions",
 )

@@ -52,7 +52,7 @@ CREATE INDEX idx_holdfast_request_log_correlation_id ON holdfast_request_log (co
 CREATE INDEX idx_holdfast_request_log_key_hash ON holdfast_request_log (tenant, key_hash);
 
 -- Numbers of the last hours by minute, process and name, for the console and holdfast top.
-CREATE TABLE holdfast_activity (
+CREATE TABLE holdfast_request_counts (
     minute  bigint           NOT NULL,
     process text             COLLATE "C" NOT NULL,
     name    text             COLLATE "C" NOT NULL,

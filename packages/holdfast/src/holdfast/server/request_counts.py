@@ -8,10 +8,10 @@ from typing import Final
 from holdfast.ports import Store
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["MINUTES", "OUTCOMES", "read_activity"]
+__all__ = ["MINUTES", "OUTCOMES", "read_request_counts"]
 
 MINUTES: Final = 60
-"""How many minutes ``read_activity`` returns."""
+"""How many minutes ``read_request_counts`` returns."""
 
 OUTCOMES: Final[Mapping[str, str]] = {
     "fresh": "Executed",
@@ -29,7 +29,7 @@ OUTCOMES: Final[Mapping[str, str]] = {
 _SECONDS: Final = 60
 
 
-async def read_activity(store: Store, now: datetime) -> Mapping[str, list[float]]:
+async def read_request_counts(store: Store, now: datetime) -> Mapping[str, list[float]]:
     """Return numbers by name, one for each minute, the current one last."""
     last = int(now.timestamp()) // _SECONDS * _SECONDS
     since = last - (MINUTES - 1) * _SECONDS
