@@ -1,6 +1,7 @@
 """COMMIT that waits for a standby, silent servers and promotions, with each driver."""
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -218,6 +219,21 @@ async def test_frozen_server_fails_each_call_and_recovers_after_the_thaw(
             assert [type(each) for each in results[1:]] == [StoreUnavailableError] * 5
             await held.rollback()
         await commit(store, a_record(key="after"))
+
+
+async def test_store_that_could_not_open_leaves_no_thread_and_no_timer(driver: str) -> None:
+    before = set(threading.enumerate())
+    store = STORES[driver]("postgresql://postgres@127.0.0.1:1/none", **SHORT)
+    with pytest.raises(StoreUnavailableError):
+        await store.open()
+    own = {each for each in threading.enumerate() if each.name.startswith("holdfast")} - before
+    for thread in own:  # stopped threads may still be ending
+        await asyncio.to_thread(thread.join, HANG_SECONDS)
+    assert not any(thread.is_alive() for thread in own)
+    if not store.driver.is_sync:
+        looked = store.driver.time.now
+        await asyncio.sleep(0.6)  # the pool looks at its deadlines four times a second
+        assert store.driver.time.now == looked
 
 
 # -- several hosts ---------------------------------------------------------------------------

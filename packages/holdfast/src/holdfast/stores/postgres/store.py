@@ -179,15 +179,12 @@ class BasePostgresStore(Generic[TransactionT_co]):
         on_wait = None if self._metrics is None else self._metrics.pool_waited
         self._reads_epochs = self._is_checked = False
         pool = self.driver.new_pool(self._max, on_wait, self._on_connect, self._on_silence)
-        refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
-            await pool.fill(self._min)
-        except self.driver.outages as error:
-            if isinstance(error, ValueError):  # asyncpg: the URL, not the server
-                raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
-            raise unavailable(error) from error
-        except refusals as error:
-            raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+            await self._fill(pool)
+        except BaseException:
+            # Its timer and threads would outlive it.
+            await pool.close(timeout_seconds=0)
+            raise
         self._pool = pool
         try:
             await self._migrate()
@@ -198,6 +195,17 @@ class BasePostgresStore(Generic[TransactionT_co]):
         except BaseException:
             await self.close()
             raise
+
+    async def _fill(self, pool: Pool) -> None:
+        refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
+        try:
+            await pool.fill(self._min)
+        except self.driver.outages as error:
+            if isinstance(error, ValueError):  # asyncpg: the URL, not the server
+                raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+            raise unavailable(error) from error
+        except refusals as error:
+            raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
 
     async def close(self) -> None:
         """Wait for running transactions, then disconnect."""

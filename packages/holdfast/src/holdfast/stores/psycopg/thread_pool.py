@@ -128,6 +128,12 @@ class ThreadConnectionPool:
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use, then close all."""
         self._is_closed = True
+        try:
+            await self._close(timeout_seconds)
+        finally:
+            await self._threads.close(0.0)
+
+    async def _close(self, timeout_seconds: float) -> None:
         clock = asyncio.get_running_loop().time
         deadline = clock() + timeout_seconds
         while self._busy and clock() < deadline:  # noqa: ASYNC110
@@ -137,7 +143,6 @@ class ThreadConnectionPool:
         for connection in left:
             with suppress(psycopg.Error):
                 connection.terminate()
-        await self._threads.close(0.0)
 
     async def _open(self) -> ThreadConnection:
         connection = await self._connect()
