@@ -22,6 +22,7 @@ __all__ = [
     "Claimed",
     "Clock",
     "CommitFailure",
+    "ConnectionUnit",
     "Delivery",
     "Ending",
     "Engine",
@@ -149,6 +150,14 @@ class UnitOfWork(Protocol[TransactionT_co]):
 
     async def keep_alive(self) -> None:
         """Keep the database from ending an idle transaction. Never raises."""
+
+
+@runtime_checkable
+class ConnectionUnit(Protocol):
+    """A unit of work whose handler may use the connection of the driver."""
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if the connection was lost and so raised ``error``."""
 
 
 @runtime_checkable

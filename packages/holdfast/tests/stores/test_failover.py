@@ -10,7 +10,10 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
 
+from holdfast import SINGLE_TENANT, Holdfast
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import Record
 from holdfast.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
@@ -199,7 +202,10 @@ async def test_statement_that_commits_by_itself_is_not_reported_as_done(
 async def test_frozen_server_fails_each_call_and_recovers_after_the_thaw(
     driver: str, server: RealPostgres, url: str
 ) -> None:
-    async with opened(driver, url) as store:
+    # Of the claims, two get a connection, and the others would wait for one: as many times two
+    # seconds as there are pairs, or ten minutes.
+    waiting = [a_record(key=f"waiting-{number}") for number in range(60)]
+    async with opened(driver, url, acquire_seconds=600) as store:
         held = await claimed(store, a_record(key="held").id)
         in_commit = a_record(key="in-commit")
         unit = await claimed(store, in_commit.id)
@@ -211,14 +217,44 @@ async def test_frozen_server_fails_each_call_and_recovers_after_the_thaw(
                 store.ping(),
                 store.find(a_record().id, NOW),
                 store.read_epoch(),
+                *(store.claim(each.id, NOW) for each in waiting),
             ]
-            results = await asyncio.wait_for(
-                asyncio.gather(*calls, return_exceptions=True), HANG_SECONDS
-            )
+            results = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
             assert isinstance(results[0], CommitUnknownError)
-            assert [type(each) for each in results[1:]] == [StoreUnavailableError] * 5
+            assert {type(each) for each in results[1:]} == {StoreUnavailableError}
             await held.rollback()
         await commit(store, a_record(key="after"))
+
+
+def test_raw_statement_past_its_limit_ends_in_503(driver: str, url: str) -> None:
+    holdfast = Holdfast(STORES[driver](url, **SHORT), tenants=SINGLE_TENANT)
+    app = FastAPI()
+    holdfast.install(app)
+
+    def sleep() -> Any:
+        return holdfast.transaction.connection.execute("SELECT pg_sleep(30)")
+
+    async def sleep_async() -> None:
+        await sleep()
+
+    app.post("/sleep")(holdfast.guard()(sleep if driver.endswith(", sync") else sleep_async))
+
+    def other() -> None:
+        raise TimeoutError("of another server")
+
+    async def other_async() -> None:
+        other()
+
+    app.post("/other-timeout")(
+        holdfast.guard()(other if driver.endswith(", sync") else other_async)
+    )
+
+    with TestClient(app, raise_server_exceptions=False) as client:
+        response = client.post("/sleep", headers={"Idempotency-Key": "a"})
+        assert response.status_code == 503
+        assert response.json()["details"] == {"reason": "unreachable"}
+        response = client.post("/other-timeout", headers={"Idempotency-Key": "b"})
+        assert response.status_code == 500
 
 
 async def test_store_that_could_not_open_leaves_no_thread_and_no_timer(driver: str) -> None:

@@ -31,7 +31,10 @@ class PoolTime:
 
 
 class ConnectionPool:
-    """Lends connections, last used first, up to a limit; above it, callers wait in order."""
+    """Lends connections, last used first, up to a limit; above it, callers wait in order.
+
+    While the server is silent nobody waits: a connection that becomes free would be of no use.
+    """
 
     def __init__(
         self,
@@ -54,6 +57,10 @@ class ConnectionPool:
         self._timer: asyncio.TimerHandle | None = None
         # Deadlines at the last look, and how often each was seen.
         self._seen: dict[Any, tuple[float, int]] = {}
+        # When the server last responded: a connection was opened, or returned in order.
+        self._responded_at = self._time.now
+        # A statement or a new connection has had no response, and nothing has had one since.
+        self._is_silent = False
         self._connect = connect
         self._on_connect = on_connect
         self._limit = limit
@@ -85,6 +92,8 @@ class ConnectionPool:
             return connection
         if not self._waiting and self._has_capacity():
             return await self._open()
+        if self._is_silent:
+            raise _silent()
         started = time.monotonic()
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -101,6 +110,7 @@ class ConnectionPool:
             connection.terminate()
         elif not connection.is_closed():
             self._idle.append(connection)
+            self._responded_at, self._is_silent = self._time.now, False
         if self._waiting:
             self._serve_next()
 
@@ -128,13 +138,16 @@ class ConnectionPool:
             deadline = connection.deadline
             if deadline is NEVER:
                 continue
-            if deadline < now:
-                _cut(connection)
-                was_cut = is_silent = True
-                continue
             # Each statement has its own number, so the same object is the same statement.
             before, count = seen.get(connection, (NEVER, 0))
             count = count + 1 if before is deadline else 1
+            if deadline < now:
+                _cut(connection)
+                was_cut = is_silent = True
+                # Others may have had responses: then it is the statement that is slow.
+                if self._responded_at <= now - (count - 1) * _TICK_SECONDS:
+                    self._refuse_waiting()
+                continue
             self._seen[connection] = deadline, count
             is_silent = is_silent or count > _SILENT_TICKS
         if was_cut:  # idle connections lead to the same server
@@ -194,11 +207,14 @@ class ConnectionPool:
             connection = await self._connect()
             if self._on_connect is not None:
                 await self._prepare(connection, self._on_connect)
-        except BaseException:
+        except BaseException as error:
             self._connecting -= 1
+            if isinstance(error, TimeoutError):
+                self._refuse_waiting()
             self._serve_next()  # its place is free
             raise
         self._connecting -= 1
+        self._responded_at, self._is_silent = time.monotonic(), False
         if self._is_closed:  # meanwhile: no later call would close it
             connection.terminate()
             raise ConnectionError("the pool is closed")
@@ -235,11 +251,23 @@ class ConnectionPool:
         if connection is not None or self._has_capacity():
             self._waiting.popleft().set_result(connection)
 
+    def _refuse_waiting(self) -> None:
+        """Let nobody wait for a connection to a server that is silent."""
+        self._is_silent = True
+        while self._waiting:
+            ticket = self._waiting.popleft()
+            if not ticket.done():
+                ticket.set_exception(_silent())
+
     def _return(self, connection: Any) -> None:
         if connection is None:
             self._serve_next()
         else:
             self.release(connection)
+
+
+def _silent() -> ConnectionError:
+    return ConnectionError("the server does not respond")
 
 
 def _cut(connection: Any) -> None:

@@ -1,10 +1,12 @@
 """A pool of connections that are used in threads."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import Final
 
 import psycopg
 
@@ -14,12 +16,15 @@ from holdfast.stores.threads import StoreThreads
 
 __all__ = ["ThreadConnectionPool"]
 
+_SILENT_SECONDS: Final = 0.5
+
 
 class ThreadConnectionPool:
     """Lends connections, last used first, up to the number of threads.
 
     Callers on an event loop wait there, for a slot. Callers in the thread of a request wait in
-    that thread.
+    that thread. Whoever has waited while the server was found to be silent does not connect: that
+    would take as long again.
     """
 
     def __init__(
@@ -45,6 +50,8 @@ class ThreadConnectionPool:
         # In use since before ``renew``.
         self._outdated: set[ThreadConnection] = set()
         self._is_closed = False
+        # When a statement or a new connection last had no response.
+        self._silent_at = -math.inf
         threads.open()
 
     async def fill(self, count: int) -> None:
@@ -67,11 +74,12 @@ class ThreadConnectionPool:
             self._on_wait(time.monotonic() - started)
 
     async def _acquire(self, timeout_seconds: float) -> ThreadConnection:
+        started = time.monotonic()
         has_slot = await self._threads.take_slot(timeout_seconds)
         try:
             await self._wait(timeout_seconds)
             try:
-                connection = self._take_idle() or await self._open()
+                connection = self._take_idle() or await self._open(started)
             except BaseException:
                 self._free.release()
                 raise
@@ -96,6 +104,7 @@ class ThreadConnectionPool:
             idle: list[ThreadConnection] = []
             if connection.was_cut:  # idle connections lead to the same server
                 idle, self._idle = self._idle, []
+                self._silent_at = time.monotonic()
         if not is_kept:
             connection.terminate()
         for each in idle:
@@ -144,8 +153,17 @@ class ThreadConnectionPool:
             with suppress(psycopg.Error):
                 connection.terminate()
 
-    async def _open(self) -> ThreadConnection:
-        connection = await self._connect()
+    async def _open(self, asked_at: float) -> ThreadConnection:
+        if self._silent_at > asked_at:
+            raise ConnectionError("the server does not respond")
+        connecting_at = time.monotonic()
+        try:
+            connection = await self._connect()
+        except OSError:
+            # A refusal comes at once, a time-out after a while.
+            if time.monotonic() - connecting_at > _SILENT_SECONDS:
+                self._silent_at = time.monotonic()
+            raise
         if self._on_connect is not None:
             try:
                 await self._on_connect(connection)
