@@ -24,6 +24,7 @@ __all__ = [
     "CommitFailure",
     "ConnectionUnit",
     "Delivery",
+    "DurabilityMetrics",
     "Ending",
     "Engine",
     "EpochReading",
@@ -42,6 +43,7 @@ __all__ = [
     "PositionCache",
     "RecordCache",
     "RecordQuery",
+    "ReplicatedStore",
     "Retry",
     "Row",
     "SessionStore",
@@ -591,6 +593,35 @@ class BreakerMetrics(Protocol):
 
     def breaker_changed(self, *, is_open: bool) -> None:
         """Count that the breaker has opened, or note that it is closed again."""
+
+
+@runtime_checkable
+class DurabilityMetrics(Protocol):
+    """Is called with what the database guarantees; must not raise or block.
+
+    Optional: a ``Metrics`` object that has these methods gets the calls.
+    """
+
+    def durability_read(self, *, is_replicated: bool) -> None:
+        """Note whether acknowledged commits outlive the loss of the database server."""
+
+    def commits_abandoned(self, count: int) -> None:
+        """Note how many commits were cut that the server may still work on."""
+
+
+@runtime_checkable
+class ReplicatedStore(Protocol):
+    """A store that knows whether its database is replicated."""
+
+    @property
+    def is_replicated(self) -> bool | None:
+        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
+
+    async def read_durability(self) -> None:
+        """Read that again, and report it to the metrics. Raises ``StoreUnavailableError``."""
+
+    def require_durability(self) -> None:
+        """Refuse a database that is not replicated. Call it before ``open``."""
 
 
 @runtime_checkable

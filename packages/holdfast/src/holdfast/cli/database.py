@@ -23,6 +23,7 @@ from holdfast.ports import RecordCache, Store
 from holdfast.server.sweeper import Sweeper
 from holdfast.stores.factory import uses_psycopg
 from holdfast.stores.migrations import load_migrations
+from holdfast.stores.postgres.store import BasePostgresStore
 from holdfast.stores.retention import Retention
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.urls import StoreUrl, parse_store_url
@@ -95,6 +96,7 @@ async def _opened_app(app: AppTarget) -> AsyncIterator[Store]:
     from holdfast.cli.app_loader import load_holdfast
 
     store = load_holdfast(app.name).store
+    _lift_statement_limit(store)
     try:
         await store.open()
     except HoldfastError as error:
@@ -111,6 +113,7 @@ async def _opened_url(
 ) -> AsyncIterator[Store]:
     target = parse_store_url(url)
     store = open_store(url, migration_packages=migration_packages, **_environment(target))
+    _lift_statement_limit(store)
     # SQLite would create an empty file for a misspelt name.
     if must_exist and _is_missing_file(target):
         raise CommandError(
@@ -131,6 +134,12 @@ async def _opened_url(
         yield store
     finally:
         await store.close()
+
+
+def _lift_statement_limit(store: Store) -> None:
+    """Let the statements of a command take their time: they read or delete many rows."""
+    if isinstance(store, BasePostgresStore):
+        store.lift_statement_limit()
 
 
 def migrate(target: Target, *, with_services: bool = False, as_json: bool) -> None:
