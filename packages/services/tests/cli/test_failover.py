@@ -20,6 +20,8 @@ from packages.holdfast.tests.support.standby import (
 )
 from packages.services.tests.cli.conftest import ROUTES, WALK, Cli, Server, one_line, token
 
+pytestmark = pytest.mark.xdist_group("failover")
+
 COMMITS = (
     "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%save_record%'"
 )

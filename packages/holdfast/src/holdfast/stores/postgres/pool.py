@@ -8,17 +8,17 @@ the connection, so nothing has to be reset.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from holdfast.stores.postgres.driver import NEVER
 
-__all__ = ["ConnectionPool", "PoolTime"]
+__all__ = ["SILENT_TICKS", "TICK_SECONDS", "ConnectionPool", "PoolTime", "StatementAges"]
 
 # Between two looks at the deadlines. A timer for each statement would cost several microseconds.
-_TICK_SECONDS: Final = 0.25
+TICK_SECONDS: Final = 0.25
 # So many looks at the same statement are a second of silence.
-_SILENT_TICKS: Final = 4
+SILENT_TICKS: Final = 4
 
 
 class PoolTime:
@@ -28,6 +28,29 @@ class PoolTime:
 
     def __init__(self) -> None:
         self.now = time.monotonic()
+
+
+class StatementAges:
+    """How often a pool has seen each statement that runs on its connections."""
+
+    def __init__(self) -> None:
+        # Deadlines at the last look, and how often each was seen.
+        self._seen: dict[Any, tuple[float, int]] = {}
+
+    def look(self, connections: Iterable[Any]) -> list[tuple[Any, float, int]]:
+        """Return the connections in use with their deadlines and how often they were seen."""
+        seen, self._seen = self._seen, {}
+        found = []
+        for connection in connections:
+            deadline = connection.deadline
+            if deadline is NEVER:
+                continue
+            # Each statement has its own number, so the same object is the same statement.
+            before, count = seen.get(connection, (NEVER, 0))
+            count = count + 1 if before is deadline else 1
+            self._seen[connection] = deadline, count
+            found.append((connection, deadline, count))
+        return found
 
 
 class ConnectionPool:
@@ -55,8 +78,7 @@ class ConnectionPool:
         self._on_silence = on_silence
         self._time = time or PoolTime()
         self._timer: asyncio.TimerHandle | None = None
-        # Deadlines at the last look, and how often each was seen.
-        self._seen: dict[Any, tuple[float, int]] = {}
+        self._ages = StatementAges()
         # When the server last responded: a connection was opened, or returned in order.
         self._responded_at = self._time.now
         # A statement or a new connection has had no response, and nothing has had one since.
@@ -132,29 +154,20 @@ class ConnectionPool:
     def _tick(self) -> None:
         """Cut connections whose deadline has passed."""
         now = self._time.now = time.monotonic()
-        seen, self._seen = self._seen, {}
         was_cut = is_silent = False
-        for connection in list(self._busy):
-            deadline = connection.deadline
-            if deadline is NEVER:
-                continue
-            # Each statement has its own number, so the same object is the same statement.
-            before, count = seen.get(connection, (NEVER, 0))
-            count = count + 1 if before is deadline else 1
+        for connection, deadline, count in self._ages.look(self._busy):
             if deadline < now:
                 _cut(connection)
                 was_cut = is_silent = True
                 # Others may have had responses: then it is the statement that is slow.
-                if self._responded_at <= now - (count - 1) * _TICK_SECONDS:
+                if self._responded_at <= now - (count - 1) * TICK_SECONDS:
                     self._refuse_waiting()
-                continue
-            self._seen[connection] = deadline, count
-            is_silent = is_silent or count > _SILENT_TICKS
+            is_silent = is_silent or count > SILENT_TICKS
         if was_cut:  # idle connections lead to the same server
             self._drop_idle()
         if is_silent and self._on_silence is not None:
             self._on_silence()
-        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use or being opened, then close all."""

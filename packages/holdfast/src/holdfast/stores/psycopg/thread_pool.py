@@ -11,6 +11,7 @@ from typing import Final
 import psycopg
 
 from holdfast.stores.postgres.driver import NEVER
+from holdfast.stores.postgres.pool import SILENT_TICKS, TICK_SECONDS, StatementAges
 from holdfast.stores.psycopg.connections import ThreadConnection
 from holdfast.stores.threads import StoreThreads
 
@@ -33,12 +34,17 @@ class ThreadConnectionPool:
         threads: StoreThreads,
         on_wait: Callable[[float], None] | None = None,
         on_connect: Callable[[ThreadConnection], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,
     ) -> None:
         """``on_wait`` gets the seconds that a caller waited because all were in use.
 
         ``on_connect`` gets each new connection before it is used; if it raises, the connection is
-        closed.
+        closed. ``on_silence`` is called, on the event loop of ``fill``, while a statement has had
+        no response for a second. Deadlines are seen to by the threads themselves.
         """
+        self._on_silence = on_silence
+        self._timer: asyncio.TimerHandle | None = None
+        self._ages = StatementAges()
         self._on_connect = on_connect
         self._on_wait = on_wait
         self._connect = connect
@@ -56,9 +62,19 @@ class ThreadConnectionPool:
 
     async def fill(self, count: int) -> None:
         """Open connections in advance; raises what ``connect`` raises."""
+        if self._timer is None and self._on_silence is not None:
+            self._tick(self._on_silence)
         opened = [await self.acquire(10.0) for _ in range(min(count, self._threads.count))]
         for connection in opened:
             self.release(connection)
+
+    def _tick(self, on_silence: Callable[[], None]) -> None:
+        with self._lock:
+            busy = list(self._busy)
+        if any(count > SILENT_TICKS for _, _, count in self._ages.look(busy)):
+            on_silence()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(TICK_SECONDS, self._tick, on_silence)
 
     def take(self) -> None:
         """Return None: a connection needs a slot of the threads."""
@@ -140,6 +156,8 @@ class ThreadConnectionPool:
         try:
             await self._close(timeout_seconds)
         finally:
+            if self._timer is not None:
+                self._timer.cancel()
             await self._threads.close(0.0)
 
     async def _close(self, timeout_seconds: float) -> None:
