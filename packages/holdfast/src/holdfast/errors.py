@@ -377,6 +377,7 @@ class CommitUnknownError(StoreError):
 
     def __init__(self, message: str, *, is_cut: bool = False) -> None:
         super().__init__(message)
+        # Whether the connection was closed because COMMIT took too long.
         self.is_cut = is_cut
 
 

@@ -24,8 +24,8 @@ class ThreadConnectionPool:
     """Lends connections, last used first, up to the number of threads.
 
     Callers on an event loop wait there, for a slot. Callers in the thread of a request wait in
-    that thread. Whoever has waited while the server was found to be silent does not connect: that
-    would take as long again.
+    that thread. A caller that has waited while the server was found to be silent does not connect:
+    that would take as long again.
     """
 
     def __init__(
