@@ -353,7 +353,8 @@ class StoreUnavailableError(StoreError):
         reason: str = "unreachable",
     ) -> None:
         super().__init__(message)
-        # ``breaker_open``, ``unreachable``, ``outcome_unknown`` or ``record_changed``.
+        # ``breaker_open``, ``unreachable``, ``outcome_unknown``, ``record_changed``,
+        # ``not_replicated`` or ``commits_waiting``.
         self.reason = reason
         # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds

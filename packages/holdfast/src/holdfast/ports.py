@@ -24,7 +24,9 @@ __all__ = [
     "Claimed",
     "Clock",
     "CommitFailure",
+    "ConnectionUnit",
     "Delivery",
+    "DurabilityMetrics",
     "Ending",
     "Engine",
     "EpochReading",
@@ -43,6 +45,7 @@ __all__ = [
     "PositionCache",
     "RecordCache",
     "RecordQuery",
+    "ReplicatedStore",
     "Retry",
     "Row",
     "SessionStore",
@@ -151,6 +154,14 @@ class UnitOfWork(Protocol[TransactionT_co]):
 
     async def keep_alive(self) -> None:
         """Keep the database from ending an idle transaction. Never raises."""
+
+
+@runtime_checkable
+class ConnectionUnit(Protocol):
+    """A unit of work whose handler may use the connection of the driver."""
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if the connection was lost and so raised ``error``."""
 
 
 @runtime_checkable
@@ -606,6 +617,35 @@ class BrokerEngine(Protocol):
 
     def report_to(self, metrics: BrokerMetrics) -> None:
         """Report silence of the broker to these metrics."""
+
+
+@runtime_checkable
+class DurabilityMetrics(Protocol):
+    """Is called with what the database guarantees; must not raise or block.
+
+    Optional: a ``Metrics`` object that has these methods gets the calls.
+    """
+
+    def durability_read(self, *, is_replicated: bool) -> None:
+        """Note whether acknowledged commits outlive the loss of the database server."""
+
+    def commits_abandoned(self, count: int) -> None:
+        """Note how many commits were cut that the server may still work on."""
+
+
+@runtime_checkable
+class ReplicatedStore(Protocol):
+    """A store that knows whether its database is replicated."""
+
+    @property
+    def is_replicated(self) -> bool | None:
+        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
+
+    async def read_durability(self) -> None:
+        """Read that again, and report it to the metrics. Raises ``StoreUnavailableError``."""
+
+    def require_durability(self) -> None:
+        """Refuse a database that is not replicated. Call it before ``open``."""
 
 
 @runtime_checkable

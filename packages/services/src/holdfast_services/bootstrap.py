@@ -49,6 +49,7 @@ def create_store(settings: Settings) -> Store:
 def _postgres_options(settings: Settings) -> dict[str, Any]:
     return {
         "max_connections": _connections(settings),
+        "acquire_seconds": settings.database_acquire_seconds,
         "connect_seconds": settings.database_connect_seconds,
         "claim_seconds": settings.database_claim_seconds,
         "statement_seconds": settings.database_statement_seconds,

@@ -1,5 +1,6 @@
 """Error responses in the format of each service: invalid bodies, unknown paths, internal errors."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
@@ -13,7 +14,13 @@ from starlette.routing import Match
 from holdfast import ErrorFormat
 from holdfast.core.error_formats import ErrorFormatter, render_error
 from holdfast.core.idempotency_record import Response as StoredResponse
-from holdfast.errors import BodyInvalidError, FieldNotAllowedError, RequestError, ServiceError
+from holdfast.errors import (
+    BodyInvalidError,
+    FieldNotAllowedError,
+    RequestError,
+    ServiceError,
+    StoreUnavailableError,
+)
 from holdfast.server.batch_options import ItemReport
 from holdfast.server.guarded_request import client_times
 from holdfast.server.request_head import RequestHead
@@ -54,7 +61,10 @@ _REASONS: Final = {
 _SUBJECTS: Final = frozenset({"Input", "List", "String", "Value"})
 _MAX_FIELDS: Final = 20
 _MAX_NAME_CHARS: Final = 100
-_INTERNAL: Final = 500
+# The request may have been committing: what it did is known when it is sent again.
+_SHUTTING_DOWN: Final = StoreUnavailableError(
+    "the server is shutting down; send it again", is_for_callers=True, reason="outcome_unknown"
+)
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -65,6 +75,8 @@ def install_error_handlers(app: FastAPI) -> None:
 
 class ErrorMiddleware:
     """The outermost middleware: logs each request and turns unhandled exceptions into a 500.
+
+    A request that the server cuts off at shutdown gets a 503.
 
     Sets ``scope["holdfast.error_format"]`` to the format of the service that has the path.
     """
@@ -107,12 +119,19 @@ class ErrorMiddleware:
 
         try:
             await self._app(scope, receive, send_and_note_status)
+        except asyncio.CancelledError:
+            # The server shuts down. Without a response, it would send a 500 of its own.
+            if status:
+                raise
+            head = _head(scope)
+            _log.warning("cut off", extra={"path": scope["path"], **_log_fields(head)})
+            await _send_error(_SHUTTING_DOWN, scope, head, send_and_note_status)
         except Exception:
             head = _head(scope)
             _log.exception("unhandled", extra={"path": scope["path"], **_log_fields(head)})
             if status:  # the response has begun, so the connection can only be closed
                 raise
-            await _send_internal(scope, head, send_and_note_status)
+            await _send_error("internal", scope, head, send_and_note_status)
         if _log.isEnabledFor(logging.INFO):
             seconds = time.perf_counter() - started
             log_item(ItemReport(_head(scope), scope["method"], scope["path"], status, seconds))
@@ -195,18 +214,19 @@ def _response(reply: StoredResponse) -> Response:
     return Response(reply.body, reply.status, headers)
 
 
-async def _send_internal(
+async def _send_error(
+    error: StoreUnavailableError | str,
     scope: MutableMapping[str, Any],
     head: RequestHead | None,
     send: Callable[[Any], Awaitable[None]],
 ) -> None:
-    """Send a 500 that names the request id and reveals nothing about the cause."""
-    reply = render_error("internal", scope["holdfast.error_format"], _request_id(head))
+    """Send an error that names the request id and reveals nothing about the cause."""
+    reply = render_error(error, scope["holdfast.error_format"], _request_id(head))
     headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
     if head is not None:
         headers.append((b"x-request-id", head.request_id.encode("latin-1")))
         headers.append((b"x-correlation-id", head.correlation_id.encode("latin-1")))
-    await send({"type": "http.response.start", "status": _INTERNAL, "headers": headers})
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
 
 

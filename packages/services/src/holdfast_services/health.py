@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from fastapi import APIRouter, Response
@@ -10,7 +11,7 @@ from fastapi import APIRouter, Response
 from holdfast import Holdfast
 from holdfast.errors import StoreError
 from holdfast.observability.metrics import PrometheusMetrics
-from holdfast.ports import Metrics
+from holdfast.ports import Metrics, ReplicatedStore
 
 __all__ = ["Reporter", "router"]
 
@@ -18,6 +19,12 @@ __all__ = ["Reporter", "router"]
 _STORE_TIMEOUT_SECONDS: Final = 2.0
 # However often it is scraped, the job tables are read no more often than this.
 _DEPTHS_SECONDS: Final = 5.0
+
+_SILENT: Final = "the store does not respond"
+_REASONS: Final = {
+    "not_replicated": "the database is not replicated as required",
+    "commits_waiting": "too many commits wait for a standby",
+}
 
 _log = logging.getLogger("holdfast.ops")
 
@@ -53,8 +60,12 @@ def router(
             # The details name hosts and files, so they go to the log and not to the caller.
             _log.warning("not ready: %s", str(error) or type(error).__name__)
             response.status_code = 503
-            return {"status": "unavailable", "reason": "the store does not respond"}
-        return {"status": "ok", "store": holdfast.store.name}
+            reason = getattr(error, "reason", "")
+            return {"status": "unavailable", "reason": _REASONS.get(reason, _SILENT)}
+        ready: dict[str, Any] = {"status": "ok", "store": holdfast.store.name}
+        if isinstance(holdfast.store, ReplicatedStore):
+            ready["replicated"] = holdfast.store.is_replicated
+        return ready
 
     if isinstance(metrics, PrometheusMetrics):
 
@@ -66,6 +77,9 @@ def router(
         )
         async def show_metrics() -> Response:
             await holdfast.depths.report(max_age_seconds=_DEPTHS_SECONDS)
+            if isinstance(holdfast.store, ReplicatedStore):
+                with suppress(StoreError, TimeoutError):  # the gauges keep their values
+                    await asyncio.wait_for(holdfast.store.read_durability(), _STORE_TIMEOUT_SECONDS)
             for reporter in reporters:
                 await reporter.report(max_age_seconds=_DEPTHS_SECONDS)
             body, content_type = metrics.exposition()

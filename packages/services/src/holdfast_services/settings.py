@@ -122,6 +122,10 @@ class Settings(
     database_connect_seconds: float = Field(
         5.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
     )
+    # Without a limit, a process that is out of connections would collect requests.
+    database_acquire_seconds: float = Field(
+        10.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
+    )
     database_claim_seconds: Seconds = Field(5.0, description=_SECONDS)
     database_statement_seconds: Seconds = Field(30.0, description=_SECONDS)
     database_commit_seconds: Seconds = Field(10.0, description=_SECONDS)

@@ -305,6 +305,14 @@ def worker(  # noqa: PLR0917 - typer turns the parameters into options
             help="The address for --metrics-port; 0.0.0.0 for all. There is no sign-in.",
         ),
     ] = "127.0.0.1",
+    require_durability: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HOLDFAST_REQUIRE_DURABILITY",
+            metavar="replicated",
+            help="Refuse a database that does not wait for a synchronous standby.",
+        ),
+    ] = None,
 ) -> None:
     """Run jobs: those of your app, or those of the installed services.
 
@@ -333,6 +341,7 @@ def worker(  # noqa: PLR0917 - typer turns the parameters into options
         metrics_host=metrics_host,
         metrics_port=metrics_port,
         once=once,
+        require_durability=require_durability,
     )
     if isinstance(target, AppTarget):
         code = run_app_worker(

@@ -30,6 +30,7 @@ from holdfast.server.sweeper import Sweeper
 from holdfast.stores.citus import distribute_store
 from holdfast.stores.factory import uses_psycopg
 from holdfast.stores.migrations import load_migrations
+from holdfast.stores.postgres.store import BasePostgresStore
 from holdfast.stores.retention import Retention
 from holdfast.stores.sql_loader import load_queries
 from holdfast.stores.tenant_tables import TenantTable, covered_tables, plain_name, uncovered_tables
@@ -103,6 +104,7 @@ async def _opened_app(app: AppTarget) -> AsyncIterator[Store]:
     from holdfast.cli.app_loader import load_holdfast
 
     store = load_holdfast(app.name).store
+    _lift_statement_limit(store)
     try:
         await store.open()
     except HoldfastError as error:
@@ -119,6 +121,7 @@ async def _opened_url(
 ) -> AsyncIterator[Store]:
     target = parse_store_url(url)
     store = open_store(url, migration_packages=migration_packages, **_environment(target))
+    _lift_statement_limit(store)
     # SQLite would create an empty file for a misspelt name.
     if must_exist and _is_missing_file(target):
         raise CommandError(
@@ -139,6 +142,12 @@ async def _opened_url(
         yield store
     finally:
         await store.close()
+
+
+def _lift_statement_limit(store: Store) -> None:
+    """Let the statements of a command take their time: they read or delete many rows."""
+    if isinstance(store, BasePostgresStore):
+        store.lift_statement_limit()
 
 
 def migrate(

@@ -19,7 +19,7 @@ from holdfast.errors import HoldfastError
 from holdfast.jobs.depth_reporter import DepthReporter
 from holdfast.jobs.worker import Worker
 from holdfast.observability.logs import configure_logging
-from holdfast.ports import JobMetrics
+from holdfast.ports import JobMetrics, ReplicatedStore
 
 __all__ = [
     "METRICS_HOST",
@@ -53,6 +53,15 @@ class WorkerOptions:
     metrics_host: str = METRICS_HOST
     metrics_port: int | None = None
     once: bool = False
+    # ``replicated``: refuse a database that does not wait for a synchronous standby.
+    require_durability: str | None = None
+
+    def check_durability(self) -> None:
+        """Raise ``CommandError`` if the required durability is not one that exists."""
+        if self.require_durability not in (None, "replicated"):
+            raise CommandError(
+                f"--require-durability should be replicated, not {self.require_durability}", _USAGE
+            )
 
     def known_queues(self, known: Iterable[str]) -> list[str]:
         """Return the chosen queues. Raises ``CommandError`` for one that has no handler."""
@@ -109,7 +118,16 @@ def run_app_worker(
     options: WorkerOptions,
 ) -> int:
     """Run the jobs of ``MODULE:NAME``; return the exit code."""
+    options.check_durability()
     holdfast = load_holdfast(app)
+    if options.require_durability is not None:
+        if not isinstance(holdfast.store, ReplicatedStore):
+            raise CommandError(
+                f"{app}: --require-durability needs PostgresStore, PsycopgStore or "
+                "PsycopgSyncStore",
+                _USAGE,
+            )
+        holdfast.store.require_durability()
     _configure_logging()
     if not holdfast.jobs.queues:
         raise CommandError(

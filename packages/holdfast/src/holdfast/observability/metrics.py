@@ -41,8 +41,8 @@ _DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 class PrometheusMetrics:
     """Implements the metrics protocols of ``holdfast.ports`` with prometheus_client.
 
-    These are ``Metrics``, ``JobMetrics``, ``BrokerMetrics``, ``StoreMetrics``, ``BreakerMetrics``
-    and ``SweepMetrics``. Thread-safe.
+    These are ``Metrics``, ``JobMetrics``, ``BrokerMetrics``, ``StoreMetrics``, ``BreakerMetrics``,
+    ``DurabilityMetrics`` and ``SweepMetrics``. Thread-safe.
 
     ``registry`` is a new one by default, so that two instances do not share counts. With
     ``PROMETHEUS_MULTIPROC_DIR`` set (before prometheus_client is first imported), counts go to
@@ -116,8 +116,10 @@ class PrometheusMetrics:
             registry=self.registry,
             multiprocess_mode="livesum",
         )
+        # Only of stores that know it: an alert on 0 would match SQLite.
+        self._durability: tuple[Gauge, Gauge] | None = None
         self._sweeps: tuple[Counter, Histogram] | None = None
-        self._sweeps_lock = Lock()
+        self._lock = Lock()
         self._jobs = Histogram(
             "holdfast_job_seconds",
             "Duration of attempts at jobs, by outcome.",
@@ -207,6 +209,33 @@ class PrometheusMetrics:
             self._breaker_opened.inc()
         self._breaker_open.set(1 if is_open else 0)
 
+    def durability_read(self, *, is_replicated: bool) -> None:
+        """Note whether acknowledged commits outlive the loss of the database server."""
+        self._durability_series()[0].set(1 if is_replicated else 0)
+
+    def commits_abandoned(self, count: int) -> None:
+        """Note how many commits were cut that the server may still work on."""
+        self._durability_series()[1].set(count)
+
+    def _durability_series(self) -> tuple[Gauge, Gauge]:
+        with self._lock:
+            if self._durability is None:
+                replicated = Gauge(
+                    "holdfast_database_replicated",
+                    "1 if acknowledged commits outlive the loss of the database server, else 0.",
+                    registry=self.registry,
+                    multiprocess_mode="mostrecent",
+                )
+                abandoned = Gauge(
+                    "holdfast_abandoned_commits",
+                    "Commits that were cut and may still wait on the server; the sum of all "
+                    "processes.",
+                    registry=self.registry,
+                    multiprocess_mode="livesum",
+                )
+                self._durability = replicated, abandoned
+            return self._durability
+
     def swept(self, records: int, seconds: float) -> None:
         """Count the records that a sweep deleted and record its duration."""
         deleted, duration = self._sweep_series()
@@ -223,7 +252,7 @@ class PrometheusMetrics:
         A process that does not sweep, such as a worker, has none: an alert on sweeps that do not
         run would match it.
         """
-        with self._sweeps_lock:
+        with self._lock:
             if self._sweeps is None:
                 deleted = Counter(
                     "holdfast_sweep_records_total",

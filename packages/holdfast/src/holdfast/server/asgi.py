@@ -27,7 +27,7 @@ from holdfast.errors import (
     UsageError,
 )
 from holdfast.observability.traces import Spans
-from holdfast.ports import Metrics, Outcome, SessionStore
+from holdfast.ports import ConnectionUnit, Metrics, Outcome, SessionStore
 from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.direct_call import DirectCall, PreparedCall, SendResponse
@@ -703,13 +703,15 @@ def _outage_of(
     head: RequestHead,
     store: SessionStore | None,
 ) -> StoreUnavailableError | None:
-    """Return what to respond with, if the session of the request raised ``error`` in an outage."""
+    """Return what to respond with, if session or connection raised ``error`` in an outage."""
     if head.transaction is not None:
         return head.transaction.outage_of(error)
     execution = claimed if isinstance(claimed, Execution) else claimed.outcome
-    if store is None or not isinstance(execution, Execution) or execution.ended:
+    if not isinstance(execution, Execution) or execution.ended:
         return None
-    return store.outage_of(execution.transaction, error)
+    if store is not None:
+        return store.outage_of(execution.transaction, error)
+    return execution.unit.outage_of(error) if isinstance(execution.unit, ConnectionUnit) else None
 
 
 def _refusal(

@@ -29,6 +29,7 @@ def run_services_worker(
         jobs_concurrency=concurrency,
         jobs_lease_seconds=options.lease_seconds,
         shutdown_seconds=drain_seconds,
+        require_durability=options.require_durability,
     )
     for line in unknown_variables():
         print_warning(line)

@@ -25,9 +25,10 @@ SELECT pid FROM pg_stat_activity
 class AbandonedCommits:
     """The backends of commits that were cut and may not have ended. May be used in any thread."""
 
-    def __init__(self, limit: int) -> None:
-        """Refuse work from ``limit`` on."""
+    def __init__(self, limit: int, report: Callable[[int], None]) -> None:
+        """Refuse work from ``limit`` on. ``report`` gets the number after each change."""
         self._limit = limit
+        self._report = report
         self._backends: set[int] = set()
         self._check_at = 0.0
         # True from ``limit`` on, so that requests read one attribute.
@@ -39,12 +40,16 @@ class AbandonedCommits:
     def add(self, backend: int) -> None:
         """Note the process id of a backend whose connection was cut during COMMIT."""
         self._backends.add(backend)
-        self.is_full = len(self._backends) >= self._limit
+        self._changed()
 
     def clear(self) -> None:
         """Forget them: they belong to a server that was replaced."""
         self._backends = set()
-        self.is_full = False
+        self._changed()
+
+    def _changed(self) -> None:
+        self.is_full = len(self._backends) >= self._limit
+        self._report(len(self._backends))
 
     async def check(self, connect: Callable[[], Awaitable[Any]]) -> None:
         """Forget those that have ended, on a connection of its own.
@@ -65,9 +70,10 @@ class AbandonedCommits:
             self._backends = {
                 each for each in self._backends if each in running or each not in asked
             }
-            self.is_full = len(self._backends) >= self._limit
+            self._changed()
         if self.is_full:
             raise StoreUnavailableError(
                 f"{len(self._backends)} commits of this process are still waiting on the server, "
-                "for a synchronous standby that is absent, or because it does not respond"
+                "for a synchronous standby that is absent, or because it does not respond",
+                reason="commits_waiting",
             )

@@ -122,9 +122,8 @@ class Driver(Protocol):
     def time(self) -> Time:
         """The time of deadlines."""
 
-    @property
-    def deadlines(self) -> Deadlines:
-        """The limits."""
+    # The limits.
+    deadlines: Deadlines
 
     @property
     def outages(self) -> tuple[type[BaseException], ...]:

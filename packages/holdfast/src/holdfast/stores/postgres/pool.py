@@ -8,17 +8,17 @@ the connection, so nothing has to be reset.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Final
 
 from holdfast.stores.postgres.driver import NEVER
 
-__all__ = ["ConnectionPool", "PoolTime"]
+__all__ = ["SILENT_TICKS", "TICK_SECONDS", "ConnectionPool", "PoolTime", "StatementAges"]
 
 # Between two looks at the deadlines. A timer for each statement would cost several microseconds.
-_TICK_SECONDS: Final = 0.25
+TICK_SECONDS: Final = 0.25
 # So many looks at the same statement are a second of silence.
-_SILENT_TICKS: Final = 4
+SILENT_TICKS: Final = 4
 
 
 class PoolTime:
@@ -30,8 +30,34 @@ class PoolTime:
         self.now = time.monotonic()
 
 
+class StatementAges:
+    """How often a pool has seen each statement that runs on its connections."""
+
+    def __init__(self) -> None:
+        # Deadlines at the last look, and how often each was seen.
+        self._seen: dict[Any, tuple[float, int]] = {}
+
+    def look(self, connections: Iterable[Any]) -> list[tuple[Any, float, int]]:
+        """Return the connections in use with their deadlines and how often they were seen."""
+        seen, self._seen = self._seen, {}
+        found = []
+        for connection in connections:
+            deadline = connection.deadline
+            if deadline is NEVER:
+                continue
+            # Each statement has its own number, so the same object is the same statement.
+            before, count = seen.get(connection, (NEVER, 0))
+            count = count + 1 if before is deadline else 1
+            self._seen[connection] = deadline, count
+            found.append((connection, deadline, count))
+        return found
+
+
 class ConnectionPool:
-    """Lends connections, last used first, up to a limit; above it, callers wait in order."""
+    """Lends connections, last used first, up to a limit; above it, callers wait in order.
+
+    While the server is silent nobody waits: a connection that becomes free would be of no use.
+    """
 
     def __init__(
         self,
@@ -52,8 +78,11 @@ class ConnectionPool:
         self._on_silence = on_silence
         self._time = time or PoolTime()
         self._timer: asyncio.TimerHandle | None = None
-        # Deadlines at the last look, and how often each was seen.
-        self._seen: dict[Any, tuple[float, int]] = {}
+        self._ages = StatementAges()
+        # When the server last responded: a connection was opened, or returned in order.
+        self._responded_at = self._time.now
+        # A statement or a new connection has had no response, and nothing has had one since.
+        self._is_silent = False
         self._connect = connect
         self._on_connect = on_connect
         self._limit = limit
@@ -85,6 +114,8 @@ class ConnectionPool:
             return connection
         if not self._waiting and self._has_capacity():
             return await self._open()
+        if self._is_silent:
+            raise _silent()
         started = time.monotonic()
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -101,6 +132,7 @@ class ConnectionPool:
             connection.terminate()
         elif not connection.is_closed():
             self._idle.append(connection)
+            self._responded_at, self._is_silent = self._time.now, False
         if self._waiting:
             self._serve_next()
 
@@ -122,26 +154,20 @@ class ConnectionPool:
     def _tick(self) -> None:
         """Cut connections whose deadline has passed."""
         now = self._time.now = time.monotonic()
-        seen, self._seen = self._seen, {}
         was_cut = is_silent = False
-        for connection in list(self._busy):
-            deadline = connection.deadline
-            if deadline is NEVER:
-                continue
+        for connection, deadline, count in self._ages.look(self._busy):
             if deadline < now:
                 _cut(connection)
                 was_cut = is_silent = True
-                continue
-            # Each statement has its own number, so the same object is the same statement.
-            before, count = seen.get(connection, (NEVER, 0))
-            count = count + 1 if before is deadline else 1
-            self._seen[connection] = deadline, count
-            is_silent = is_silent or count > _SILENT_TICKS
+                # Others may have had responses: then it is the statement that is slow.
+                if self._responded_at <= now - (count - 1) * TICK_SECONDS:
+                    self._refuse_waiting()
+            is_silent = is_silent or count > SILENT_TICKS
         if was_cut:  # idle connections lead to the same server
             self._drop_idle()
         if is_silent and self._on_silence is not None:
             self._on_silence()
-        self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def close(self, timeout_seconds: float) -> None:
         """Wait for connections in use or being opened, then close all."""
@@ -194,11 +220,14 @@ class ConnectionPool:
             connection = await self._connect()
             if self._on_connect is not None:
                 await self._prepare(connection, self._on_connect)
-        except BaseException:
+        except BaseException as error:
             self._connecting -= 1
+            if isinstance(error, TimeoutError):
+                self._refuse_waiting()
             self._serve_next()  # its place is free
             raise
         self._connecting -= 1
+        self._responded_at, self._is_silent = time.monotonic(), False
         if self._is_closed:  # meanwhile: no later call would close it
             connection.terminate()
             raise ConnectionError("the pool is closed")
@@ -235,11 +264,23 @@ class ConnectionPool:
         if connection is not None or self._has_capacity():
             self._waiting.popleft().set_result(connection)
 
+    def _refuse_waiting(self) -> None:
+        """Let nobody wait for a connection to a server that is silent."""
+        self._is_silent = True
+        while self._waiting:
+            ticket = self._waiting.popleft()
+            if not ticket.done():
+                ticket.set_exception(_silent())
+
     def _return(self, connection: Any) -> None:
         if connection is None:
             self._serve_next()
         else:
             self.release(connection)
+
+
+def _silent() -> ConnectionError:
+    return ConnectionError("the server does not respond")
 
 
 def _cut(connection: Any) -> None:

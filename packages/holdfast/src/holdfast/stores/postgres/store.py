@@ -1,6 +1,8 @@
 """The store on PostgreSQL. Guarding a request costs no additional round trip."""
 
 import asyncio
+import dataclasses
+import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -15,6 +17,7 @@ from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError, StoreUnavailableError
 from holdfast.ports import (
     Claimed,
+    DurabilityMetrics,
     EpochReading,
     Found,
     KeyClaimed,
@@ -35,7 +38,7 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.postgres.abandoned import AbandonedCommits
 from holdfast.stores.postgres.chunk import PostgresChunk
-from holdfast.stores.postgres.driver import NEVER, Deadlines, Driver, DriverMaker, Pool
+from holdfast.stores.postgres.driver import NEVER, Connection, Deadlines, Driver, DriverMaker, Pool
 from holdfast.stores.postgres.dsn import check_dsn
 from holdfast.stores.postgres.epoch import EpochReader
 from holdfast.stores.postgres.errors import is_read_only, statement_error, unavailable
@@ -62,6 +65,8 @@ from holdfast.stores.urls import parse_store_url
 
 __all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
 
+_log = logging.getLogger("holdfast.stores")
+
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
 _HELD_TAG: Final = "SELECT 2"
@@ -70,6 +75,18 @@ _HELD_TAG: Final = "SELECT 2"
 # probe of a silent server the next one begins.
 _SETTINGS_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 1.0
+
+# How long migrations wait for those of another process without a word.
+_LOCK_SECONDS: Final = 10.0
+_LOCK_IS_HELD: Final = (
+    "waiting for the migrations of another process. If none is running, its commit waits for a "
+    "synchronous standby: SELECT pid, wait_event FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+)
+_COMMIT_WAITS: Final = (
+    "the server waits for a synchronous standby that is absent (SELECT * FROM "
+    "pg_stat_replication), or does not respond. When it is back, the migrations are there; start "
+    "again then"
+)
 
 
 class PostgresOptions(TypedDict, total=False):
@@ -148,13 +165,14 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._acquire_seconds = acquire_seconds
         self._pool: Pool | None = None
         self._metrics: StoreMetrics | None = None
+        self._durability_metrics: DurabilityMetrics | None = None
         self._required = require_durability
         # From the first check on, each acquisition checks again.
         self._is_checked = False
         self._commits = ConfirmedCommits()
         self._barrier = ReplicationBarrier(self._commits, self._commit_and_confirm)
         # Half of the connections: as many again may wait on the server for a standby.
-        self._abandoned = AbandonedCommits(max(1, max_connections // 2))
+        self._abandoned = AbandonedCommits(max(1, max_connections // 2), self._report_abandoned)
         self._probe: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         # False until the tables exist.
@@ -170,8 +188,12 @@ class BasePostgresStore(Generic[TransactionT_co]):
         return self._max
 
     def report_to(self, metrics: StoreMetrics) -> None:
-        """Report waits for a connection to ``metrics``. Call it before ``open``."""
+        """Report waits for a connection to ``metrics``. Call it before ``open``.
+
+        If they are ``DurabilityMetrics``, what the database guarantees is reported, too.
+        """
         self._metrics = metrics
+        self._durability_metrics = metrics if isinstance(metrics, DurabilityMetrics) else None
 
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
@@ -180,15 +202,12 @@ class BasePostgresStore(Generic[TransactionT_co]):
         on_wait = None if self._metrics is None else self._metrics.pool_waited
         self._reads_epochs = self._is_checked = False
         pool = self.driver.new_pool(self._max, on_wait, self._on_connect, self._on_silence)
-        refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
         try:
-            await pool.fill(self._min)
-        except self.driver.outages as error:
-            if isinstance(error, ValueError):  # asyncpg: the URL, not the server
-                raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
-            raise unavailable(error) from error
-        except refusals as error:
-            raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+            await self._fill(pool)
+        except BaseException:
+            # Its timer and threads would outlive it.
+            await pool.close(timeout_seconds=0)
+            raise
         self._pool = pool
         try:
             with suppress(*self.driver.outages):  # a limit of connections, or an outage
@@ -201,6 +220,17 @@ class BasePostgresStore(Generic[TransactionT_co]):
         except BaseException:
             await self.close()
             raise
+
+    async def _fill(self, pool: Pool) -> None:
+        refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
+        try:
+            await pool.fill(self._min)
+        except self.driver.outages as error:
+            if isinstance(error, ValueError):  # asyncpg: the URL, not the server
+                raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
+            raise unavailable(error) from error
+        except refusals as error:
+            raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
 
     async def close(self) -> None:
         """Wait for running transactions, then disconnect."""
@@ -387,6 +417,33 @@ class BasePostgresStore(Generic[TransactionT_co]):
         return self._epochs.durability
 
     @property
+    def is_replicated(self) -> bool | None:
+        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
+        durability = self._epochs.durability
+        return None if durability is None else durability.is_replicated
+
+    async def read_durability(self) -> None:
+        """Read what the server guarantees, and which of the cut commits have ended."""
+        if len(self._abandoned):
+            with suppress(StoreUnavailableError, *self.driver.outages, *self.driver.errors):
+                await self._abandoned.check(self.driver.connect)
+        await self.read_epoch()
+
+    def require_durability(self) -> None:
+        """Refuse a database that is not replicated. Call it before ``open``."""
+        self._required = "replicated"
+
+    def lift_statement_limit(self) -> None:
+        """Let statements take any time, as those of a command do. Call it before ``open``."""
+        self.driver.deadlines = dataclasses.replace(
+            self.driver.deadlines, statement_seconds=math.inf
+        )
+
+    def _report_abandoned(self, count: int) -> None:
+        if self._durability_metrics is not None:
+            self._durability_metrics.commits_abandoned(count)
+
+    @property
     def abandoned_commits(self) -> int:
         """How many commits were cut that the server may still work on."""
         return len(self._abandoned)
@@ -503,9 +560,12 @@ class BasePostgresStore(Generic[TransactionT_co]):
             self._probe = None
 
     async def _read_epoch(self, connection: Any) -> EpochReading:
-        return await self._epochs.read(
+        reading = await self._epochs.read(
             self.table_names, connection.fetchrow, self.driver.errors, self.driver.outages
         )
+        if self._durability_metrics is not None and self.is_replicated is not None:
+            self._durability_metrics.durability_read(is_replicated=self.is_replicated)
+        return reading
 
     async def _acquire(self) -> Any:
         if self._pool is None:
@@ -537,7 +597,9 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise
         if problem is not None:
             self.release(connection)
-            raise StoreUnavailableError(f"the database is not replicated as required: {problem}")
+            raise StoreUnavailableError(
+                f"the database is not replicated as required: {problem}", reason="not_replicated"
+            )
 
     def is_outdated(self, connection: Any) -> bool:
         """Check whether another server was reached since the connection was opened."""
@@ -600,9 +662,24 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
         ledger = MigrationTable(self.table_names, is_sqlite=False)
         try:
-            async with connection.transaction():
-                await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-                await run_steps_async(apply_migrations(self._migrations, ledger), execute)
+            await connection.execute("BEGIN")
+            lock = f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"
+            waiting = asyncio.ensure_future(connection.execute(lock))
+            if not await _ends_within(waiting, _LOCK_SECONDS, connection):
+                _log.warning("%s", _LOCK_IS_HELD)
+            await waiting
+            await run_steps_async(apply_migrations(self._migrations, ledger), execute)
+            committing = asyncio.ensure_future(connection.execute("COMMIT"))
+            limit = self.driver.deadlines.commit_seconds
+            if not await _ends_within(committing, limit, connection):
+                connection.terminate()
+                await asyncio.wait({committing})
+                committing.exception()
+                raise StoreUnavailableError(
+                    f"the migrations were not committed within {limit:g} seconds: {_COMMIT_WAITS}",
+                    reason="outcome_unknown",
+                )
+            await committing
         except self.driver.outages as error:
             raise unavailable(error) from error
         finally:
@@ -674,6 +751,20 @@ class PostgresStore(ChunkPostgresStore[PostgresTransaction]):
     def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
         """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
         super().__init__(url, driver=_asyncpg_driver(), **options)
+
+
+async def _ends_within(
+    running: "asyncio.Future[Any]", seconds: float, connection: Connection
+) -> bool:
+    """Return whether a statement has ended in time. If cancelled, cut its connection."""
+    try:
+        limit = None if seconds == math.inf else seconds
+        await asyncio.wait({running}, timeout=limit)
+    except asyncio.CancelledError:
+        connection.terminate()
+        running.cancel()
+        raise
+    return running.done()
 
 
 def _server_of(identity: str | None) -> list[str]:

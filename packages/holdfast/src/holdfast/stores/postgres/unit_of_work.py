@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, NoReturn, Protocol
 
 from holdfast.core.idempotency_record import AuditEvent, Record
-from holdfast.errors import CommitUnknownError, NoTransactionError
+from holdfast.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
 from holdfast.ports import Params, Row, TransactionT_co
 from holdfast.stores.postgres.driver import NEVER, Driver
 from holdfast.stores.postgres.errors import (
@@ -14,6 +14,7 @@ from holdfast.stores.postgres.errors import (
     is_read_only,
     refuse_unstorable,
     translate_commit_error,
+    unavailable,
 )
 from holdfast.stores.postgres.params import finish_statement, positional, rows_changed
 from holdfast.stores.postgres.session import UsedSession
@@ -189,6 +190,14 @@ class PostgresUnit(Generic[TransactionT_co]):
     def connection(self) -> Any:
         """The connection, for statements of the store."""
         return self._connection
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if a statement on the driver's connection failed with it."""
+        driver = self._store.driver
+        is_of_driver = isinstance(error, (*driver.outages, *driver.errors))
+        if self._ended or not is_of_driver or not self._connection.is_closed():
+            return None
+        return unavailable(error)
 
     async def has_written(self) -> bool:
         """Return whether the handler has written."""

@@ -220,11 +220,11 @@ class PsycopgThreadDriver(_Driver):
         limit: int,
         on_wait: Callable[[float], None] | None = None,
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
-        on_silence: Callable[[], None] | None = None,  # noqa: ARG002 - threads see to deadlines
+        on_silence: Callable[[], None] | None = None,
     ) -> ThreadConnectionPool:
         """Return an empty pool, with new threads."""
         self._threads = StoreThreads(limit, wait_seconds=math.inf)
-        return ThreadConnectionPool(self.connect, self._threads, on_wait, on_connect)
+        return ThreadConnectionPool(self.connect, self._threads, on_wait, on_connect, on_silence)
 
     async def roll_back(self, connection: ThreadConnection, message: str) -> str:
         """Send ROLLBACK."""
