@@ -224,14 +224,11 @@ class RequestLog:
             _log.debug("the log of requests cannot be swept: %s", error)
 
     async def _write(self, name: str, **values: Any) -> int:
-        unit = await self._store.begin()
-        try:
-            changed = await unit.statements.execute(self._sql(name), values)
-            await unit.commit(None, None)
-        except BaseException:
-            await unit.rollback()
-            raise
-        return changed
+        """Run one statement, which commits at once: a transaction would keep other writers waiting.
+
+        Returns how many rows it has returned.
+        """
+        return len(await self._store.write(self._sql(name), values))
 
     def _sql(self, name: str) -> str:
         file = "request_log.sqlite.sql" if self._is_sqlite else "request_log.postgres.sql"

@@ -14,7 +14,8 @@ SELECT noted.value ->> 0, noted.value ->> 1, noted.value ->> 2, noted.value ->> 
 -- name: sweep_requests
 -- One batch of what is too old.
 DELETE FROM holdfast_request_log
- WHERE id IN (SELECT id FROM holdfast_request_log WHERE at < :before ORDER BY at LIMIT :limit);
+ WHERE id IN (SELECT id FROM holdfast_request_log WHERE at < :before ORDER BY at LIMIT :limit)
+RETURNING id;
 
 -- name: oldest_kept
 -- The time of the row with which the table has :most rows; none if it has fewer.
