@@ -149,7 +149,7 @@ class Holdfast(Generic[TransactionT_co]):
         bytes.
         ``limits`` keep one tenant from using up the process.
         Replays, mismatches and refusals are logged in a table for ``request_log_seconds``, without
-        payloads, so that operators can find them; 0 does not log them.
+        payloads, so that operators can find them; 0 neither logs nor counts them.
         """
         if tenants is not None and tenants is not SINGLE_TENANT:
             raise ConfigurationError(f"tenants must be SINGLE_TENANT of holdfast, not {tenants!r}")

@@ -70,7 +70,7 @@ class RequestLog:
         keep_seconds: float = 7 * 86_400.0,
         most_rows: int = 1_000_000,
     ) -> None:
-        """Keep rows for ``keep_seconds``, and at most ``most_rows``; 0 seconds logs nothing."""
+        """Keep rows for ``keep_seconds``, at most ``most_rows``; 0 seconds logs and counts nothing."""
         self._store = store
         self._clock = clock
         self._is_sqlite = store.name == "sqlite"
@@ -88,8 +88,8 @@ class RequestLog:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Write in a background task."""
-        if self._task is None:
+        """Write in a background task, unless nothing is to be kept."""
+        if self._task is None and self._keep_seconds > 0:
             # Not in the context of the request that has opened the store, as in the sweeper.
             self._task = asyncio.create_task(self._forever(), context=contextvars.Context())
 
@@ -157,7 +157,7 @@ class RequestLog:
         self._add(row, key)
 
     def _add(self, row: LoggedRequest, key: str) -> None:
-        if self._keep_seconds <= 0 or self._task is None:
+        if self._task is None:
             return
         if len(self._waiting) >= _MOST_WAITING:
             self._dropped += 1
