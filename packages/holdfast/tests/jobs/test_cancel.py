@@ -113,14 +113,23 @@ async def test_two_operators_cancel_a_job_once(lab: JobsLab) -> None:
 async def test_cancel_races_workers_and_one_of_them_wins(effect_lab: JobsLab) -> None:
     lab = effect_lab
     await lab.start_worker(concurrency=4)
-    names, cancelled = [f"job-{number:03}" for number in range(100)], 0
-    delay = 0.002  # nears the moment at which either may win, on any machine
+    names, cancelled = [f"job-{number:03}" for number in range(60)], 0
+    head_start = 0.0  # of the worker, in seconds; nears what makes either win, on any machine
     for name in names:
-        job_id = await lab.enqueued("effect", resource_id=name)
-        await asyncio.sleep(delay)
-        is_cancelled = await lab.admin.cancel(job_id, **WHO)
+        async with lab.transaction() as tx:
+            outcome = await lab.enqueue_in(tx, "effect", resource_id=name)
+        if head_start > 0:
+            lab.notify()
+            await asyncio.sleep(head_start)
+        cancelling = asyncio.create_task(lab.admin.cancel(outcome.job_id, **WHO))
+        if head_start <= 0:
+            await asyncio.sleep(-head_start)
+            lab.notify()
+        is_cancelled = await cancelling
         cancelled += is_cancelled
-        delay = min(1.0, delay * 1.5) if is_cancelled else delay / 1.5
+        head_start += 0.0005 if is_cancelled else -0.0005
+        await lab.until_idle()
+        await asyncio.sleep(0.005)  # then the worker waits for the next notification
     await lab.until_idle()
     done = await lab.effects()
     dead = [row["resource_id"] for row in await lab.rows("SELECT * FROM holdfast_dead_letters")]
