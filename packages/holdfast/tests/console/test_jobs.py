@@ -164,3 +164,117 @@ async def test_malformed_address_is_an_error_for_the_operator(lab: ConsoleLab, p
         response = await browser.get(path)
         assert response.status_code in {400, 404}
         assert "defect" not in response.text
+
+
+# -- cancelling -----------------------------------------------------------------------------------
+
+
+async def audited(lab: ConsoleLab, event: str) -> list[tuple[str, str, str]]:
+    """Return tenant, actor and reason of audit events whose name begins like this."""
+    rows = await lab.holdfast.store.read(
+        "SELECT tenant, actor, reason FROM holdfast_audit_events WHERE endpoint LIKE :event",
+        {"event": f"{event}%"},
+    )
+    return [(row["tenant"], row["actor"], row["reason"]) for row in rows]
+
+
+async def test_waiting_job_is_cancelled_once_and_can_be_requeued(
+    lab: ConsoleLab, parcels: list[str]
+) -> None:
+    await enqueue(lab, "mill")
+    async with lab.browser("ada", "operator") as one, lab.browser("ada", "admin") as other:
+        (job_id,) = await ids(one, "jobs")
+        page = await one.get(f"jobs/{job_id}?tenant=bob")
+        assert f'action="/console/jobs/{job_id}/cancel"' in page.text
+        responses = await asyncio.gather(
+            *(
+                browser.post(f"jobs/{job_id}/cancel", tenant="bob", reason="sent by hand")
+                for browser in (one, other)
+            )
+        )
+        assert sorted(response.status_code for response in responses) == [303, 404]
+        assert await ids(one, "jobs") == []
+        assert await ids(one, "dead-letters?error=sent+by+hand") == [job_id]
+        page = await one.get(f"jobs/{job_id}?tenant=bob")
+        assert "cancelled: sent by hand" in page.text
+        await run_jobs(lab)
+        assert parcels == []
+        await one.post(f"jobs/{job_id}/requeue", tenant="bob", reason="the other parcel was lost")
+        await run_jobs(lab)
+    assert parcels == ["mill"]
+    assert await audited(lab, "job.cancelled") == [("bob", "ada by console", "sent by hand")]
+
+
+@pytest.mark.usefixtures("parcels")
+async def test_bulk_cancel_counts_first_and_cancels_only_what_matches(lab: ConsoleLab) -> None:
+    await enqueue(lab, "one", "two")
+    await enqueue(lab, "three", tenant="eve")
+    async with lab.browser("ada", "operator") as browser:
+        jobs = await browser.get("jobs?tenant=bob&queue=default")
+        assert 'href="/console/jobs/cancel?tenant=bob&amp;queue=default"' in jobs.text
+        for path, matching in (
+            ("jobs/cancel", 3),
+            ("jobs/cancel?tenant=bob", 2),
+            ("jobs/cancel?tenant=bob&queue=default&type=parcel", 2),
+            ("jobs/cancel?queue=other", 0),
+            ("jobs/cancel?tenant=eve&type=letter", 0),
+        ):
+            page = await browser.get(path)
+            assert f"{matching} waiting jobs match" in page.text, path
+        assert len(await ids(browser, "jobs")) == 3
+        assert (await browser.post("jobs/cancel", tenant="bob", reason="")).status_code == 400
+        response = await browser.post("jobs/cancel", tenant="bob", reason="closed")
+        assert response.headers["location"] == "/console/jobs?tenant=bob&notice=2+cancelled"
+        assert len(await ids(browser, "jobs")) == 1
+        assert len(await ids(browser, "dead-letters?error=closed")) == 2
+    assert await audited(lab, "job.cancelled") == [("bob", "ada by console", "closed")] * 2
+
+
+@pytest.mark.usefixtures("parcels")
+async def test_bulk_actions_of_two_operators_have_one_effect_each(lab: ConsoleLab) -> None:
+    await enqueue(lab, *(f"shop-{number}" for number in range(20)))
+    async with lab.browser("ada", "operator") as one, lab.browser("ada", "admin") as other:
+        for path, event in (
+            ("jobs/cancel", "job.cancelled"),
+            ("dead-letters/requeue", "job.requeued"),
+        ):
+            responses = await asyncio.gather(
+                *(browser.post(path, reason="strike") for browser in (one, other))
+            )
+            notices = [response.headers["location"] for response in responses]
+            assert sum(int(re.findall(r"notice=(\d+)", each)[0]) for each in notices) == 20
+            assert len(await audited(lab, event)) == 20
+        assert len(await ids(one, "jobs")) == 20
+
+
+async def test_bulk_action_is_limited(
+    lab: ConsoleLab, parcels: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.console.jobs._BULK", 3)
+    await enqueue(lab, "a", "b", "c", "d")
+    async with lab.browser("ada", "operator") as browser:
+        assert "3+ waiting jobs match" in (await browser.get("jobs/cancel")).text
+        await browser.post("jobs/cancel", reason="closed")
+        assert len(await ids(browser, "jobs")) == 1
+    assert parcels == []
+
+
+@pytest.mark.usefixtures("parcels")
+async def test_viewer_and_bound_operator_cancel_nothing_of_others(lab: ConsoleLab) -> None:
+    await enqueue(lab, "mill")
+    async with lab.browser("ada", "viewer") as browser:
+        (job_id,) = await ids(browser, "jobs")
+        assert "Cancel" not in (await browser.get("jobs")).text
+        assert "Cancel" not in (await browser.get(f"jobs/{job_id}?tenant=bob")).text
+        assert (await browser.get("jobs/cancel")).status_code == 403
+        for path in ("jobs/cancel", f"jobs/{job_id}/cancel"):
+            assert (await browser.post(path, tenant="bob", reason="x")).status_code == 403
+    async with lab.browser("eve", "admin") as browser:
+        assert "0 waiting jobs match" in (await browser.get("jobs/cancel")).text
+        assert (await browser.get("jobs/cancel?tenant=bob")).status_code == 404
+        for tenant in ("bob", "eve"):
+            for path in ("jobs/cancel", f"jobs/{job_id}/cancel"):
+                await browser.post(path, tenant=tenant, reason="mine")
+        await browser.post("jobs/cancel", reason="mine")
+    async with lab.browser("ada", "viewer") as browser:
+        assert await ids(browser, "jobs") == [job_id]

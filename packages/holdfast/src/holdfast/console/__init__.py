@@ -23,6 +23,7 @@ from holdfast.console.page import (
     Redirected,
     Shown,
 )
+from holdfast.console.queues import queue_pages
 from holdfast.console.records import record_pages
 from holdfast.console.system import ReadSettings, system_page
 from holdfast.console.tenants import tenant_pages
@@ -69,6 +70,7 @@ def console(
             overview_page(holdfast),
             *record_pages(holdfast),
             *job_pages(holdfast),
+            *queue_pages(holdfast),
             *trace_pages(),
             *pages,
             *tenant_pages(holdfast),

@@ -66,3 +66,58 @@ SELECT queue, type, reason, error, count(*) AS jobs, max(extract(epoch FROM died
          WHERE requeued_at IS NULL AND {tenant}
          ORDER BY died_at DESC LIMIT :scanned::integer) AS dead
  GROUP BY queue, type, reason, error ORDER BY jobs DESC, last_at DESC LIMIT 100;
+
+-- name: matching_dead
+-- Dead letters that match a filter, newest first. An empty text matches all.
+SELECT tenant, job_id::text AS job_id
+  FROM (SELECT tenant, job_id, queue, type, error FROM holdfast_dead_letters
+         WHERE requeued_at IS NULL AND {tenant}
+         ORDER BY died_at DESC LIMIT :scanned::integer) AS dead
+ WHERE :queue::text IN ('', queue) AND :type::text IN ('', type) AND :error::text IN ('', error)
+ LIMIT :most::integer;
+
+-- name: matching_waiting
+-- Waiting jobs that match a filter, those that are due first. An empty text matches all.
+WITH RECURSIVE queues AS (
+    (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT found.tenant, found.id::text AS job_id
+  FROM queues
+ CROSS JOIN LATERAL (
+       SELECT * FROM holdfast_jobs AS job
+        WHERE job.queue = queues.queue AND :queue::text IN ('', job.queue)
+        ORDER BY job.visible_at LIMIT :scanned::integer) AS found
+ WHERE found.state = 'waiting' AND :type::text IN ('', found.type)
+ LIMIT :most::integer;
+
+-- name: matching_waiting_of_tenant
+SELECT tenant, job_id::text AS job_id
+  FROM (SELECT tenant, id AS job_id, queue, type, state FROM holdfast_jobs
+         WHERE tenant = :tenant
+         ORDER BY id LIMIT :scanned::integer) AS found
+ WHERE state = 'waiting' AND :queue::text IN ('', queue) AND :type::text IN ('', type)
+ LIMIT :most::integer;
+
+-- name: leased_jobs
+-- Running jobs by worker, of those jobs of each queue that are visible next: leases end soon.
+WITH RECURSIVE queues AS (
+    (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT found.worker, found.queue, count(*) AS jobs,
+       extract(epoch FROM min(found.started_at))::float8 AS first_started_at,
+       extract(epoch FROM min(found.visible_at))::float8 AS first_lease_ends_at
+  FROM queues
+ CROSS JOIN LATERAL (
+       SELECT * FROM holdfast_jobs AS job
+        WHERE job.queue = queues.queue AND job.visible_at > statement_timestamp()
+        ORDER BY job.visible_at LIMIT :scanned::integer) AS found
+ WHERE found.state = 'running'
+ GROUP BY found.worker, found.queue ORDER BY first_started_at LIMIT :most::integer;

@@ -1,4 +1,4 @@
-"""Pages about jobs: lists, one job, dead letters by error, requeueing, periodic work, workers."""
+"""Pages about jobs: lists, one job, dead letters by error, requeueing, cancelling, schedules."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from holdfast.ports import Row, Store
 from holdfast.server.app import Holdfast
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["job_pages"]
+__all__ = ["job_pages", "job_sql"]
 
 _PAGE_ROWS: Final = 50
 # How many index entries one page reads, however few of them match.
@@ -39,8 +39,11 @@ def job_pages(holdfast: Holdfast[Any]) -> list[Page]:
     operator = Role.OPERATOR
     return [
         Page("jobs", pages.all, title="Jobs", live=True),
+        Page("jobs/cancel", pages.preview_cancel, role=operator),
+        Page("jobs/cancel", pages.cancel_all, method="POST", role=operator),
         Page("jobs/{id}", pages.show, live=True),
         Page("jobs/{id}/requeue", pages.requeue, method="POST", role=operator),
+        Page("jobs/{id}/cancel", pages.cancel, method="POST", role=operator),
         Page("dead-letters", pages.dead, title="Dead letters", live=True),
         Page("dead-letters/requeue", pages.requeue_all, method="POST", role=operator),
         Page("periodic", pages.periodic, title="Periodic work", needs_all_tenants=True),
@@ -121,16 +124,43 @@ class _JobPages:
         query = urlencode({"tenant": tenant})
         return Redirected(f"jobs/{quote(job_id, safe='')}?{query}", "requeued")
 
+    async def cancel(self, request: PageRequest) -> Redirected:
+        """Move a waiting job to the dead letters."""
+        job_id, tenant = request.path["id"], request.own(request.form.get("tenant", ""))
+        cancelled = await JobAdmin(request.store).cancel(
+            job_id, tenant=tenant, actor=request.actor, reason=request.reason()
+        )
+        if not cancelled:
+            raise NotShownError("there is no such waiting job: it runs, has ended or was cancelled")
+        self._notify()  # the next job of its order key may be due
+        query = urlencode({"tenant": tenant})
+        return Redirected(f"jobs/{quote(job_id, safe='')}?{query}", "cancelled")
+
+    async def preview_cancel(self, request: PageRequest) -> Shown:
+        """Count the waiting jobs that match a filter, before they are cancelled."""
+        found = await _matching(request, "waiting", request.query)
+        return Shown("cancel_jobs.html", {"matching": len(found), "bulk": _BULK})
+
+    async def cancel_all(self, request: PageRequest) -> Redirected:
+        """Cancel all waiting jobs that match a filter, up to a limit."""
+        reason, admin, done = request.reason(), JobAdmin(request.store), 0
+        for tenant, job_id in await _matching(request, "waiting", request.form):
+            done += await admin.cancel(job_id, tenant=tenant, actor=request.actor, reason=reason)
+        self._notify()
+        kept = {name: request.form.get(name, "") for name in ("tenant", "queue", "type")}
+        query = urlencode({name: value for name, value in kept.items() if value})
+        return Redirected(f"jobs?{query}" if query else "jobs", f"{done:,} cancelled")
+
     async def dead(self, request: PageRequest) -> Shown:
         """List dead letters, grouped by error, and one by one."""
         values = {"scanned": _COUNTED, **_tenant_value(request.tenant)}
-        sql = _sql(request.store, "dead_by_error", request.tenant)
+        sql = job_sql(request.store, "dead_by_error", request.tenant)
         groups = [
             {**row, "last_at": at(row["last_at"])} for row in await request.store.read(sql, values)
         ]
         found, following = await _find(request, "dead")
         kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
-        matching = await self._matching(request, request.query)
+        matching = await _matching(request, "dead", request.query)
         return Shown(
             "dead_letters.html",
             {
@@ -149,8 +179,8 @@ class _JobPages:
         """Requeue all dead letters that match a filter, up to a limit."""
         actor = f"{request.actor}: {request.reason()}"
         admin, done = JobAdmin(request.store), 0
-        for job in await self._matching(request, request.form):
-            done += await admin.requeue(job.id, tenant=job.tenant, actor=actor)
+        for tenant, job_id in await _matching(request, "dead", request.form):
+            done += await admin.requeue(job_id, tenant=tenant, actor=actor)
         self._notify()
         return Redirected("dead-letters", f"{done:,} requeued")
 
@@ -158,16 +188,28 @@ class _JobPages:
         """List the schedules of the app."""
         return Shown("periodic.html", {"schedules": self._registry.periodic})
 
-    @staticmethod
-    async def _matching(request: PageRequest, filters: Mapping[str, str]) -> list[_Listed]:
-        """Return the dead letters that a bulk action is about, up to its limit."""
-        tenant: TenantFilter = request.tenant
-        if filters.get("tenant"):
-            tenant = request.own(filters["tenant"])
-        rows = await _read(
-            request.store, "dead", tenant=tenant, queue=filters.get("queue", ""), scanned=_BULK
-        )
-        return [job for job in map(_listed, rows) if _matches(job, filters)]
+
+async def _matching(
+    request: PageRequest, state: str, filters: Mapping[str, str]
+) -> list[tuple[str, str]]:
+    """Return the jobs (tenant, id) that a bulk action is about, up to its limit."""
+    tenant: TenantFilter = request.tenant
+    if filters.get("tenant"):
+        tenant = request.own(filters["tenant"])
+    values: dict[str, Any] = {
+        "queue": filters.get("queue", ""),
+        "type": filters.get("type", ""),
+        "scanned": _COUNTED,
+        "most": _BULK,
+        **_tenant_value(tenant),
+    }
+    name = f"matching_{state}"
+    if state == "dead":
+        values["error"] = filters.get("error", "")
+    elif tenant is not ALL_TENANTS:
+        name = "matching_waiting_of_tenant"
+    rows = await request.store.read(job_sql(request.store, name, tenant), values)
+    return [(row["tenant"], row["job_id"]) for row in rows]
 
 
 async def _find(request: PageRequest, state: str) -> tuple[list[_Listed], str | None]:
@@ -206,7 +248,7 @@ async def _read(
         "scanned": scanned,
         **_tenant_value(tenant),
     }
-    return await store.read(_sql(store, name, tenant), values)
+    return await store.read(job_sql(store, name, tenant), values)
 
 
 def _place(store: Store, after: str | None, *, newest_first: bool) -> tuple[str, str]:
@@ -262,7 +304,8 @@ def _listed(row: Row) -> _Listed:
     )
 
 
-def _sql(store: Store, name: str, tenant: TenantFilter) -> str:
+def job_sql(store: Store, name: str, tenant: TenantFilter) -> str:
+    """Return a query about jobs, restricted to a tenant."""
     file = "jobs.sqlite.sql" if store.name == "sqlite" else "jobs.postgres.sql"
     clause = "1 = 1" if tenant is ALL_TENANTS else "tenant = :tenant"
     queries = load_queries("holdfast.console", file, names=store.table_names)

@@ -66,3 +66,59 @@ SELECT queue, type, reason, error, count(*) AS jobs, max(died_at) / 1000.0 AS la
          WHERE requeued_at IS NULL AND {tenant}
          ORDER BY died_at DESC LIMIT :scanned) AS dead
  GROUP BY queue, type, reason, error ORDER BY jobs DESC, last_at DESC LIMIT 100;
+
+-- name: matching_dead
+-- Dead letters that match a filter, newest first. An empty text matches all.
+SELECT tenant, job_id
+  FROM (SELECT tenant, job_id, queue, type, error FROM holdfast_dead_letters
+         WHERE requeued_at IS NULL AND {tenant}
+         ORDER BY died_at DESC LIMIT :scanned) AS dead
+ WHERE :queue IN ('', queue) AND :type IN ('', type) AND :error IN ('', error)
+ LIMIT :most;
+
+-- name: matching_waiting
+-- Waiting jobs that match a filter, those that are due first. An empty text matches all.
+WITH RECURSIVE queues AS (
+    SELECT min(queue) AS queue FROM holdfast_jobs
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT found.tenant, found.id AS job_id
+  FROM queues
+  JOIN holdfast_jobs AS found ON found.seq IN (
+       SELECT job.seq FROM holdfast_jobs AS job
+        WHERE job.queue = queues.queue AND :queue IN ('', job.queue)
+        ORDER BY job.visible_at LIMIT :scanned)
+ WHERE found.state = 'waiting' AND :type IN ('', found.type)
+ LIMIT :most;
+
+-- name: matching_waiting_of_tenant
+SELECT tenant, job_id
+  FROM (SELECT tenant, id AS job_id, queue, type, state FROM holdfast_jobs
+         WHERE tenant = :tenant
+         ORDER BY id LIMIT :scanned) AS found
+ WHERE state = 'waiting' AND :queue IN ('', queue) AND :type IN ('', type)
+ LIMIT :most;
+
+-- name: leased_jobs
+-- Running jobs by worker, of those jobs of each queue that are visible next: leases end soon.
+WITH RECURSIVE queues AS (
+    SELECT min(queue) AS queue FROM holdfast_jobs
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_jobs AS next
+             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
+      FROM queues WHERE queues.queue IS NOT NULL
+)
+SELECT found.worker, found.queue, count(*) AS jobs,
+       min(found.started_at) / 1000.0 AS first_started_at,
+       min(found.visible_at) / 1000.0 AS first_lease_ends_at
+  FROM queues
+  JOIN holdfast_jobs AS found ON found.seq IN (
+       SELECT job.seq FROM holdfast_jobs AS job
+        WHERE job.queue = queues.queue
+          AND job.visible_at > CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)
+        ORDER BY job.visible_at LIMIT :scanned)
+ WHERE found.state = 'running'
+ GROUP BY found.worker, found.queue ORDER BY first_started_at LIMIT :most;

@@ -70,7 +70,7 @@ class RequestLog:
         keep_seconds: float = 7 * 86_400.0,
         most_rows: int = 1_000_000,
     ) -> None:
-        """Keep rows for ``keep_seconds``, at most ``most_rows``; 0 seconds logs and counts nothing."""
+        """Keep rows for ``keep_seconds``, at most ``most_rows``; 0 seconds keeps nothing."""
         self._store = store
         self._clock = clock
         self._is_sqlite = store.name == "sqlite"

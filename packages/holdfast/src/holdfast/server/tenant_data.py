@@ -10,6 +10,7 @@ from hashlib import sha256
 from typing import Any, Final, Self
 
 from holdfast.core.idempotency_record import AuditEvent
+from holdfast.core.tenants import OPERATOR_TENANT
 from holdfast.errors import ConfigurationError, HoldfastError, StoreError
 from holdfast.ids import new_id, new_request_id
 from holdfast.ports import Clock, Row, Store
@@ -37,9 +38,6 @@ __all__ = [
 
 EXPORT_FORMAT: Final = 1
 """The version of the lines of an export, for programs that read them."""
-
-OPERATOR_TENANT: Final = "holdfast:operator"
-"""The tenant of audit events about tenants that do not exist any more."""
 
 _STARTED: Final = "tenant.erase_started"
 _ERASED: Final = "tenant.erased"
