@@ -397,7 +397,9 @@ class GuardMiddleware:
                 except Exception as error:  # noqa: BLE001 - raised again by ``_run_app``
                     given = error
             if isinstance(given, Response) and len(given.body) <= match.policy.max_response_bytes:
-                responder = _Responder(processor, outcome, match, head, send, self._metrics)
+                responder = _Responder(
+                    processor, outcome, match, head, send, self._metrics, self._log
+                )
                 response, extra_headers, _ = await responder.commit(given)
                 return complete_response(response, head, extra_headers)
             again = None if given is None else _repeating(given)
