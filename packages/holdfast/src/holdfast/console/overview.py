@@ -10,7 +10,6 @@ from holdfast.console.charts import sparkline
 from holdfast.console.page import Page, PageRequest, Shown
 from holdfast.core.breaker import BreakerState
 from holdfast.jobs.admin import JobAdmin, QueueDepth
-from holdfast.jobs.depth_reporter import MAX_COUNTED
 from holdfast.ports import Store
 from holdfast.server.activity import MINUTES, OUTCOMES, read_activity
 from holdfast.server.app import Holdfast
@@ -18,6 +17,8 @@ from holdfast.server.app import Holdfast
 __all__ = ["Attention", "overview_page"]
 
 _LATE_SECONDS: Final = 60.0
+# How many jobs of a queue are counted: the page is loaded again every few seconds.
+_COUNTED: Final = 1_000
 # A sweep runs at least once an hour, unless the app sweeps by itself.
 _UNSWEPT: Final = timedelta(hours=3)
 _OLDEST_EXPIRED: Final = "SELECT min(expires_at) AS at FROM {records}"
@@ -52,7 +53,7 @@ class _Overview:
         if not request.operator.sees_all:
             return Shown("overview_of_tenant.html", {"tenants": request.operator.tenants})
         minutes = await read_activity(request.store, request.now)
-        depths = await JobAdmin(request.store).depths(most=MAX_COUNTED)
+        depths = await JobAdmin(request.store).depths(most=_COUNTED)
         oldest = await _oldest_expiry(request.store)
         unswept = None if oldest is None or oldest > request.now else request.now - oldest
         tiles = [
@@ -72,7 +73,7 @@ class _Overview:
                 "oldest_expiry": oldest,
                 "durability": _durability(request.store),
                 "depths": sorted(depths.items()),
-                "most": MAX_COUNTED,
+                "most": _COUNTED,
                 "breaker": self._holdfast.idempotency.breaker.state.value,
             },
         )

@@ -56,7 +56,7 @@ async def _targets(request: PageRequest, wanted: str) -> dict[str, str]:
     if await logged_requests(store, wanted, tenant):
         path = f"requests/{quote(wanted, safe='')}"
         targets[path] = "Request id of a replay or a refusal"
-    job = await JobAdmin(store).find(wanted, tenant=request.tenant)
+    job = None if targets else await JobAdmin(store).find(wanted, tenant=request.tenant)
     if job is not None:
         query = urlencode({"tenant": job.view.tenant})
         targets[f"jobs/{quote(wanted, safe='')}?{query}"] = f"Id of a job {job.view.type}"
