@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.console.access import Access, Operator, Role, TokenAccess
+from holdfast.console.action import OperatorAction, operator_action
 from holdfast.console.app import ConsoleApp
 from holdfast.console.jobs import job_pages
 from holdfast.console.overview import overview_page
@@ -36,6 +37,7 @@ __all__ = [
     "Downloaded",
     "NotShownError",
     "Operator",
+    "OperatorAction",
     "Page",
     "PageRequest",
     "Redirected",
@@ -43,6 +45,7 @@ __all__ = [
     "Shown",
     "TokenAccess",
     "console",
+    "operator_action",
 ]
 
 

@@ -38,6 +38,7 @@ SELECT tenant, id::text AS job_id, queue, type, resource_id, state,
  ORDER BY id LIMIT :scanned::integer;
 
 -- name: done_jobs
+-- The caller compares the queue: a condition here would read the whole table for a rare one.
 SELECT tenant, job_id::text AS job_id, queue, type, resource_id, 'done' AS state,
        attempts, NULL::integer AS max_attempts, worker, request_id,
        extract(epoch FROM enqueued_at)::float8 AS enqueued_at, NULL::float8 AS due_at,
@@ -45,7 +46,7 @@ SELECT tenant, job_id::text AS job_id, queue, type, resource_id, 'done' AS state
        completed_at::text || ' ' || job_id::text AS place
   FROM holdfast_job_completions
  WHERE (completed_at, job_id) < (:after_at::text::timestamptz, :after_id::uuid) AND {tenant}
-   AND :queue::text IN ('', queue)
+   AND :queue::text IS NOT NULL
  ORDER BY completed_at DESC, job_id DESC LIMIT :scanned::integer;
 
 -- name: dead_jobs

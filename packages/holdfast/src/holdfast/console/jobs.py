@@ -23,7 +23,8 @@ __all__ = ["job_pages", "job_sql"]
 _PAGE_ROWS: Final = 50
 # How many index entries one page reads, however few of them match.
 _SCANNED: Final = 500
-_COUNTED: Final = 10_000
+# How many of the newest dead letters are grouped by error.
+_COUNTED: Final = 1_000
 _BULK: Final = 1_000
 _STATES: Final = ("waiting", "running", "done", "dead")
 _NEWEST_FIRST: Final = frozenset({"done", "dead"})
@@ -215,8 +216,10 @@ async def _matching(
 async def _find(request: PageRequest, state: str) -> tuple[list[_Listed], str | None]:
     """Return a page of jobs, and where the next one begins; None after the last."""
     queue, after = request.query.get("queue", ""), request.query.get("after")
+    is_filtered = any(name in request.query for name in ("queue", "type", "error"))
+    scanned = _SCANNED if is_filtered else 2 * _PAGE_ROWS
     rows = await _read(
-        request.store, state, tenant=request.tenant, queue=queue, after=after, scanned=_SCANNED
+        request.store, state, tenant=request.tenant, queue=queue, after=after, scanned=scanned
     )
     found: list[_Listed] = []
     for job in map(_listed, rows):
@@ -225,7 +228,7 @@ async def _find(request: PageRequest, state: str) -> tuple[list[_Listed], str | 
         if len(found) == _PAGE_ROWS:
             return found, found[-1].place
         found.append(job)
-    return found, rows[-1]["place"] if len(rows) == _SCANNED else None
+    return found, rows[-1]["place"] if len(rows) == scanned else None
 
 
 async def _read(

@@ -38,6 +38,7 @@ SELECT tenant, id AS job_id, queue, type, resource_id, state,
  ORDER BY id LIMIT :scanned;
 
 -- name: done_jobs
+-- The caller compares the queue: a condition here would read the whole table for a rare one.
 SELECT tenant, job_id AS job_id, queue, type, resource_id, 'done' AS state,
        attempts, NULL AS max_attempts, worker, request_id,
        enqueued_at / 1000.0 AS enqueued_at, NULL AS due_at,
@@ -45,7 +46,7 @@ SELECT tenant, job_id AS job_id, queue, type, resource_id, 'done' AS state,
        completed_at || ' ' || job_id AS place
   FROM holdfast_job_completions
  WHERE (completed_at, job_id) < (CAST(:after_at AS INTEGER), :after_id) AND {tenant}
-   AND :queue IN ('', queue)
+   AND :queue IS NOT NULL
  ORDER BY completed_at DESC, job_id DESC LIMIT :scanned;
 
 -- name: dead_jobs

@@ -9,6 +9,7 @@ from urllib.parse import urlencode
 from holdfast.console.access import Role
 from holdfast.console.page import ConsoleError, NotShownError, Page, PageRequest, Redirected, Shown
 from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.core.policy import Policy
 from holdfast.core.staleness import parse_instant
 from holdfast.core.tenants import tenant_or_none
 from holdfast.errors import CommitUnknownError, InProgressError, RequestError
@@ -152,10 +153,10 @@ class _RecordPages:
         rows = await store.read(record_queries(store)["jobs_of_request"], about)
         return [{**row, "id": str(row["job_id"])} for row in rows]
 
-    def _policy(self, endpoint: str) -> str | None:
+    def _policy(self, endpoint: str) -> Policy | None:
         for route in self._holdfast.table().routes:
             if route.endpoint == endpoint:
-                return route.guard.policy.name
+                return route.guard.policy
         return None
 
 

@@ -13,6 +13,7 @@ from holdfast.server.request_trace import Moment, logged_requests, timeline
 __all__ = ["trace_pages"]
 
 _MAX_ID: Final = 300
+_IDS: Final = {"request_id": "Request id", "key": "Key", "correlation_id": "Correlation id"}
 
 
 def trace_pages() -> list[Page]:
@@ -24,30 +25,44 @@ def trace_pages() -> list[Page]:
     ]
 
 
-async def _find(request: PageRequest) -> Redirected:
-    """Go to what an id or key belongs to."""
+async def _find(request: PageRequest) -> Redirected | Shown:
+    """Go to what an id or key belongs to; list it if it belongs to several things."""
     wanted = request.query.get("q", "").strip()
     if not 0 < len(wanted) <= _MAX_ID or not wanted.isprintable():
         raise ConsoleError("give a key, a request id, a correlation id or a job id")
+    found = await _targets(request, wanted)
+    if not found:
+        raise NotShownError(
+            f"nothing has this key or id: {wanted}. Records are kept until they expire, replays "
+            "and refusals for some days"
+        )
+    if len(found) == 1:
+        return Redirected(next(iter(found)))
+    return Shown("find.html", {"wanted": wanted, "found": found})
+
+
+async def _targets(request: PageRequest, wanted: str) -> dict[str, str]:
+    """Return what an id or key belongs to: paths with their descriptions."""
     tenant, store = tenant_or_none(request.tenant), request.store
-    for name in ("request_id", "key", "correlation_id"):
-        found = await find_records(store, tenant=tenant, filters={name: wanted}, limit=2)
-        if len(found) == 1:
-            return Redirected(_record_path(found[0].id))
-        if found:
-            return Redirected(f"records?{urlencode({name: wanted})}")
+    targets: dict[str, str] = {}
+    for name, title in _IDS.items():
+        records = await find_records(store, tenant=tenant, filters={name: wanted}, limit=2)
+        if len(records) == 1:
+            record = records[0].id
+            targets.setdefault(_record_path(record), f"{title} of a record of {record.endpoint}")
+        elif records:
+            chosen = {name: wanted} | ({} if tenant is None else {"tenant": tenant})
+            targets[f"records?{urlencode(chosen)}"] = f"{title} of several records"
     if await logged_requests(store, wanted, tenant):
-        return Redirected(f"requests/{quote(wanted, safe='')}")
-    job = await JobAdmin(store).find(wanted, tenant=request.tenant)
+        path = f"requests/{quote(wanted, safe='')}"
+        targets[path] = "Request id of a replay or a refusal"
+    job = None if targets else await JobAdmin(store).find(wanted, tenant=request.tenant)
     if job is not None:
         query = urlencode({"tenant": job.view.tenant})
-        return Redirected(f"jobs/{quote(wanted, safe='')}?{query}")
-    if await timeline(store, wanted, tenant):
-        return Redirected(f"trace/{quote(wanted, safe='')}")
-    raise NotShownError(
-        f"nothing has this key or id: {wanted}. Records are kept until they expire, replays and "
-        "refusals for some days"
-    )
+        targets[f"jobs/{quote(wanted, safe='')}?{query}"] = f"Id of a job {job.view.type}"
+    if not targets and await timeline(store, wanted, tenant):
+        targets[f"trace/{quote(wanted, safe='')}"] = "Correlation id"
+    return targets
 
 
 async def _show_request(request: PageRequest) -> Shown:

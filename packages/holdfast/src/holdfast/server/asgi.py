@@ -397,7 +397,9 @@ class GuardMiddleware:
                 except Exception as error:  # noqa: BLE001 - raised again by ``_run_app``
                     given = error
             if isinstance(given, Response) and len(given.body) <= match.policy.max_response_bytes:
-                responder = _Responder(processor, outcome, match, head, send, self._metrics)
+                responder = _Responder(
+                    processor, outcome, match, head, send, self._metrics, self._log
+                )
                 response, extra_headers, _ = await responder.commit(given)
                 return complete_response(response, head, extra_headers)
             again = None if given is None else _repeating(given)
@@ -571,7 +573,7 @@ class GuardMiddleware:
         direct: PreparedCall | None = None,
     ) -> None:
         """Run the app; commit its complete response, then send it."""
-        responder = _Responder(idempotency, claimed, match, head, send, self._metrics)
+        responder = _Responder(idempotency, claimed, match, head, send, self._metrics, self._log)
         limit = match.policy.max_response_bytes
         buffer = ResponseBuffer(match.endpoint, limit, responder.commit_and_send, send)
         send_to: Send = buffer.send
@@ -613,7 +615,16 @@ class GuardMiddleware:
 class _Responder:
     """Commits the response of a guarded request and sends it, or what the client gets instead."""
 
-    __slots__ = ("_claimed", "_head", "_idempotency", "_match", "_metrics", "_send", "is_sent")
+    __slots__ = (
+        "_claimed",
+        "_head",
+        "_idempotency",
+        "_log",
+        "_match",
+        "_metrics",
+        "_send",
+        "is_sent",
+    )
 
     def __init__(  # noqa: PLR0917
         self,
@@ -623,6 +634,7 @@ class _Responder:
         head: RequestHead,
         send: Send,
         metrics: Metrics,
+        log: RequestLog | None,
     ) -> None:
         self._idempotency = idempotency
         self._claimed = claimed
@@ -630,6 +642,7 @@ class _Responder:
         self._head = head
         self._send = send
         self._metrics = metrics
+        self._log = log
         self.is_sent = False
 
     async def commit_and_send(self, response: Response) -> bool:
@@ -664,7 +677,7 @@ class _Responder:
         return response, (), True
 
     def _refusal(self, error: RequestError | StoreUnavailableError) -> Response:
-        return _refusal(error, self._match, self._head, self._metrics)
+        return _refusal(error, self._match, self._head, self._metrics, self._log)
 
     def passing_on_unclaimed(self, send_claimed: Send) -> Send:
         """Return a ``send`` that passes on what the app sends without a claim, e.g. 401."""

@@ -9,6 +9,7 @@ import contextvars
 import logging
 import os
 import socket
+import threading
 from collections import defaultdict
 from contextlib import suppress
 from hashlib import sha256
@@ -31,6 +32,8 @@ _FLUSH_SECONDS: Final = 1.0
 _MOST_WAITING: Final = 5_000
 _SWEEP_SECONDS: Final = 600.0
 _SWEEP_ROWS: Final = 5_000
+# One process writes at most this part of the largest table between two sweeps.
+_SWEEP_SHARE: Final = 10
 _COUNTS_SECONDS: Final = 3 * 3600.0
 _MINUTE: Final = 60
 
@@ -59,7 +62,8 @@ class LoggedRequest(NamedTuple):
 class RequestLog:
     """Collects what happens and writes it in batches, in the background.
 
-    ``note`` and ``count`` never wait and never raise. Several processes may write at once.
+    ``note`` and ``count`` never wait for the database and never raise. Threads may call them.
+    Several processes may write at once.
     """
 
     def __init__(
@@ -76,11 +80,15 @@ class RequestLog:
         self._is_sqlite = store.name == "sqlite"
         self._keep_seconds = keep_seconds
         self._most_rows = most_rows
+        # Apps without an event loop call from the threads of their requests.
+        self._lock = threading.Lock()
         self._waiting: list[LoggedRequest] = []
         self._counts: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._changed: set[tuple[int, str]] = set()
         self._dropped = 0
         self._sweep_at = 0.0
+        # Rows since the last sweep: a flood is swept early, so that the table stays bounded.
+        self._written = 0
         # Set every second: reading the clock for each request takes longer than counting it.
         self._minute = self._current_minute()
         # Different for each process that has ever written: a process id is used again.
@@ -109,8 +117,9 @@ class RequestLog:
         if self._task is None:
             return
         at = self._minute, name
-        self._counts[at] += number
-        self._changed.add(at)
+        with self._lock:
+            self._counts[at] += number
+            self._changed.add(at)
 
     def note(
         self,
@@ -160,10 +169,13 @@ class RequestLog:
         if self._task is None:
             return
         if len(self._waiting) >= _MOST_WAITING:
-            self._dropped += 1
+            with self._lock:
+                self._dropped += 1
             return
         at = self._clock.now().timestamp()
-        self._waiting.append(row._replace(at=at, key_hash=_hash(key) if key else ""))
+        found = row._replace(at=at, key_hash=_hash(key) if key else "")
+        with self._lock:
+            self._waiting.append(found)
 
     def counting(self, metrics: Metrics) -> Metrics:
         """Return metrics that count outcomes here, too."""
@@ -179,23 +191,27 @@ class RequestLog:
             await asyncio.sleep(_FLUSH_SECONDS)
             self._minute = self._current_minute()
             await self._flush()
-            if self._clock.monotonic() >= self._sweep_at:
+            is_full = self._written * _SWEEP_SHARE >= self._most_rows
+            if is_full or self._clock.monotonic() >= self._sweep_at:
+                self._written = 0
                 self._sweep_at = self._clock.monotonic() + _SWEEP_SECONDS
                 await self._sweep()
 
     async def _flush(self) -> None:
         """Write what has been collected; after an outage it is tried again."""
-        rows, self._waiting = self._waiting, []
-        changed, self._changed = self._changed, set()
-        if self._dropped:
-            _log.warning("%d requests were not logged: too many at once", self._dropped)
-            self._dropped = 0
+        with self._lock:
+            rows, self._waiting = self._waiting, []
+            changed, self._changed = self._changed, set()
+            counts = [(minute, name, self._counts[minute, name]) for minute, name in changed]
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            _log.warning("%d requests were not logged: too many at once", dropped)
         try:
             if rows:
                 await self._write("add_requests", rows=_json(rows))
+                self._written += len(rows)
                 rows = []
             if changed:
-                counts = [(minute, name, self._counts[minute, name]) for minute, name in changed]
                 await self._write("add_counts", rows=_json(counts), process=self.process)
                 changed = set()
         except StoreError as error:
@@ -203,14 +219,17 @@ class RequestLog:
         except Exception:  # noqa: BLE001 - a defect here must not end the task
             _log.exception("the log of requests cannot be written")
             rows = []
-        self._waiting[:0] = rows[: max(0, _MOST_WAITING - len(self._waiting))]
-        self._changed |= changed
+        with self._lock:
+            self._waiting[:0] = rows[: max(0, _MOST_WAITING - len(self._waiting))]
+            self._changed |= changed
 
     async def _sweep(self) -> None:
         now = self._clock.now().timestamp()
         oldest = int(now - _COUNTS_SECONDS)
-        for at in [at for at in self._counts if at[0] < oldest]:
-            del self._counts[at]
+        with self._lock:
+            for at in [at for at in self._counts if at[0] < oldest]:
+                del self._counts[at]
+                self._changed.discard(at)
         try:
             await self._write("sweep_counts", before=oldest)
             before = now - self._keep_seconds
