@@ -39,6 +39,7 @@ class _Server:
 
     def __init__(self, client: httpx.AsyncClient, app: Any) -> None:
         self._client = client
+        self._app = app
         self._store = app.state.holdfast.store
         self._ids: dict[bytes, bytes] = {}
         self.person = self.sign_in("ada")
@@ -52,7 +53,8 @@ class _Server:
             org=person.org,
             roles=["admin"],
             lifetime=timedelta(hours=1),
-            now=datetime.now(UTC),
+            # The time of the server, whose clock is held.
+            now=self._app.state.holdfast.clock.now(),
         )
         person.signed_in = {"Authorization": f"Bearer {token}"}
         return person
