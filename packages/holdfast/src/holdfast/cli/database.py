@@ -303,7 +303,9 @@ async def _applied_on_asyncpg(
     import asyncpg
 
     try:
-        connection = await asyncpg.connect(url, timeout=_CONNECT_SECONDS)
+        # No named statements: behind a pooler, another client may have the same. Opening the store
+        # refuses such a pooler in one line.
+        connection = await asyncpg.connect(url, timeout=_CONNECT_SECONDS, statement_cache_size=0)
     except (OSError, ValueError, asyncpg.PostgresError, asyncpg.InterfaceError):
         return unreachable  # opening the store reports it
     try:
