@@ -7,7 +7,6 @@ import uvloop
 
 from holdfast_lab.bench import (
     batch,
-    console,
     cpu_layers,
     fingerprint,
     growth,
@@ -241,5 +240,4 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "batch-drain": outbox_suite.measure_batches,
     "records": measure_records,
     "many-jobs": measure_many_jobs,
-    "console": console.measure,
 }
