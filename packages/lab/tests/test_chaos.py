@@ -36,6 +36,7 @@ def test_killed_processes_lose_and_double_nothing(kind: str, nats: bool) -> None
     assert ("postgres" in report.kills, "nats" in report.kills) == (kind == "postgres", nats)
 
 
+@pytest.mark.long
 def test_failovers_lose_and_double_nothing() -> None:
     report = asyncio.run(run_chaos(SECONDS / len(DATABASES), kind="postgres-ha"))
     assert report.violations == ()

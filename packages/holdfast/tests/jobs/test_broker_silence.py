@@ -25,6 +25,9 @@ from packages.holdfast.tests.support.jobs_harness import (
 )
 from packages.holdfast.tests.support.nats_harness import NatsLab
 
+# Each waits for a real broker to be found silent.
+pytestmark = pytest.mark.long
+
 ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 
@@ -130,7 +133,6 @@ async def test_jobs_are_done_while_the_broker_is_frozen_and_it_is_used_again(
 
 
 @ON_SQLITE
-@pytest.mark.long
 async def test_job_is_done_within_the_default_limit_of_a_frozen_broker(effect_lab, own_nats):
     await effect_lab.start_worker(engine=NatsLab(own_nats.url()).engine(), lease_seconds=LONG_LEASE)
     await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
@@ -325,7 +327,6 @@ async def test_coalesced_job_is_merged_while_it_waits_and_not_after_it_has_start
 
 
 @ON_POSTGRES
-@pytest.mark.long
 async def test_flapping_broker_and_many_workers_lose_and_repeat_no_job(
     lab, own_nats, counts, another_store
 ):
@@ -396,7 +397,6 @@ async def test_overdue_jobs_of_all_queues_are_found_oldest_first(lab):
 
 @pytest.mark.xdist_group("nats-cluster")
 @ON_POSTGRES
-@pytest.mark.long
 async def test_frozen_and_killed_leaders_of_three_nodes_lose_and_repeat_no_job(
     lab, counts, another_store
 ):
@@ -467,7 +467,6 @@ def test_new_connection_gets_the_whole_time_but_does_not_end_the_silence():
 # -- the tests of all engines, without a broker ----------------------------------------------------
 
 
-@pytest.mark.long
 class TestJetStreamEngineWithoutBroker(EngineContract):
     """Nobody listens at the URL: all jobs come from the table."""
 

@@ -8,9 +8,8 @@ import hmac
 import logging
 import time
 from asyncio import Event, timeout
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
-from functools import lru_cache, partial
 from hashlib import sha256
 from typing import Any, Final, TypeVar
 
@@ -27,7 +26,6 @@ with needs_extra("redis"):
 from holdfast.core.breaker import Breaker
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreError, StoreUnavailableError
-from holdfast.stores.redis_pipeline import RedisPipeline
 
 __all__ = ["RedisRecords"]
 
@@ -45,8 +43,6 @@ _EPOCH_BYTES: Final = 8
 _POSITION_SECONDS: Final = 400 * 86_400
 _MAX_CONNECTIONS: Final = 32
 _MAX_BATCH: Final = 500
-# The commands behind a larger value would wait for it.
-_MAX_PIPELINED_BYTES: Final = 64 * 1024
 _OPERATOR_TIMEOUT_SECONDS: Final = 10.0
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -97,7 +93,6 @@ class RedisRecords:
                 # Retries of the client would multiply the timeout.
                 retry=Retry(NoBackoff(), 0),
             )
-            self._pipeline = RedisPipeline(url, timeout_seconds)
         except ValueError as error:
             raise ConfigurationError(f"not a Redis URL: {error}") from error
         self._redis: Redis = Redis(connection_pool=pool)
@@ -108,7 +103,7 @@ class RedisRecords:
         if secret is None:
             return None
         name = self._name(record_id)
-        value = await self._try(self._pipeline.get(name))
+        value = await self._try(lambda: self._redis.get(name))
         if value is None:
             return None
         record = None
@@ -117,7 +112,7 @@ class RedisRecords:
             if record is None:
                 _log.warning("a cached record does not verify: dropped")
         if record is None or record.expires_at <= now:
-            await self._try(self._limited(lambda: self._redis.delete(name)))
+            await self._try(lambda: self._redis.delete(name))
             return None
         return record
 
@@ -134,10 +129,7 @@ class RedisRecords:
         mac = _mac(secret, (_CONTEXT, *map(_utf8, (epoch, *record.id))), payload)
         value = mac + _epoch_digest(epoch) + payload
         name = self._name(record.id)
-        if len(value) <= _MAX_PIPELINED_BYTES:
-            await self._try(self._pipeline.set(name, value, life_ms))
-        else:
-            await self._try(self._limited(lambda: self._redis.set(name, value, px=life_ms)))
+        await self._try(lambda: self._redis.set(name, value, px=life_ms))
 
     async def highest_position(self, epoch: str) -> int | None:
         """Return the position that was kept for this epoch, 0 without one; None if unavailable."""
@@ -146,7 +138,7 @@ class RedisRecords:
             return None
         name = self._position_name(epoch)
         # A list: the position may be missing, which is no outage.
-        found = await self._try(self._limited(lambda: self._redis.mget(name)))
+        found = await self._try(lambda: self._redis.mget(name))
         if found is None:
             return None
         value = found[0] or b""
@@ -162,14 +154,14 @@ class RedisRecords:
         payload = str(position).encode()
         value = _mac(secret, (_POSITION_CONTEXT, _utf8(epoch)), payload) + payload
         name = self._position_name(epoch)
-        await self._try(self._limited(lambda: self._redis.set(name, value, ex=_POSITION_SECONDS)))
+        await self._try(lambda: self._redis.set(name, value, ex=_POSITION_SECONDS))
 
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records. Never raises."""
         names = [self._name(record_id) for record_id in record_ids]
         for start in range(0, len(names), _MAX_BATCH):
             batch = names[start : start + _MAX_BATCH]
-            await self._try(self._limited(partial(self._redis.delete, *batch)))
+            await self._try(lambda batch=batch: self._redis.delete(*batch))  # type: ignore[misc]
 
     async def forget_tenant(self, tenant: str) -> int:
         """Delete all values of a tenant and return how many, for operators.
@@ -200,25 +192,19 @@ class RedisRecords:
             await self._all_ended.wait()
         try:
             async with timeout(1):
-                await self._pipeline.close()
                 await self._redis.aclose()
                 await self._redis.connection_pool.disconnect()
         except _OUTAGES as error:
             _log.debug("Redis connections were not closed cleanly: %s", error)
 
-    async def _limited(self, command: Callable[[], Any]) -> Any:
-        """Run a command of redis-py with a timeout."""
-        async with timeout(self._timeout_seconds):
-            return await command()
-
-    async def _try(self, command: Coroutine[Any, Any, T]) -> T | None:
-        """Run a command that has a timeout; return None after an error."""
+    async def _try(self, command: Callable[[], Any]) -> Any:
+        """Run a command with a timeout; return None after an error."""
         if self._is_closed or self._breaker.retry_after(self._clock()) is not None:
-            command.close()
             return None
         self._running_commands += 1
         try:
-            result = await command
+            async with timeout(self._timeout_seconds):
+                result = await command()
         except _OUTAGES as error:
             self._breaker.failed(self._clock())
             if not self._is_down:
@@ -264,7 +250,6 @@ def _verified(value: bytes, record_id: RecordId, secret: bytes, epoch: str) -> R
         return None
 
 
-@lru_cache(maxsize=16)
 def _epoch_digest(epoch: str) -> bytes:
     return sha256(_utf8(epoch)).digest()[:_EPOCH_BYTES]
 
@@ -272,7 +257,7 @@ def _epoch_digest(epoch: str) -> bytes:
 def _mac(secret: bytes, parts: Iterable[bytes], payload: bytes) -> bytes:
     """Authenticate the parts, each preceded by its length, and the payload."""
     identity = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hmac.digest(secret, identity + payload, "sha256")
+    return hmac.new(secret, identity + payload, sha256).digest()
 
 
 def _utf8(text: str) -> bytes:
