@@ -203,11 +203,15 @@ class KeyClaimed(msgspec.Struct, frozen=True):
 
 
 class Chunk(Protocol):
-    """A transaction for several requests of one batch, each in a savepoint."""
+    """A transaction for several requests of one batch."""
 
     @property
     def is_broken(self) -> bool:
         """True if it cannot commit any more, e.g. because the connection was lost."""
+
+    @property
+    def needs_savepoints(self) -> bool:
+        """True if it is broken because a request was to be undone alone and had no savepoint."""
 
     @property
     def must_end(self) -> bool:
@@ -253,8 +257,11 @@ class ChunkStore(Protocol):
     def max_chunks(self) -> int:
         """How many chunks may run at once, so that other requests get a connection."""
 
-    async def begin_chunk(self) -> Chunk:
-        """Return a new transaction."""
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
+        """Return a new transaction, with a savepoint for each request.
+
+        Without ``has_savepoints`` it may do without them, where that is faster.
+        """
 
 
 @dataclass(frozen=True, slots=True)

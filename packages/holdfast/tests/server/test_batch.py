@@ -19,7 +19,7 @@ from holdfast.server.batch_options import BatchOptions
 from holdfast.server.rate_limits import LimitsRateLimiter
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.batch_lab import BatchLab, item, open_batch_lab
-from packages.holdfast.tests.support.harness import fresh_database
+from packages.holdfast.tests.support.harness import HeldClock, fresh_database
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +83,8 @@ def count_commits(lab: BatchLab) -> list[int]:
     store: Any = lab.holdfast.store
     begin = store.begin_chunk
 
-    async def begin_chunk() -> Any:
-        chunk = await begin()
+    async def begin_chunk(**options: Any) -> Any:
+        chunk = await begin(**options)
         commit = chunk.commit
 
         async def counted(records: Any, audits: Any) -> None:
@@ -138,15 +138,48 @@ async def test_4xx_undoes_its_item_and_is_stored_as_the_policy_says(database: st
         assert await lab.names() == ["k000", "k002", "k003"]
         again = await lab.results(batch)
         assert [result["replayed"] for result in again] == [True] * 4
-        assert lab.runs == ["k000", "k001", "k002", "k003"]
+        ran_before = ["k000", "k001"] if "postgresql" in database else []
+        assert lab.runs == [*ran_before, "k000", "k001", "k002", "k003"]
         assert await lab.count("holdfast_audit_events") == 2
     unstored = Policy(errors_stored=ErrorsStored.NONE)
     async with open_batch_lab(database, policy=unstored) as lab:
+        await lab.set_savepoints()
         batch = [item("n000"), item("n001", "422")]
         assert await lab.statuses(batch) == [201, 422]
         results = await lab.results(batch)
         assert [result["replayed"] for result in results] == [True, False]
         assert lab.runs == ["n000", "n001", "n001"]
+
+
+async def test_only_the_first_request_that_is_undone_makes_others_run_again(
+    database: str,
+) -> None:
+    """PostgreSQL sets savepoints after it, for ten minutes; SQLite always does."""
+    clock = HeldClock()
+    is_postgres = "postgresql" in database
+    async with open_batch_lab(database, clock=clock) as lab:
+
+        async def runs_of(prefix: str) -> list[str]:
+            lab.runs.clear()
+            batch = [item(f"{prefix}0"), item(f"{prefix}1", "422"), item(f"{prefix}2")]
+            assert await lab.statuses(batch) == [201, 422, 201]
+            return [run.removeprefix(prefix) for run in lab.runs]
+
+        first = ["0", "1", "0", "1", "2"] if is_postgres else ["0", "1", "2"]
+        assert await runs_of("a") == first
+        assert await runs_of("b") == ["0", "1", "2"]
+        clock.pass_by(seconds=599)
+        assert await runs_of("c") == ["0", "1", "2"]
+        clock.pass_by(seconds=601)
+        assert await runs_of("d") == first
+        assert await lab.names() == [f"{prefix}{at}" for prefix in "abcd" for at in (0, 2)]
+
+
+async def test_request_refused_before_it_writes_makes_no_other_run_again(database: str) -> None:
+    async with open_batch_lab(database) as lab:
+        batch = [item("k0"), item("k1", "early"), item("k2")]
+        assert await lab.statuses(batch) == [201, 422, 201]
+        assert lab.runs == ["k0", "k1", "k2"]
 
 
 @pytest.mark.parametrize("broken", ["raise", "500"])
@@ -294,8 +327,8 @@ async def test_unknown_commit_of_a_chunk_is_looked_up(database: str, was_committ
         begin = store.begin_chunk
         units: list[Any] = []
 
-        async def begin_chunk() -> Any:
-            chunk = await begin()
+        async def begin_chunk(**options: Any) -> Any:
+            chunk = await begin(**options)
             commit = chunk.commit
 
             async def lose_connection(records: Any, audits: Any) -> None:
@@ -365,11 +398,12 @@ async def test_unknown_commit_of_unrecorded_writes_is_not_repeated(database: str
     """Without a record nothing can be looked up: the client gets 503, as for a single request."""
     unstored = Policy(errors_stored=ErrorsStored.NONE)
     async with open_batch_lab(database, policy=unstored) as lab:
+        await lab.set_savepoints()
         store: Any = lab.holdfast.store
         begin = store.begin_chunk
 
-        async def begin_chunk() -> Any:
-            chunk = await begin()
+        async def begin_chunk(**options: Any) -> Any:
+            chunk = await begin(**options)
             commit = chunk.commit
 
             async def lose_connection(records: Any, audits: Any) -> None:
@@ -403,8 +437,8 @@ async def test_chunk_holds_one_tenant(database: str, is_late: bool) -> None:
         store: Any = lab.holdfast.store
         begin = store.begin_chunk
 
-        async def begin_chunk() -> Any:
-            chunk = await begin()
+        async def begin_chunk(**options: Any) -> Any:
+            chunk = await begin(**options)
             commit = chunk.commit
 
             async def noted(records: Any, audits: Any) -> None:

@@ -105,6 +105,8 @@ async def test_others_learn_of_a_chunk_after_its_commit(
     metrics = CountingMetrics()
     options: dict[str, Any] = {"around": lambda _: store, "cache": cache, "metrics": metrics}
     async with open_batch_lab(postgres_url, **options) as lab:
+        await lab.set_savepoints()
+        metrics.outcomes.clear()
         notified: list[str] = []
         lab.holdfast.notifier.notify = lambda: notified.append("jobs")  # type: ignore[method-assign]
         last = "wait orphan job" if is_refused else "wait 422"
@@ -197,10 +199,10 @@ async def test_chunks_are_capped_so_that_single_requests_get_a_connection(
     async with open_batch_lab(postgres_url, around=lambda _: store) as lab:
         begin, begun = store.begin_chunk, 0
 
-        async def begin_chunk() -> Any:
+        async def begin_chunk(**options: Any) -> Any:
             nonlocal begun
             begun += 1
-            return await begin()
+            return await begin(**options)
 
         store.begin_chunk = begin_chunk
         batches = [[item(f"b{at}-0", "wait"), item(f"b{at}-1")] for at in range(6)]

@@ -107,6 +107,12 @@ class BatchLab:
         rows = await self.holdfast.store.read(f"SELECT count(*) AS n FROM {table}")
         return int(rows[0]["n"])
 
+    async def set_savepoints(self) -> None:
+        """Have a request undone, after which those of its endpoint have savepoints."""
+        assert await self.statuses([item("undone-1"), item("undone-2", "422")]) == [201, 422]
+        self.runs.clear()
+        self.background.clear()
+
     def _handler(self, act: Callable[[Request], Any]) -> Any:
         async def handle(request: Request) -> Response:
             response: Response = await act(request)
@@ -143,6 +149,8 @@ class BatchLab:
         values = {"id": new, "name": name}
         if "busy" in words and self.runs.count(name) == 1:
             return JSONResponse({"detail": "busy"}, 503)
+        if "early" in words:
+            return JSONResponse({"detail": "refused before it writes"}, 422)
         if "callback" in words:
             self.holdfast.execution.after_commit(lambda: self.gate.missing)  # type: ignore[attr-defined]
         if "slow" in words:

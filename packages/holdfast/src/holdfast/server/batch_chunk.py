@@ -1,4 +1,4 @@
-"""Processes requests of a batch in one transaction, with a savepoint for each.
+"""Processes requests of a batch in one transaction.
 
 It takes the place of ``Idempotency`` for these requests: keys are claimed together, records and
 audit events written together. A request that has responded waits for the commit; its response, its
@@ -63,10 +63,19 @@ class RequestChunk:
     gate = None
 
     def __init__(
-        self, idempotency: Idempotency, store: ChunkStore, *, is_direct: bool = False
+        self,
+        idempotency: Idempotency,
+        store: ChunkStore,
+        *,
+        is_direct: bool = False,
+        has_savepoints: bool = True,
     ) -> None:
-        """With ``is_direct``, nothing around the guard gets responses before the commit."""
+        """With ``is_direct``, nothing around the guard gets responses before the commit.
+
+        Without ``has_savepoints``, it may turn out that it needs them: all run again then.
+        """
         self._is_direct = is_direct
+        self._has_savepoints = has_savepoints
         self.store = idempotency.store
         self._idempotency = idempotency
         self._chunk_store = store
@@ -96,6 +105,11 @@ class RequestChunk:
     def is_broken(self) -> bool:
         """True if the transaction cannot commit any more."""
         return self._chunk is not None and self._chunk.is_broken
+
+    @property
+    def needs_savepoints(self) -> bool:
+        """True if a request was to be undone alone and had no savepoint."""
+        return self._chunk is not None and self._chunk.needs_savepoints
 
     @property
     def must_end(self) -> bool:
@@ -167,7 +181,7 @@ class RequestChunk:
     async def process(  # noqa: C901 - one branch per way a claim can end
         self, request: GuardedRequest, **_sharing: Any
     ) -> Replay | Execution:
-        """Return a replay, or an execution with the key claimed and a savepoint set."""
+        """Return a replay, or an execution with the key claimed."""
         idempotency, record_id = self._idempotency, request.record_id
         if record_id is None or self._is_closed:
             raise self._postpone(is_alone=True)
@@ -442,7 +456,7 @@ class RequestChunk:
         if self._is_closed:
             raise self._postpone()
         if self._chunk is None:
-            begun = self._chunk_store.begin_chunk()
+            begun = self._chunk_store.begin_chunk(has_savepoints=self._has_savepoints)
             self._chunk = await self._idempotency.call_store("begin", begun)
         return self._chunk
 

@@ -24,7 +24,7 @@ from holdfast.ports import ChunkStore, Clock
 from holdfast.server.asgi import RouteTable, Scope, log_outage, send_and_close
 from holdfast.server.batch_item import ITEM_KEY
 from holdfast.server.batch_options import BatchOptions
-from holdfast.server.batch_run import AloneEndpoints, BatchRun, ItemApp, ItemGuard
+from holdfast.server.batch_run import AloneEndpoints, BatchRun, ItemApp, ItemGuard, UndoneEndpoints
 from holdfast.server.idempotency import Idempotency
 from holdfast.server.request_body import Disconnected, RequestBodies, RequestBody
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
@@ -77,6 +77,7 @@ class BatchMiddleware:
         self._bodies = bodies
         self._error_format = error_format
         self._alone = AloneEndpoints(clock)
+        self._undone = UndoneEndpoints(clock)
         self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         # The body of a batch has the limits of a request's, with its own size.
         self._policy = Policy(name="batch", max_body_bytes=options.max_bytes)
@@ -110,6 +111,7 @@ class BatchMiddleware:
                 idempotency=idempotency,
                 options=self._options,
                 alone=self._alone,
+                undone=self._undone,
                 slots=self._slots_for(idempotency),
                 error_format=error_format,
             )

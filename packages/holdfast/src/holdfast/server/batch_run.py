@@ -7,7 +7,8 @@
       └──────────┴── the rest goes on ────────┴── commit what is before it, run it alone
 
 Each item is an ASGI call of the app. What an item responds in a chunk counts after the commit only;
-if the commit fails, its items run again, each alone.
+if the commit fails, its items run again, each alone. If an item has to be undone in a chunk without
+savepoints, its items run again in one with savepoints.
 """
 
 import asyncio
@@ -41,7 +42,7 @@ from holdfast.server.request_head import Identify, RequestHead
 from holdfast.server.response_buffer import Message, Receive, Send
 from holdfast.server.route_table import SAFE_METHODS, Match
 
-__all__ = ["AloneEndpoints", "BatchRun", "FindRoute", "ItemApp", "ItemGuard"]
+__all__ = ["AloneEndpoints", "BatchRun", "FindRoute", "ItemApp", "ItemGuard", "UndoneEndpoints"]
 
 Scope = MutableMapping[str, Any]
 ItemApp = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -94,6 +95,8 @@ _HELD_SECONDS: Final = 1.0
 _RESULT_BYTES: Final = 256
 # How long an endpoint runs alone after it could not share a transaction.
 _ALONE_SECONDS: Final = 600.0
+# How long an endpoint has savepoints after one of its requests had to be undone.
+_UNDONE_SECONDS: Final = 600.0
 _CANCEL_SECONDS: Final = 5.0
 _FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_SERVER_ERROR = 200, 300, 500
 
@@ -103,24 +106,21 @@ _NO_RESPONSE: Final = Response(0, (), b"")
 _log = logging.getLogger("holdfast.request")
 
 
-class AloneEndpoints:
-    """Endpoints whose handlers could not share a transaction, in this process."""
+class UndoneEndpoints:
+    """Endpoints of which a request had to be undone after it had written, in this process.
+
+    Their requests get savepoints for a while.
+    """
+
+    seconds = _UNDONE_SECONDS
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until: dict[str, float] = {}
 
     def add(self, endpoint: str) -> None:
-        """Run requests of this endpoint alone for a while."""
-        if endpoint not in self._until:
-            _log.warning(
-                "%s cannot share the transaction of a batch, so it runs alone for %d minutes: it "
-                "takes long, or uses another connection. Policy(batch_alone=True) makes it so for "
-                "good",
-                endpoint,
-                _ALONE_SECONDS // 60,
-            )
-        self._until[endpoint] = self._clock.monotonic() + _ALONE_SECONDS
+        """Note such an endpoint."""
+        self._until[endpoint] = self._clock.monotonic() + self.seconds
 
     def __contains__(self, endpoint: str) -> bool:
         until = self._until.get(endpoint)
@@ -130,6 +130,24 @@ class AloneEndpoints:
             return True
         del self._until[endpoint]
         return False
+
+
+class AloneEndpoints(UndoneEndpoints):
+    """Endpoints whose handlers could not share a transaction, in this process."""
+
+    seconds = _ALONE_SECONDS
+
+    def add(self, endpoint: str) -> None:
+        """Run requests of this endpoint alone for a while."""
+        if endpoint not in self._until:
+            _log.warning(
+                "%s cannot share the transaction of a batch, so it runs alone for %d minutes: it "
+                "takes long, or uses another connection. Policy(batch_alone=True) makes it so for "
+                "good",
+                endpoint,
+                self.seconds // 60,
+            )
+        super().add(endpoint)
 
 
 class _Entry:
@@ -334,6 +352,7 @@ class BatchRun:
         idempotency: Idempotency,
         options: BatchOptions,
         alone: AloneEndpoints,
+        undone: UndoneEndpoints,
         slots: asyncio.Semaphore,
         error_format: ErrorFormat | ErrorFormatter,
     ) -> None:
@@ -350,6 +369,9 @@ class BatchRun:
         self._idempotency = idempotency
         self._options = options
         self._alone = alone
+        self._undone = undone
+        # An item of this batch had to be undone.
+        self._has_undone = False
         self._slots = slots
         self._error_format = error_format
         self._headers = [pair for pair in scope["headers"] if pair[0].lower() not in _OWN_HEADERS]
@@ -485,7 +507,10 @@ class BatchRun:
         assert self._chunk_store is not None  # noqa: S101 - or entries is one
         async with self._slots:
             chunk = RequestChunk(
-                self._idempotency, self._chunk_store, is_direct=self._direct_to is not None
+                self._idempotency,
+                self._chunk_store,
+                is_direct=self._direct_to is not None,
+                has_savepoints=self._has_undone or any(map(self._may_be_undone, entries)),
             )
             try:
                 entries = await self._claim(chunk, entries)
@@ -504,10 +529,21 @@ class BatchRun:
             await self._finish_chunk(entries, done, postponed)
             return
         self._forget_chunk()
+        if chunk.needs_savepoints and postponed is not None:
+            self._has_undone = True
+            if postponed.entry.match is not None:
+                self._undone.add(postponed.entry.match.endpoint)
+            return
         for each in done:
             await self._run_alone(each.entry)
             if self.retry_after is not None:
                 return
+
+    def _may_be_undone(self, entry: _Entry) -> bool:
+        """Return whether an item needs a savepoint, by what is known before it runs."""
+        match = entry.match
+        # What its dependencies do before the claim is rolled back.
+        return match is not None and (match.is_claimed_late or match.endpoint in self._undone)
 
     async def _finish_chunk(
         self, entries: list[_Entry], done: list[_Done], postponed: _Done | None
@@ -591,7 +627,7 @@ class BatchRun:
             if stopped.entry.match is not None:
                 self._alone.add(stopped.entry.match.endpoint)
         call.is_postponed = True
-        stopped.entry.is_alone = chunk.is_alone or not done
+        stopped.entry.is_alone = not chunk.needs_savepoints and (chunk.is_alone or not done)
         return done, stopped
 
     async def _abandon(self, chunk: RequestChunk, call: _Call) -> None:

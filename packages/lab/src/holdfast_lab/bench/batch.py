@@ -1,4 +1,9 @@
-"""Batches compared with one request per entry, over HTTP, and what a neighbour notices of them."""
+"""Batches compared with one request per entry, over HTTP, and what a neighbour notices of them.
+
+The device of the targets is alone on the server, as in the comparisons over a slow link: it waits
+for each response before it sends the next request. Several devices at once share one core of the
+server, so there a batch saves CPU time only, and no waiting.
+"""
 
 import asyncio
 import os
@@ -21,7 +26,7 @@ from holdfast_lab.bench.races import free_port, wait_until_up
 
 __all__ = ["measure"]
 
-DEVICES = 4
+SEVERAL = 4
 NEIGHBOURS = 2
 SLICES = 3
 SECRET = "a secret for benchmarks, long enough for HS256"
@@ -35,7 +40,7 @@ class Server:
     app: str
     url: str
     kind: str
-    # Entries in batches ÷ entries alone.
+    # Entries of one device in batches ÷ one by one.
     target: Target | None
     # The median of single requests beside two devices with batches ÷ alone.
     beside: Target | None = None
@@ -76,37 +81,47 @@ def measure(environment: Environment) -> list[Measurement]:
 
 def _measure_one(server: Server, environment: Environment, home: Path) -> list[Measurement]:
     group = "batch of 50 ÷ one request per entry"
-    ratios, rates, beside = [], [], []
+    rates: dict[int, list[dict[str, float]]] = {1: [], SEVERAL: []}
+    beside = []
     with ExitStack() as stack:
         load = stack.enter_context(_served(server, home))
         for mode in ("single", "batch"):
-            load(mode, 1.0, DEVICES)  # warms up connections, caches and prepared statements
+            load(mode, 1.0, SEVERAL)  # warms up connections, caches and prepared statements
         for _ in range(environment.rounds):
-            entries = {"single": 0.0, "batch": 0.0}
-            seconds = dict(entries)
-            for turn in range(SLICES):
-                modes = list(entries)
-                for mode in modes if turn % 2 == 0 else reversed(modes):
-                    # A device alone has one request under way: as many as there are connections.
-                    count, took, _ = load(mode, environment.seconds, DEVICES)
-                    entries[mode] += count
-                    seconds[mode] += took
-            rate = {mode: entries[mode] / seconds[mode] for mode in entries}
-            ratios.append(rate["batch"] / rate["single"])
-            rates.append(rate)
+            for devices, found in rates.items():
+                found.append(_rates(load, environment.seconds, devices))
             if server.beside is not None:
                 alone = load("single", environment.seconds, 1)[2]
                 beside.append(load("beside", environment.seconds, NEIGHBOURS)[2] / alone)
-    row = {
-        **spread(ratios),
-        "batch_per_second": round(statistics.median(r["batch"] for r in rates), 1),
-        "single_per_second": round(statistics.median(r["single"] for r in rates), 1),
-    }
-    measurements = [measurement(group, server.name, row, server.target)]
+    measurements = [
+        measurement(group, server.name, _row(rates[1]), server.target),
+        measurement(group, f"{server.name}, {SEVERAL} devices at once", _row(rates[SEVERAL])),
+    ]
     if server.beside is not None:
         name = f"{server.name}: median of a neighbour beside two batching devices ÷ alone"
         measurements.append(measurement(group, name, spread(beside), server.beside))
     return measurements
+
+
+def _rates(load: Load, seconds: float, devices: int) -> dict[str, float]:
+    """Return the entries per second of both ways to send, interleaved."""
+    entries = {"single": 0.0, "batch": 0.0}
+    took = dict(entries)
+    for turn in range(SLICES):
+        modes = list(entries)
+        for mode in modes if turn % 2 == 0 else reversed(modes):
+            count, spent, _ = load(mode, seconds, devices)
+            entries[mode] += count
+            took[mode] += spent
+    return {mode: entries[mode] / took[mode] for mode in entries}
+
+
+def _row(rates: list[dict[str, float]]) -> dict[str, float]:
+    return {
+        **spread([rate["batch"] / rate["single"] for rate in rates]),
+        "batch_per_second": round(statistics.median(r["batch"] for r in rates), 1),
+        "single_per_second": round(statistics.median(r["single"] for r in rates), 1),
+    }
 
 
 @contextmanager

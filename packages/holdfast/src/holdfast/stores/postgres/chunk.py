@@ -1,4 +1,4 @@
-"""A transaction for several requests of one batch on PostgreSQL, each in a savepoint."""
+"""A transaction for several requests of one batch on PostgreSQL."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -29,13 +29,15 @@ _ABORTED_STATE: Final = "25P02"
 class _ChunkSession(UsedSession):
     """Also notes statements whose effect lasts until the end of the transaction."""
 
-    __slots__ = ("is_lasting", "is_touched")
+    __slots__ = ("has_failed", "is_lasting", "is_touched")
 
     def __init__(self) -> None:
         super().__init__()
         self.is_lasting = False
         # A statement of the current item has run, or may have.
         self.is_touched = False
+        # One of them has failed, so that the transaction is aborted.
+        self.has_failed = False
 
     def note_statement(self, sql: str) -> None:
         """Note a statement of the app."""
@@ -43,6 +45,10 @@ class _ChunkSession(UsedSession):
         self.is_touched = True
         if not self.is_lasting and outlives_statement(sql):
             self.is_lasting = True
+
+    def note_failure(self) -> None:
+        """Note that a statement of the app has failed."""
+        self.has_failed = True
 
     def note_raw(self) -> None:
         """Raise: with the driver's connection, a handler could commit the other items.
@@ -60,7 +66,13 @@ class PostgresChunk:
     """Owns a connection with an open transaction until commit or rollback."""
 
     def __init__(
-        self, unit: PostgresUnit[Any], driver: Driver, sql: Queries, names: TableNames
+        self,
+        unit: PostgresUnit[Any],
+        driver: Driver,
+        sql: Queries,
+        names: TableNames,
+        *,
+        has_savepoints: bool = True,
     ) -> None:
         self._unit = unit
         self._driver = driver
@@ -69,7 +81,9 @@ class PostgresChunk:
         self._used = unit.statements.used = _ChunkSession()
         # A savepoint was set for the next item, or is left from a rollback to it.
         self._has_savepoint = False
+        self._sets_savepoints = has_savepoints
         self.is_broken = False
+        self.needs_savepoints = False
 
     @property
     def must_end(self) -> bool:
@@ -138,8 +152,8 @@ class PostgresChunk:
         return self._unit.statements
 
     async def begin_item(self) -> "PostgresItemUnit":
-        """Set a savepoint, unless there is one already."""
-        if not self._has_savepoint:
+        """Set a savepoint, unless there is one already or the chunk has none."""
+        if self._sets_savepoints and not self._has_savepoint:
             try:
                 await self._unit.connection.execute(_SET)
             except BaseException as error:
@@ -154,7 +168,12 @@ class PostgresChunk:
 
     async def end_item(self, *, is_kept: bool) -> None:
         """Release the savepoint, or roll back to it; there is one for the next item then."""
-        if not self._used.is_touched:  # nothing to keep or to undo: the next item has the same one
+        used = self._used
+        if not self._sets_savepoints:
+            if used.has_failed or (used.is_touched and not is_kept):
+                self.is_broken = self.needs_savepoints = True
+            return
+        if not used.is_touched:  # nothing to keep or to undo: the next item has the same one
             self._has_savepoint = True
             return
         try:

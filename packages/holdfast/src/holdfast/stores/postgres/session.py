@@ -73,6 +73,9 @@ class UsedSession:
         if not self.may_have_names and _prepares(sql):
             self.may_have_names = True
 
+    def note_failure(self) -> None:
+        """Note that a statement of the app has failed."""
+
     def note_raw(self) -> None:
         """Note that the handler has the driver's connection: it may run any statement."""
         self.is_used = self.is_raw = self.may_have_names = True

@@ -714,10 +714,16 @@ class ChunkPostgresStore(BasePostgresStore[TransactionT_co]):
         """
         return max(1, self.max_connections // 2)
 
-    async def begin_chunk(self) -> PostgresChunk:
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> PostgresChunk:
         """Return a transaction for several requests."""
         return _ConfirmedChunk(
-            await self.begin(), self.driver, self.sql, self.table_names, self.confirm_replicated
+            await self.begin(),
+            self.driver,
+            self.sql,
+            self.table_names,
+            confirm=self.confirm_replicated,
+            # A sync driver's statements are not seen to fail.
+            has_savepoints=has_savepoints or self.driver.is_sync,
         )
 
 
@@ -730,9 +736,11 @@ class _ConfirmedChunk(PostgresChunk):
         driver: Driver,
         sql: Queries,
         names: TableNames,
+        *,
         confirm: Callable[[], Awaitable[None]],
+        has_savepoints: bool,
     ) -> None:
-        super().__init__(unit, driver, sql, names)
+        super().__init__(unit, driver, sql, names, has_savepoints=has_savepoints)
         self._confirm = confirm
 
     async def claim(

@@ -95,6 +95,7 @@ class PostgresTransaction:
         except driver.outages as error:
             _translate(on, driver, error)
         except driver.errors as error:
+            self.used.note_failure()
             refuse_unstorable(error)
             raise
         finally:
@@ -111,6 +112,7 @@ class PostgresTransaction:
         except driver.outages as error:
             _translate(on, driver, error)
         except driver.errors as error:
+            self.used.note_failure()
             refuse_unstorable(error)
             raise
         finally:
@@ -127,6 +129,7 @@ class PostgresTransaction:
         except driver.outages as error:
             _translate(on, driver, error)
         except driver.errors as error:
+            self.used.note_failure()
             refuse_unstorable(error)
             raise
         finally:

@@ -43,6 +43,7 @@ class SqliteChunk:
         self._is_touched = False
         self._items = 0
         self.is_broken = False
+        self.needs_savepoints = False
 
     @property
     def must_end(self) -> bool:

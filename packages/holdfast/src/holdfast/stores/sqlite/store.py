@@ -157,8 +157,11 @@ class SqliteStore:
         await self._follow_file()
         return SqliteUnit(self._writer, self._sql, None, "")
 
-    async def begin_chunk(self) -> SqliteChunk:
-        """Return a transaction for several requests. It begins with the first key to claim."""
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> SqliteChunk:  # noqa: ARG002
+        """Return a transaction for several requests. It begins with the first key to claim.
+
+        It always has savepoints: they cost no message.
+        """
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         await self._follow_file()
