@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, Final, Protocol, runtime_checkable
 
 from holdfast.core.error_formats import ErrorFormat, ErrorFormatter, render_error
@@ -339,6 +340,17 @@ class GuardMiddleware:
             and self._direct(match.source) is not None
         )
 
+    def parse_ahead(self, match: Match, item: ItemContext, content: bytes) -> None:
+        """Read key and fingerprint of an item before its turn; errors are left for that."""
+        head, principal = item.head, item.principal
+        if (
+            isinstance(head, RequestHead)
+            and principal is not None
+            and match.policy.fingerprint is None  # a function of the app
+        ):
+            with suppress(RequestError):
+                item.parsed = content, self._parse_now(match, head, content, principal, None)
+
     async def serve_item(  # noqa: C901, PLR0917 - the steps of a request, top to bottom
         self,
         match: Match,
@@ -372,7 +384,9 @@ class GuardMiddleware:
             head.principal = principal
             if match.policy.rate_limit is not None:
                 await self._check_rate_limit(match, head, principal)
-            request = head.request = self._parse_now(match, head, content, principal, None)
+            request = head.request = item.take_parsed(content, principal) or self._parse_now(
+                match, head, content, principal, None
+            )
             outcome = await processor.process(request)
         except (RequestError, StoreUnavailableError) as error:
             return complete_response(_refusal(error, match, head, self._metrics), head)

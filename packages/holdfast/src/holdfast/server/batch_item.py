@@ -55,13 +55,18 @@ class ItemContext:
     The same one for each attempt of an item: a request that runs again is counted once.
     """
 
-    __slots__ = ("head", "limit_error", "limit_headers", "principal", "processor", "seen_headers")
+    __slots__ = (
+        *("head", "limit_error", "limit_headers", "parsed", "principal", "processor"),
+        "seen_headers",
+    )
 
     def __init__(self) -> None:
         # Processes the request; None: as any other request.
         self.processor: SharedProcessor | None = None
         # The ``RequestHead``, if it was read already; for the first attempt only.
         self.head: object = None
+        # The body that was parsed while another item waited, and what was read from it.
+        self.parsed: tuple[bytes, GuardedRequest] | None = None
         # The caller, if it was found in these headers already. Middleware may change them.
         self.principal: Principal | None = None
         self.seen_headers: tuple[tuple[bytes, bytes], ...] = ()
@@ -69,3 +74,13 @@ class ItemContext:
         self.limit_headers: tuple[tuple[bytes, bytes], ...] | None = None
         # Why it was refused when it was counted.
         self.limit_error: RequestError | None = None
+
+    def take_parsed(self, body: bytes, principal: Principal) -> GuardedRequest | None:
+        """Return what was parsed ahead, once, if body and caller are still the same.
+
+        The caller is another object if the head of the request was read again.
+        """
+        parsed, self.parsed = self.parsed, None
+        if parsed is None or parsed[0] is not body or principal is not self.principal:
+            return None
+        return parsed[1]

@@ -57,6 +57,9 @@ class ItemGuard(Protocol):
     def has_direct_call(self, match: Match) -> bool:
         """Return whether ``serve_item`` serves requests of this route."""
 
+    def parse_ahead(self, match: Match, item: ItemContext, content: bytes) -> None:
+        """Read what ``serve_item`` reads, while another item waits for the database."""
+
     async def serve_item(  # noqa: PLR0917 - an ASGI call and what was parsed from it
         self,
         match: Match,
@@ -287,12 +290,17 @@ class _InTurn:
         self,
         start: Callable[[Callable[[_Done], None]], _Call | None],
         keep: Callable[[_Done], bool],
+        look_ahead: Callable[[], None],
         stall_seconds: float,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        """``start`` starts the next call, ``keep`` returns whether to go on after a response."""
+        """``start`` starts the next call, ``keep`` returns whether to go on after a response.
+
+        ``look_ahead`` is called while a call waits for the first time.
+        """
         self._start = start
         self._keep = keep
+        self._look_ahead = look_ahead
         self._stall_seconds = stall_seconds
         self._loop = loop
         self._ended: asyncio.Future[_Done | None] = loop.create_future()
@@ -315,6 +323,8 @@ class _InTurn:
             self._call = self._start(self._respond)
             if self._call is None:
                 self._ended.set_result(None)
+            else:
+                self._loop.call_soon(self._look_ahead)
         except Exception as error:  # noqa: BLE001 - raised by run(), not in the app of the last item
             self._ended.set_exception(error)
 
@@ -584,7 +594,7 @@ class BatchRun:
     ) -> tuple[list[_Done], _Done | None]:
         """Run items in a chunk; return those that have responded, and one that has to run again."""
         done: list[_Done] = []
-        waiting = iter(entries)
+        waiting, ahead = iter(entries), iter(entries[1:])
         size = self._size
         is_forgotten = self._direct_to is not None and self._options.on_item is None
 
@@ -617,7 +627,18 @@ class BatchRun:
             done.append(each)
             return True
 
-        stopped = await _InTurn(start, keep, self._options.stall_seconds, self._loop).run()
+        def look_ahead() -> None:
+            """Parse the item after the one that runs."""
+            entry = next(ahead, None)
+            guard = self._direct_to
+            if guard is None or entry is None or entry.item is None or entry.record_id is None:
+                return
+            if entry.match is not None and len(entry.item.body) <= LARGE_BODY_BYTES:
+                guard.parse_ahead(entry.match, entry.context, entry.item.body)
+
+        stopped = await _InTurn(
+            start, keep, look_ahead, self._options.stall_seconds, self._loop
+        ).run()
         if stopped is None:
             return done, None
         call = stopped.call
