@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -383,6 +384,33 @@ def test_unavailable_server_is_held_and_probed_with_one_request(device: Device) 
     assert {entry.outcome_unknown for entry in entries} == {True}
     # A later process is held, too.
     assert device.drain().sent == 0
+
+
+def test_items_that_meet_an_outage_wait_for_the_hold_and_no_longer(device: Device) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(3)])
+    for _ in range(12):  # their own delay would be half an hour by now
+        for claimed in device.queue.claim_some(device.user, 3):
+            device.queue.schedule_retry(claimed, delay_seconds=0, give_up=False)
+    report = device.drain(lambda *_: results(503, 503, 503), retry=None)
+    assert (report.ended, len(device.batches)) == (Ended.HELD, 1)
+    entries = device.queue.entries(device.user)
+    now = device.queue.server_now()
+    delays = [entry.next_retry_at - now for entry in entries if entry.next_retry_at is not None]
+    assert len(delays) == 3
+    assert max(delays) < timedelta(seconds=70)  # Retry-After, and a little
+
+
+def test_endpoint_that_is_not_there_is_tried_again_after_an_hour() -> None:
+    clock = PocketClock()
+    batches = Batches(QueueSettings(), clock.monotonic)
+    batches.note_offer("/batch; items=20")
+    batches.forget_offer()
+    limits = []
+    for minutes in (59, 2):
+        clock.pass_by(minutes=minutes)
+        batches.note_offer("/batch; items=20")
+        limits.append(batches.limit)
+    assert limits == [0, 20]
 
 
 def test_refused_token_pauses_and_the_next_one_goes_on(device: Device) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.core.outbox_entry import NewEntry, Status
+from holdfast.core.outbox_entry import NewEntry, Status, UnknownBase
 from holdfast.core.retry import Jitter, RetryPolicy
 from holdfast.outbox import Event, EventKind, OutboxQueue
 from holdfast.outbox.drain import Drain
@@ -229,6 +229,69 @@ def test_an_outage_met_by_the_read_before_an_entry_holds_the_entry_too(
     lab.clock.pass_by(minutes=2)
     server._reply = created
     assert drain(lab.queue, "ada", server, retry=SLOW, clock=lab.clock).succeeded == 1
+
+
+def test_an_outage_met_by_a_read_delays_the_entry_no_longer_than_the_hold(lab: Lab) -> None:
+    lab.queue.learn_server_time(lab.clock.now())
+    lab.add()
+    for _ in range(12):  # its own delay would be half an hour by now
+        lab.queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False, outcome_unknown=True)
+    lab.clock.restart(hours=1)
+    server = Scripted(lambda _: response(429))
+    report = drain(lab.queue, "ada", server, clock=lab.clock)
+    assert [request.method for request in server.requests] == ["GET"]
+    assert report.next_due_seconds is not None
+    assert report.next_due_seconds < 10
+
+
+def test_an_outage_met_by_the_read_of_a_conflict_delays_the_entry_no_longer_than_the_hold(
+    lab: Lab,
+) -> None:
+    edit = lab.add(operation="patch", endpoint="/api/v1/activities/7")
+    for _ in range(12):
+        lab.queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False)
+    conflict = response(409, {"code": "concurrency.version_mismatch"})
+    server = Scripted(lambda r: response(503) if r.method == "GET" else conflict)
+    report = drain(lab.queue, "ada", server, clock=lab.clock)
+    assert [request.method for request in server.requests] == ["PATCH", "GET"]
+    assert report.next_due_seconds is not None
+    assert report.next_due_seconds < 10
+    assert lab.queue.get(edit.id).status is Status.PENDING
+
+
+def test_an_outage_met_by_the_read_of_a_base_delays_the_entry_no_longer_than_the_hold(
+    lab: Lab,
+) -> None:
+    reads = replace(lab.queue.profiles.get("field"), name="reads", unknown_base=UnknownBase.READ)
+    queue = lab.reopen(profiles=[reads])
+    lab.add(operation="patch", endpoint="/api/v1/activities/7", profile="reads")
+    for _ in range(12):
+        queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False)
+    server = Scripted(lambda _: response(503))
+    report = drain(queue, "ada", server, clock=lab.clock)
+    assert [request.method for request in server.requests] == ["GET"]
+    assert report.next_due_seconds is not None
+    assert report.next_due_seconds < 10
+
+
+@pytest.mark.parametrize(
+    "nothing", [NoResponse("the server took too long"), Response(200, PAGE, b"<html>")]
+)
+def test_a_send_that_says_nothing_about_the_entry_delays_it_no_longer_than_a_probe(
+    lab: Lab, nothing: Response | NoResponse
+) -> None:
+    lab.add(max_attempts=50)
+    for _ in range(12):
+        lab.queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False)
+    server = Scripted(lambda _: nothing)
+    report = drain(lab.queue, "ada", server, clock=lab.clock)
+    assert len(server.requests) == 1
+    assert report.next_due_seconds == lab.queue.settings.max_probe_seconds
+    # The time of an attempt that is about the entry is its own.
+    lab.clock.pass_by(minutes=6)
+    server._reply = lambda _: response(500, {"code": "internal"})
+    report = drain(lab.queue, "ada", server, clock=lab.clock)
+    assert report.next_due_seconds == 1800
 
 
 class PassesAfterTheClaim(Outages):

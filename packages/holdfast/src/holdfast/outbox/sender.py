@@ -9,6 +9,7 @@ the drain can record outcomes and claim the next entries in one short transactio
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from random import random
 from typing import Final, TypeVar, assert_never
@@ -519,6 +520,8 @@ class Sender:
             policy=self._policy(entry),
             give_up=False,
             outcome_unknown=True,
+            # The hold delays it, as it does what was not sent.
+            delay_seconds=0,
             retry_after_seconds=self._retry_after(response),
         )
 
@@ -552,6 +555,24 @@ class Sender:
             # Not recorded under the key: a copy that a gateway has passed on may still happen.
             outcome_unknown=True,
             delay_seconds=seconds,
+        )
+
+    def _retry_after_read(
+        self, entry: Entry, read: Response, result: AttemptResult, *, outcome_unknown: bool
+    ) -> Outcome:
+        """Retry an entry because of the response to a read for it.
+
+        An outage holds the server or the endpoint, and the entry for as long. Its own delay, which
+        grows with each attempt, would keep its lane waiting long after the outage.
+        """
+        is_down = is_outage(read)
+        return self._retry_later(
+            entry,
+            result,
+            outcome_unknown=outcome_unknown,
+            delay_seconds=self._begin_hold(entry, read) if is_down else None,
+            retry_after_seconds=self._retry_after(read),
+            counts=not is_down,
         )
 
     def _begin_hold(self, entry: Entry, response: Response) -> float:
@@ -678,18 +699,28 @@ class Sender:
     ) -> RetryLater:
         """Return the entry to the queue. ``counts``: as one of the attempts of this wake-up."""
         policy = self._policy(entry)
-        give_up = counts_as_attempt(result.http_status, result.code) and (
-            self._was_last_attempt(entry, policy)
-        )
+        is_about_entry = counts_as_attempt(result.http_status, result.code)
+        give_up = is_about_entry and self._was_last_attempt(entry, policy)
         self._attempts[entry.id] += counts
         return RetryLater(
             result=result,
-            policy=policy,
+            policy=policy if is_about_entry else self._probing(policy),
             give_up=give_up,
             outcome_unknown=outcome_unknown,
             delay_seconds=delay_seconds,
             retry_after_seconds=retry_after_seconds,
         )
+
+    def _probing(self, policy: RetryPolicy) -> RetryPolicy:
+        """Return a policy with the longest delay between two probes.
+
+        For an attempt that says nothing about the entry, such as a silent server. The delay grows
+        with all attempts, also those of an outage, and would keep the lane waiting long after it.
+        """
+        ceiling = max(policy.first_seconds, self._queue.settings.max_probe_seconds)
+        if policy.ceiling_seconds <= ceiling:
+            return policy
+        return replace(policy, ceiling_seconds=ceiling)
 
     def _was_last_attempt(self, entry: Entry, policy: RetryPolicy) -> bool:
         """Return whether an entry has used up ``max_attempts`` with the attempt that just ended.
@@ -852,14 +883,10 @@ class Sender:
             return self._sign_in(entry, state, token, _refusal_of(token), read)
         if is_transient(read.status) or 300 <= read.status < 400:  # noqa: PLR2004
             why = f"the version to change could not be read ({read.status})"
-            return self._retry_later(
-                entry,
-                # Without the status: the entry itself was not sent, so no version is kept for it.
-                AttemptResult(code=UNREACHABLE, error=why),
-                outcome_unknown=entry.outcome_unknown,
-                retry_after_seconds=self._retry_after(read),
-                counts=not is_outage(read),
-            )
+            # Without the status: the entry itself was not sent, so no version is kept for it.
+            result = AttemptResult(code=UNREACHABLE, error=why)
+            unknown = entry.outcome_unknown
+            return self._retry_after_read(entry, read, result, outcome_unknown=unknown)
         version = version_of(read) if read.status == _OK else None
         if version is None:
             return None
@@ -894,19 +921,14 @@ class Sender:
     ) -> Outcome:
         """Retry the entry: its response is known, but the read that should follow failed."""
         response, read = responses
-        retry_after, result = None, _result(response, why)
-        is_down = isinstance(read, Response) and is_outage(read)
-        if isinstance(read, Response):
-            if read.status == _UNAUTHORIZED:
-                return self._sign_in(entry, state, token, _refusal_of(token), read)
-            retry_after = self._retry_after(read)
-        return self._retry_later(
-            entry,
-            result._replace(code=UNREACHABLE) if is_down else result,
-            outcome_unknown=False,
-            retry_after_seconds=retry_after,
-            counts=not is_down,
-        )
+        result = _result(response, why)
+        if isinstance(read, NoResponse):
+            return self._retry_later(entry, result, outcome_unknown=False)
+        if read.status == _UNAUTHORIZED:
+            return self._sign_in(entry, state, token, _refusal_of(token), read)
+        if is_outage(read):
+            result = result._replace(code=UNREACHABLE)
+        return self._retry_after_read(entry, read, result, outcome_unknown=False)
 
     # ------------------------------------------------------------------ expired keys
 
@@ -928,15 +950,10 @@ class Sender:
         if isinstance(response, NoResponse):
             return self._no_response_to_read(entry, state, response)
         self._learn_time(response, self._queue.profiles.get(entry.profile), state)
-        if is_outage(response):  # and holds the server, or the endpoint
+        if is_outage(response):
             why = f"the server responded {response.status} to a read before the entry"
-            return self._retry_later(
-                entry,
-                AttemptResult(code=UNREACHABLE, error=why),
-                outcome_unknown=True,
-                retry_after_seconds=self._retry_after(response),
-                counts=False,
-            )
+            result = AttemptResult(code=UNREACHABLE, error=why)
+            return self._retry_after_read(entry, response, result, outcome_unknown=True)
         if not self._queue.has_gap() or not self._queue.key_may_be_expired(entry):
             return None
         why = "it is unknown how long the device was off"
@@ -952,7 +969,6 @@ class Sender:
         if isinstance(read, NoResponse):
             return read
         if is_outage(read):
-            self._begin_hold(entry, read)
             return read
         recognised = _is_recognised(read, self._queue.profiles.get(entry.profile))
         verdict = classify(read.status, read.code, entry, recognised=recognised)

@@ -548,9 +548,7 @@ class Idempotency:
         except SupersededError:
             return await self._replay_winner(execution), None
         except CommitUnknownError as unknown:
-            if unknown.is_cut:
-                raise _cut(unknown) from unknown
-            committed = await self.resolve_unknown_commit(request, record)
+            committed = await self._committed_after(unknown, request, record)
             if committed is not record:
                 return Replay(committed), committed
         for callback in execution.on_commit:
@@ -607,9 +605,11 @@ class Idempotency:
             await self._commit(execution, record, None)
         except SupersededError:  # another process has committed a response in the meantime
             return await self._replay_winner(execution), None
-        except CommitUnknownError:
-            # The transaction held nothing but the record: a retry runs again and finds out.
-            return response, None
+        except CommitUnknownError as unknown:
+            # Without its record a refusal is not final: a later copy of the request runs again.
+            committed = await self._committed_after(unknown, request, record)
+            if committed is not record:
+                return Replay(committed), committed
         return response, record
 
     async def _commit(
@@ -669,6 +669,14 @@ class Idempotency:
                 reason="record_changed",
             )
         return replay
+
+    async def _committed_after(
+        self, unknown: CommitUnknownError, request: GuardedRequest, pending: Record | None
+    ) -> Record:
+        """Return the record that was committed, or raise what to respond with."""
+        if unknown.is_cut:
+            raise _cut(unknown) from unknown
+        return await self.resolve_unknown_commit(request, pending)
 
     async def resolve_unknown_commit(
         self, request: GuardedRequest, pending: Record | None
