@@ -5,8 +5,6 @@ one marker or one dead letter, and one effect or none.
 """
 
 import asyncio
-import os
-import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -135,10 +133,8 @@ async def lost_files(server: RealNats) -> None:
 
 
 async def hung(server: RealNats) -> None:
-    assert server.pid is not None
-    os.kill(server.pid, signal.SIGSTOP)
-    await asyncio.sleep(1)
-    os.kill(server.pid, signal.SIGCONT)
+    with server.frozen():
+        await asyncio.sleep(1)
 
 
 @pytest.mark.parametrize("fault", [restarted, killed, lost_files, hung])
@@ -176,14 +172,10 @@ async def test_a_worker_stops_although_its_broker_hangs(soon, tmp_path: Path):
         async with factory(f"sqlite:///{tmp_path}/jobs.db", NatsLab(server.url())) as works:
             await works.enqueue(5, seconds=0)
             await works.lab.until_idle()
-            assert server.pid is not None
-            os.kill(server.pid, signal.SIGSTOP)
-            try:
+            with server.frozen():
                 began = time.monotonic()
                 await works.lab.workers.pop().stop()
                 took = time.monotonic() - began
-            finally:
-                os.kill(server.pid, signal.SIGCONT)
             await works.enqueue(10, seconds=0)
             await works.assert_each_ended_once(10)
     assert took < 8

@@ -80,11 +80,18 @@ def nats(nats_server: RealNats) -> NatsLab:
     return NatsLab(nats_server.url())
 
 
-@pytest.fixture
-async def own_nats() -> AsyncIterator[RealNats]:
-    """Return a server that a test may stop, and whose files it may delete."""
+@pytest.fixture(scope="session")
+def faulty_nats() -> Iterator[RealNats]:
     with RealNats() as server:
         yield server
+
+
+@pytest.fixture
+def own_nats(faulty_nats: RealNats) -> Iterator[RealNats]:
+    """Return a server that a test may freeze and stop, and whose files it may delete."""
+    faulty_nats.start()
+    yield faulty_nats
+    faulty_nats.thaw()
 
 
 @pytest.fixture

@@ -1,11 +1,8 @@
 """A broker that is silent or away: workers take jobs from the table, and go back afterwards."""
 
 import asyncio
-import os
-import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 
 import pytest
 
@@ -17,7 +14,6 @@ from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Delivery, Store
 from holdfast.testing.engine_contract import EngineContract
 from holdfast.testing.nats_server import RealNatsCluster
-from holdfast.testing.servers import RealNats
 from packages.holdfast.tests.support.jobs_harness import (
     JobsLab,
     eventually,
@@ -36,20 +32,6 @@ SOON = 0.6
 # Longer than any test: what is done before was not delivered again by the broker or the relay.
 NEVER_AGAIN = {"again_after_seconds": 600.0, "table_after_seconds": SOON}
 LONG_LEASE = 600.0
-
-
-@contextmanager
-def frozen(*servers: RealNats) -> Iterator[None]:
-    """Stop the processes as SIGSTOP does: sockets stay open, nothing is answered."""
-    for server in servers:
-        assert server.pid is not None
-        os.kill(server.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for server in servers:
-            if server.pid is not None:
-                os.kill(server.pid, signal.SIGCONT)
 
 
 class BrokerCounts(PrometheusMetrics):
@@ -118,7 +100,7 @@ async def test_jobs_are_done_while_the_broker_is_frozen_and_it_is_used_again(
     )
     await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
     assert counts.bypassed == 0
-    with frozen(own_nats):
+    with own_nats.frozen():
         for name in ("first", "second"):
             await effect_lab.until(await effect_lab.enqueued(resource_id=name), "done")
         assert counts.is_silent
@@ -136,7 +118,7 @@ async def test_jobs_are_done_while_the_broker_is_frozen_and_it_is_used_again(
 async def test_job_is_done_within_the_default_limit_of_a_frozen_broker(effect_lab, own_nats):
     await effect_lab.start_worker(engine=NatsLab(own_nats.url()).engine(), lease_seconds=LONG_LEASE)
     await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
-    with frozen(own_nats):
+    with own_nats.frozen():
         job_id = await effect_lab.enqueued(resource_id="frozen")
         began = await effect_lab.job_store.now()
         await effect_lab.until(job_id, "done")
@@ -152,7 +134,7 @@ async def test_enqueueing_does_not_wait_for_a_frozen_broker(effect_lab, own_nats
         engine=nats.engine(table_after_seconds=600.0), metrics=counts, lease_seconds=LONG_LEASE
     )
     await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
-    with frozen(own_nats):
+    with own_nats.frozen():
         for number in range(50):
             await effect_lab.enqueue(resource_id=str(number))
         assert await effect_lab.count("holdfast_jobs") == 50
@@ -182,7 +164,7 @@ async def test_message_about_a_job_that_runs_from_the_table_has_no_effect(
     job_id = await lab.enqueued(resource_id="one")
     await nats.send_job(lab.store, job_id, times=2)
     try:
-        with frozen(own_nats):
+        with own_nats.frozen():
             await lab.start_worker(
                 engine=nats.engine(**NEVER_AGAIN, relay=False),
                 metrics=counts,
@@ -235,7 +217,7 @@ async def test_broker_killed_while_jobs_run_from_the_table(lab, own_nats, counts
     await lab.until(await lab.enqueued(resource_id="before"), "done")
     await begun.acquire()
     released.clear()
-    with frozen(own_nats):
+    with own_nats.frozen():
         for number in range(5):
             await lab.enqueue(resource_id=f"frozen {number}")
         for _ in range(5):
@@ -283,7 +265,7 @@ async def test_ordered_jobs_keep_their_order_over_the_switch(lab, own_nats, coun
             await lab.enqueue(resource_id=name, order="one at a time")
 
     await enqueue(names[:20])
-    with frozen(own_nats):
+    with own_nats.frozen():
         await enqueue(names[20:40])
         await until_effects(lab, 40)
     await enqueue(names[40:])
@@ -310,7 +292,7 @@ async def test_coalesced_job_is_merged_while_it_waits_and_not_after_it_has_start
         engine=nats.engine(**NEVER_AGAIN), metrics=counts, lease_seconds=LONG_LEASE
     )
     await nats.until_consumer(lab.store)
-    with frozen(own_nats):
+    with own_nats.frozen():
         await counts.until_silent()
         async with lab.transaction() as tx:
             for number in (1, 2, 3):
@@ -349,7 +331,7 @@ async def test_flapping_broker_and_many_workers_lose_and_repeat_no_job(
 
     async def flap() -> None:
         for _ in range(2):
-            with frozen(own_nats):
+            with own_nats.frozen():
                 await asyncio.sleep(1.0)
             await asyncio.sleep(1.0)
 
@@ -417,7 +399,7 @@ async def test_frozen_and_killed_leaders_of_three_nodes_lose_and_repeat_no_job(
             )
         await nats.until_consumer(lab.store)
         leader = await asyncio.to_thread(cluster.leader, nats.stream)
-        with frozen(leader):
+        with leader.frozen():
             for number in range(20):
                 await lab.enqueue(resource_id=f"frozen {number}")
             await until_effects(lab, 20)
@@ -468,7 +450,7 @@ def test_new_connection_gets_the_whole_time_but_does_not_end_the_silence():
 
 
 class TestJetStreamEngineWithoutBroker(EngineContract):
-    """Nobody listens at the URL: all jobs come from the table."""
+    """No server listens at the URL: all jobs come from the table."""
 
     @pytest.fixture
     async def store(self, clean_jobs_url: str) -> AsyncIterator[Store]:

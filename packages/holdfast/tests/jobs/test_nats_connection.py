@@ -1,14 +1,16 @@
-"""The connection to NATS: malformed URLs, and a connection that breaks during a request."""
+"""The connection to NATS: malformed URLs, and connections that break or are closed."""
 
 import asyncio
 import gc
 from typing import Any
 
 import pytest
+from nats.aio.client import Client
 
 from holdfast.errors import ConfigurationError
-from holdfast.jobs.engines.nats_connection import Broker, StreamNames
+from holdfast.jobs.engines.nats_connection import Broker, StreamNames, close_client
 from holdfast.jobs.engines.nats_url import servers_of
+from holdfast.testing.servers import RealNats
 
 
 async def nothing() -> Any:
@@ -41,6 +43,26 @@ async def test_responses_of_a_broken_connection_are_dropped_silently() -> None:
     del publishing
     gc.collect()
     assert complaints == []
+
+
+async def test_connection_to_a_frozen_server_is_closed_even_if_closing_is_cancelled(
+    own_nats: RealNats,
+) -> None:
+    client = Client()
+    await client.connect(own_nats.url(), allow_reconnect=False)
+    connection = client._transport._io_writer.transport  # type: ignore[union-attr]
+    with own_nats.frozen():
+        # More than the sockets hold: the client waits until the server has read it.
+        connection.write(b"PUB full 16000000\r\n" + bytes(16_000_000))
+        closing = asyncio.create_task(close_client(client))
+        while client.is_connected:
+            await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert connection.is_closing()
+        await asyncio.sleep(0)
+        assert connection.get_extra_info("socket").fileno() == -1
 
 
 @pytest.mark.parametrize(

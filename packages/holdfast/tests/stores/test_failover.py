@@ -32,7 +32,6 @@ from packages.holdfast.tests.support.standby import (
     HANG_SECONDS,
     WAITING,
     absent_standby,
-    frozen,
     set_standbys,
     until_waiting,
 )
@@ -226,7 +225,7 @@ async def test_frozen_server_fails_each_call_and_recovers_after_the_thaw(
         held = await claimed(store, a_record(key="held").id)
         in_commit = a_record(key="in-commit")
         unit = await claimed(store, in_commit.id)
-        with frozen(server):
+        with server.frozen():
             calls = [
                 unit.commit(in_commit, None),
                 held.statements.fetch_all("SELECT 1"),

@@ -96,7 +96,7 @@ async def test_frozen_first_host_does_not_keep_stores_from_the_promoted_one(
             record = a_record(key=f"during {driver}")
             units.append((await claimed(store, record.id), record))
         pair.freeze_primary()
-        # Nobody opens a connection: the stores have to look for a promoted server by themselves.
+        # No request opens a connection: the stores look for a promoted server by themselves.
         commits += [asyncio.create_task(unit.commit(record, None)) for unit, record in units]
         await asyncio.to_thread(pair.fail_over)
         async with asyncio.timeout(HANG_SECONDS):

@@ -19,7 +19,6 @@ from packages.holdfast.tests.support.session_standby import (
     FAMILIES,
     HANG_SECONDS,
     Family,
-    frozen,
     opened,
     pair,
     until_commits_wait,
@@ -147,7 +146,7 @@ async def test_requests_to_a_frozen_database_are_refused_until_it_responds(
         writing = [asyncio.ensure_future(family.write(each, waits)) for each in many[:3]]
         while await observer.fetchval(LOCK_WAITS) < len(writing):
             await asyncio.sleep(0.02)
-        with frozen(postgres):
+        with postgres.frozen():
             writing += [asyncio.ensure_future(family.write(each)) for each in many[3:]]
             async with asyncio.timeout(HANG_SECONDS):
                 outcomes = await asyncio.gather(*writing, return_exceptions=True)
@@ -174,7 +173,7 @@ async def test_promoted_standby_is_used_while_the_first_host_is_frozen() -> None
             before = [a_record(f"before-{number}") for number in range(3)]
             for family, record in zip(families, before, strict=True):
                 assert await family.write(record) is None
-            with frozen(primary):
+            with primary.frozen():
                 standby.promote()
                 await _stop_waiting_for_a_standby(standby)
                 for number, family in enumerate(families):

@@ -6,12 +6,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
-import nats
+from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerInfo, StreamInfo
 
 from holdfast.jobs.engines.jetstream import JetStreamEngine, jetstream
-from holdfast.jobs.engines.nats_connection import StreamNames
+from holdfast.jobs.engines.nats_connection import StreamNames, close_client
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.worker import EngineMaker
 from holdfast.ports import Delivery, Store
@@ -42,11 +42,12 @@ class NatsLab:
 
     @asynccontextmanager
     async def broker(self) -> AsyncIterator[JetStreamContext]:
-        client = await nats.connect(self.url.split(","))
+        client = Client()
         try:
+            await client.connect(self.url.split(","))
             yield client.jetstream()
         finally:
-            await client.close()
+            await close_client(client)
 
     async def names(self, store: Store) -> StreamNames:
         return StreamNames.of(self.stream, self.subject, await store.secret())

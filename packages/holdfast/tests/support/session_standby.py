@@ -1,7 +1,6 @@
 """A primary with a synchronous standby, and an app's own sessions on it, for tests of failover."""
 
 import asyncio
-import importlib
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -48,22 +47,6 @@ def pair() -> Iterator[tuple[RealPostgres, RealPostgres]]:
 
 
 WAIT_FOR_STANDBY = "ALTER SYSTEM SET synchronous_standby_names = '*'"
-
-
-@contextmanager
-def frozen(server: RealPostgres) -> Iterator[None]:
-    """Stop all processes of a server with SIGSTOP for the duration of the block."""
-    psutil = importlib.import_module("psutil")
-    postmaster = psutil.Process(server.pid)
-    postmaster.suspend()  # first: it starts no further child
-    children = postmaster.children()
-    for child in children:
-        child.suspend()
-    try:
-        yield
-    finally:
-        for process in (*children, postmaster):
-            process.resume()
 
 
 class Family:

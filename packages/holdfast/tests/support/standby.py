@@ -1,15 +1,10 @@
-"""PostgreSQL servers that wait for a standby, and servers that are frozen."""
+"""PostgreSQL servers that wait for a standby."""
 
 import asyncio
-import os
-import signal
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
-from pathlib import Path
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import asyncpg
-
-from holdfast.testing.servers import RealPostgres
 
 HANG_SECONDS = 60
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
@@ -28,7 +23,7 @@ async def set_standbys(connection: asyncpg.Connection, names: str) -> None:
 async def absent_standby(url: str) -> AsyncIterator[asyncpg.Connection]:
     """Make every COMMIT of the server wait for a standby that does not exist.
 
-    ``set_standbys(connection, "")`` brings it back, so to say: commits wait no more.
+    After ``set_standbys(connection, "")`` commits wait no more.
     """
     connection = await asyncpg.connect(url)
     try:
@@ -49,32 +44,3 @@ async def until_waiting(connection: asyncpg.Connection, count: int = 1) -> list[
             if len(found) >= count:
                 return found
             await asyncio.sleep(0.02)
-
-
-@contextmanager
-def frozen(server: RealPostgres) -> Iterator[None]:
-    """Stop all processes of a server; the kernel still accepts connections for it."""
-    assert server.pid is not None
-    processes = [server.pid, *_children(server.pid)]
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        thaw(server)
-
-
-def thaw(server: RealPostgres) -> None:
-    """Let a frozen server go on."""
-    assert server.pid is not None
-    for process in [server.pid, *_children(server.pid)]:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGCONT)
-
-
-def _children(parent: int) -> list[int]:
-    tasks = Path(f"/proc/{parent}/task")
-    return [
-        int(child) for task in tasks.iterdir() for child in (task / "children").read_text().split()
-    ]

@@ -3,10 +3,12 @@
 import asyncio
 import os
 import pwd
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -298,6 +300,32 @@ def test_a_cut_link_delivers_nothing_until_it_is_healed() -> None:
     arrived: list[bytes] = []
     ended = asyncio.Semaphore(0)
     asyncio.run(exchange())
+
+
+def test_a_closed_link_leaves_no_connection_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even those that it accepts while it closes."""
+    with socket.create_server(("127.0.0.1", 0)) as target, ExitStack() as clients:
+        link = NetworkLink(target.getsockname()[1])
+        link.start()
+        is_closing = threading.Event()
+        close = link._close
+
+        def closing() -> Any:
+            is_closing.set()
+            return close()
+
+        monkeypatch.setattr(link, "_close", closing)
+        assert link._loop is not None
+        link._loop.call_soon_threadsafe(is_closing.wait)
+        connected = [
+            clients.enter_context(socket.create_connection(("127.0.0.1", link.port)))
+            for _ in range(5)
+        ]
+        link.close()
+        for client in connected:
+            client.settimeout(HANGS_SECONDS)
+            with suppress(ConnectionResetError):
+                assert client.recv(1) == b""
 
 
 def test_a_killed_test_process_leaves_no_frozen_server(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import importlib.util
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -83,6 +85,53 @@ def test_nothing_is_left_after_a_kill_and_exit(kind):
         assert server.pid is None
     assert processes_of(directory) == []
     assert not directory.exists()
+
+
+def thread_states(server: RealServer) -> set[str]:
+    """Return the states of all threads of a server and of its children, as ``ps`` shows them."""
+    process = psutil.Process(server.pid)
+    processes = [process, *process.children()]
+    files = [
+        file for process in processes for file in Path(f"/proc/{process.pid}/task").glob("*/stat")
+    ]
+    return {file.read_text().rpartition(")")[2].split()[0] for file in files}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="threads are listed in /proc")
+@pytest.mark.parametrize("fixture", ["postgres", "redis_server", "nats_server"])
+def test_all_threads_of_a_frozen_server_have_stopped(fixture, request, monkeypatch):
+    """Although the signal takes effect some time after it was sent, as on a busy machine."""
+    server: RealServer = request.getfixturevalue(fixture)
+    server.start()
+    kill = os.kill
+
+    def kill_late(pid: int, number: int) -> None:
+        if number == signal.SIGSTOP:
+            threading.Timer(0.1, kill, (pid, number)).start()
+        else:
+            kill(pid, number)
+
+    monkeypatch.setattr(os, "kill", kill_late)
+    for _ in range(2):
+        with server.frozen():
+            assert server.is_frozen
+            assert thread_states(server) == {"T"}
+            server.freeze()  # does nothing
+        assert not server.is_frozen
+
+
+@pytest.mark.parametrize("end", ["stop", "kill"])
+def test_frozen_server_can_be_stopped_and_started_again(end):
+    with RealNats() as server:
+        server.freeze()
+        getattr(server, end)()
+        assert not server.is_frozen
+        with pytest.raises(RuntimeError, match="not running: nothing to freeze"):
+            server.freeze()
+        server.start()
+        assert "config" in nats_request(
+            server, "$JS.API.STREAM.CREATE.after", {"name": "after", "subjects": ["after"]}
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -15,7 +15,6 @@ from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.support.standby import (
     HANG_SECONDS,
     absent_standby,
-    frozen,
     set_standbys,
 )
 from packages.services.tests.cli.conftest import ROUTES, WALK, Cli, Server, one_line, token
@@ -125,7 +124,7 @@ async def test_frozen_database_under_100_requests(
 
         first, _ = await send(str(uuid4()))
         assert first == 202
-        with frozen(server):
+        with server.frozen():
             results = await asyncio.gather(*(send(key) for key in keys))
             assert {status for status, _ in results} == {503}
             slowest = max(seconds for _, seconds in results)

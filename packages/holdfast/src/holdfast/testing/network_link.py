@@ -34,7 +34,7 @@ class NetworkLink:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._open: asyncio.Event | None = None
-        self._server: asyncio.Server | None = None
+        self._listener: socket.socket | None = None
         self._connections: set[asyncio.Task[None]] = set()
 
     def __enter__(self) -> Self:
@@ -83,7 +83,7 @@ class NetworkLink:
         if loop is None or thread is None:
             return
         self._run(self._close())
-        self._loop = self._thread = self._open = self._server = None
+        self._loop = self._thread = self._open = self._listener = None
         loop.call_soon_threadsafe(loop.stop)
         thread.join(_STOP_SECONDS)
         loop.close()
@@ -97,30 +97,45 @@ class NetworkLink:
     async def _listen(self) -> None:
         self._open = asyncio.Event()
         self._open.set()
-        self._server = await asyncio.start_server(self._serve, HOST, self.port)
+        self._listener = socket.create_server((HOST, self.port))
+        self._listener.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, self._listener)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Accept one connection.
+
+        Not ``asyncio.start_server``, which accepts in two steps: a server that is closed in between
+        leaves the connection open.
+        """
+        with suppress(BlockingIOError, ConnectionAbortedError):
+            accepted, _ = listener.accept()
+            accepted.setblocking(False)
+            task = asyncio.get_running_loop().create_task(self._serve(accepted))
+            self._connections.add(task)
+            task.add_done_callback(self._connections.discard)
+            task.add_done_callback(lambda _: accepted.close())  # if cancelled before it began
 
     async def _set_open(self, *, is_open: bool) -> None:
         if self._open is not None:
             self._open.set() if is_open else self._open.clear()
 
     async def _close(self) -> None:
-        if self._server is not None:
-            self._server.close()
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
         connections = tuple(self._connections)
         for task in connections:
             task.cancel()
         await asyncio.gather(*connections, return_exceptions=True)
         await asyncio.sleep(0)  # the transports close in the next round of the loop
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        if task is not None:
-            self._connections.add(task)
-            task.add_done_callback(self._connections.discard)
-        # asyncio's stream callback would log a cancelled task as an error.
-        with suppress(OSError, asyncio.CancelledError):
-            await self._forward(reader, writer)
-        writer.transport.abort()
+    async def _serve(self, accepted: socket.socket) -> None:
+        with suppress(OSError):
+            reader, writer = await asyncio.open_connection(sock=accepted)
+            try:
+                await self._forward(reader, writer)
+            finally:
+                writer.transport.abort()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward a connection in both directions until one side closes it."""

@@ -11,7 +11,6 @@ import os
 import pwd
 import re
 import shutil
-import signal
 import subprocess
 import time
 from contextlib import suppress
@@ -19,10 +18,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-__all__ = ["PostgresPrograms", "kill_with_children", "remove_shared_memory", "signal_with_children"]
+from holdfast.testing.server_process import suspend_child
+
+__all__ = [
+    "PostgresPrograms",
+    "kill_with_children",
+    "remove_shared_memory",
+    "resume_with_children",
+    "suspend_with_children",
+]
 
 _ACCOUNTS = ("nobody", "daemon")
 _CHILDREN_SECONDS = 10.0
+_POLL_SECONDS = 0.001
 _SHARED_MEMORY_LINE = 6  # of postmaster.pid: "key id", the id being shmctl's
 _IPC_RMID = 0
 
@@ -124,7 +132,8 @@ def kill_with_children(postmaster: subprocess.Popen[bytes]) -> None:
             return False
 
     parent = psutil.Process(postmaster.pid)
-    parent.suspend()  # it starts no further child
+    if parent.status() != psutil.STATUS_STOPPED:
+        suspend_child(postmaster.pid)  # it starts no further child
     children = parent.children()
     postmaster.kill()
     postmaster.wait()
@@ -138,16 +147,27 @@ def kill_with_children(postmaster: subprocess.Popen[bytes]) -> None:
         time.sleep(0.01)
 
 
-def signal_with_children(postmaster: int, number: signal.Signals) -> None:
-    """Send SIGSTOP or SIGCONT to a postmaster and its backends."""
+def suspend_with_children(postmaster: int) -> None:
+    """Send SIGSTOP to a postmaster and its backends, and wait until all have stopped."""
+    psutil = importlib.import_module("psutil")
+    suspend_child(postmaster)  # first: it starts no further backend
+    deadline = time.monotonic() + _CHILDREN_SECONDS
+    for child in psutil.Process(postmaster).children():
+        with suppress(psutil.NoSuchProcess):
+            child.suspend()
+            while child.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE):
+                if time.monotonic() > deadline:
+                    raise RuntimeError(f"PostgreSQL backend {child.pid} did not stop")
+                time.sleep(_POLL_SECONDS)
+
+
+def resume_with_children(postmaster: int) -> None:
+    """Send SIGCONT to a postmaster and its backends."""
     psutil = importlib.import_module("psutil")
     parent = psutil.Process(postmaster)
-    if number is signal.SIGSTOP:
-        parent.suspend()  # first: it starts no further child
-    for child in parent.children():
+    for process in (*parent.children(), parent):
         with suppress(psutil.NoSuchProcess):
-            child.send_signal(number)
-    parent.send_signal(number)
+            process.resume()
 
 
 def remove_shared_memory(postmaster_pid_file: Path) -> None:

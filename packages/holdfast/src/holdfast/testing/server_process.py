@@ -7,6 +7,7 @@ which does not run after SIGKILL.
 
 import abc
 import importlib.util
+import os
 import secrets
 import signal
 import socket
@@ -14,7 +15,8 @@ import stat
 import subprocess
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
@@ -27,6 +29,7 @@ __all__ = [
     "free_port",
     "not_installed",
     "package_folder",
+    "suspend_child",
 ]
 
 HOST = "127.0.0.1"
@@ -68,6 +71,8 @@ class RealServer(abc.ABC):
         self._directory: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._guard: subprocess.Popen[bytes] | None = None
+        # SIGSTOP was sent: it cannot stop by itself.
+        self.is_frozen = False
 
     def __enter__(self) -> Self:
         self.start()
@@ -140,6 +145,33 @@ class RealServer(abc.ABC):
         self.stop()
         self.start()
 
+    def freeze(self) -> None:
+        """Send SIGSTOP and wait until it has stopped: connections stay open and silent.
+
+        A signal takes effect later than it is sent: on a busy machine the server could respond to
+        requests for some milliseconds more.
+        """
+        if self.pid is None:
+            raise RuntimeError(f"{self._name} is not running: nothing to freeze")
+        if not self.is_frozen:
+            self.is_frozen = True
+            self._suspend(self.pid)
+
+    def thaw(self) -> None:
+        """Let a frozen server continue. Does nothing if it is not frozen."""
+        if self.is_frozen and self.pid is not None:
+            self._resume(self.pid)
+        self.is_frozen = False
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Freeze it for the duration of the block."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
+
     def close(self) -> None:
         """Kill it and remove its files. Idempotent."""
         try:
@@ -167,6 +199,12 @@ class RealServer(abc.ABC):
 
     def _process_options(self) -> dict[str, Any]:
         return {}
+
+    def _suspend(self, pid: int) -> None:
+        suspend_child(pid)
+
+    def _resume(self, pid: int) -> None:
+        os.kill(pid, signal.SIGCONT)
 
     def _discard(self) -> None:
         self.kill()
@@ -216,6 +254,7 @@ class RealServer(abc.ABC):
     def _stop_with(self, sign: signal.Signals) -> None:
         if self._process is None:
             return
+        self.thaw()
         self._process.send_signal(sign)
         try:
             self._process.wait(_STOPS_WITHIN_SECONDS)
@@ -227,7 +266,16 @@ class RealServer(abc.ABC):
 
     def _forget_process(self) -> None:
         self._process = None
+        self.is_frozen = False
         self._send_to_guard("")
+
+
+def suspend_child(pid: int) -> None:
+    """Send SIGSTOP to a child of this process, and wait until all its threads have stopped."""
+    os.kill(pid, signal.SIGSTOP)
+    _, status = os.waitpid(pid, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        raise RuntimeError(f"process {pid} ended before it could be frozen")
 
 
 def _temp_root() -> Path:

@@ -29,7 +29,8 @@ from holdfast.testing.postgres_server import (
     PostgresPrograms,
     kill_with_children,
     remove_shared_memory,
-    signal_with_children,
+    resume_with_children,
+    suspend_with_children,
 )
 from holdfast.testing.server_process import (
     HOST,
@@ -64,8 +65,6 @@ class RealPostgres(RealServer):
         super().__init__()
         self._primary = standby_of
         self._programs: PostgresPrograms | None = None
-        # SIGSTOP was sent: it cannot stop by itself.
-        self.is_frozen = False
 
     def url(self, database: str = "postgres") -> str:
         """Return the URL for clients."""
@@ -94,21 +93,7 @@ class RealPostgres(RealServer):
 
     def stop(self, mode: Literal["fast", "immediate"] = "fast") -> None:
         """Stop: ``fast`` writes a checkpoint, ``immediate`` leaves recovery to the next start."""
-        self.thaw()
         self._stop_with(self._signals[mode])
-
-    def freeze(self) -> None:
-        """Send SIGSTOP to the postmaster and all backends: connections stay open and silent."""
-        if self.pid is None:
-            raise RuntimeError("PostgreSQL is not running: nothing to freeze")
-        self.is_frozen = True
-        signal_with_children(self.pid, signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let a frozen server continue. Does nothing if it is not frozen."""
-        if self.is_frozen and self.pid is not None:
-            signal_with_children(self.pid, signal.SIGCONT)
-        self.is_frozen = False
 
     def kill(self) -> None:
         """Send SIGKILL to the postmaster and all backends."""
@@ -117,7 +102,12 @@ class RealPostgres(RealServer):
         if self._process is not None:
             remove_shared_memory(self._data / "postmaster.pid")
         super().kill()
-        self.is_frozen = False
+
+    def _suspend(self, pid: int) -> None:
+        suspend_with_children(pid)
+
+    def _resume(self, pid: int) -> None:
+        resume_with_children(pid)
 
     @property
     def _data(self) -> Path:

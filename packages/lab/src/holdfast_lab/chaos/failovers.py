@@ -146,7 +146,7 @@ class FailoverInjector:
     # ----------------------------------------------------------- without a failover
 
     async def _restart_primary(self) -> None:
-        """Kill the primary and start it again before anybody promotes the standby."""
+        """Kill the primary and start it again before the standby is promoted."""
         self.kills["primary"] += 1
         await self._do(self._pair.kill_primary)
         await self._do(self._pair.start_primary)

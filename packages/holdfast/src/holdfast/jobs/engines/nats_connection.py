@@ -34,7 +34,16 @@ from holdfast.ports import Row
 if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
-__all__ = ["Broker", "Listener", "Message", "MessageFetcher", "StreamNames", "end_task", "nak"]
+__all__ = [
+    "Broker",
+    "Listener",
+    "Message",
+    "MessageFetcher",
+    "StreamNames",
+    "close_client",
+    "end_task",
+    "nak",
+]
 
 T = TypeVar("T")
 
@@ -331,7 +340,7 @@ class Broker:
                 finally:
                     self.up.clear()
                     self._client, self._inboxes = None, {}
-                    await _close(client)
+                    await close_client(client)
                 failures = 0
             except (*_ERRORS, StoreError, ConfigurationError) as error:
                 self._log_down(error)
@@ -373,7 +382,7 @@ class Broker:
                 **self._options,
             )
         except BaseException:
-            await _close(client)
+            await close_client(client)
             raise
         self._silence.connected()
         return client
@@ -512,16 +521,18 @@ async def _log_error(error: Exception) -> None:
     _log.debug("NATS: %s", _line(error))
 
 
-async def _close(client: Client) -> None:
+async def close_client(client: Client) -> None:
     """Close a client that may be closed, half open, or never have been open."""
-    with suppress(*_ERRORS, AssertionError, AttributeError):
-        async with asyncio.timeout(_CLOSE_SECONDS):  # a stopped server reads nothing
-            await client.close()
-    transport = getattr(client, "_transport", None)
-    with suppress(*_ERRORS, AttributeError):
-        if transport is not None:  # the client leaves it open if its last message fails
-            transport.close()
-            transport._io_writer.transport.abort()  # noqa: SLF001 - drops what was not sent
+    try:
+        with suppress(*_ERRORS, AssertionError, AttributeError):
+            async with asyncio.timeout(_CLOSE_SECONDS):  # a stopped server reads nothing
+                await client.close()
+    finally:  # the client leaves it open if its last message fails, or if this task is cancelled
+        transport = getattr(client, "_transport", None)
+        with suppress(*_ERRORS, AttributeError):
+            if transport is not None:
+                transport.close()
+                transport._io_writer.transport.abort()  # noqa: SLF001 - drops what was not sent
 
 
 def _line(error: BaseException) -> str:

@@ -56,7 +56,7 @@ class StatementAges:
 class ConnectionPool:
     """Lends connections, last used first, up to a limit; above it, callers wait in order.
 
-    While the server is silent nobody waits: a connection that becomes free would be of no use.
+    While the server is silent no caller waits: a connection that becomes free would be of no use.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class ConnectionPool:
             self._waiting.popleft().set_result(connection)
 
     def _refuse_waiting(self) -> None:
-        """Let nobody wait for a connection to a server that is silent."""
+        """Refuse all who wait for a connection: the server is silent."""
         self._is_silent = True
         while self._waiting:
             ticket = self._waiting.popleft()
