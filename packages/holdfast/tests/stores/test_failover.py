@@ -28,6 +28,7 @@ from holdfast.stores.postgres.driver import Deadlines
 from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from holdfast.testing.samples import NOW, a_record, claimed, commit
 from holdfast.testing.servers import RealPostgres
+from packages.holdfast.tests.support.pooling_proxy import PoolingProxy
 from packages.holdfast.tests.support.standby import (
     HANG_SECONDS,
     WAITING,
@@ -152,6 +153,23 @@ async def test_commit_that_takes_too_long_is_cut_and_counted(driver: str, url: s
                     await store.ping()
                 await asyncio.sleep(0.05)
         assert await store.claim(record.id, NOW) == Found(record)
+
+
+async def test_commits_cut_behind_a_pooler_are_found_on_the_server(
+    server: RealPostgres, url: str
+) -> None:
+    """The pooler gives its clients other process ids than those of the backends."""
+    async with (
+        PoolingProxy(server.port, "session") as proxy,
+        opened(
+            "asyncpg", url.replace(f":{server.port}/", f":{proxy.port}/"), max_connections=2
+        ) as store,
+        absent_standby(url),
+    ):
+        with pytest.raises(CommitUnknownError):
+            await asyncio.wait_for(await committing(store, a_record()), HANG_SECONDS)
+        with pytest.raises(StoreUnavailableError, match="still waiting on the server"):
+            await store.claim(a_record(key="other").id, NOW)
 
 
 @any_driver

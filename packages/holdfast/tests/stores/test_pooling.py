@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Store
-from holdfast.stores.postgres import PostgresStore
-from holdfast.stores.postgres.pooling import refuse_transaction_pooling
+from holdfast.stores.postgres import PostgresStore, pooling
 from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from holdfast.testing.servers import RealPostgres
-from packages.holdfast.tests.support.pooling_proxy import PoolingProxy
+from packages.holdfast.tests.support.pooling_proxy import Mode, PoolingProxy
 
 STORES = pytest.mark.parametrize("make", [PostgresStore, PsycopgStore, PsycopgSyncStore])
 
@@ -21,10 +21,16 @@ def through(proxy: PoolingProxy, postgres: RealPostgres, url: str) -> str:
 
 
 @STORES
+@pytest.mark.parametrize("mode", ["last", "same"])
 async def test_transaction_pooling_is_refused_with_one_line(
-    make: Callable[[str], Store], postgres: RealPostgres, clean_postgres_url: str
+    make: Callable[[str], Store],
+    mode: Mode,
+    postgres: RealPostgres,
+    clean_postgres_url: str,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    async with PoolingProxy(postgres.port, per_transaction=True) as proxy:
+    monkeypatch.setattr(pooling, "_NOTIFICATION_SECONDS", 0.2)
+    async with PoolingProxy(postgres.port, mode) as proxy:
         store = make(through(proxy, postgres, clean_postgres_url))
         with pytest.raises(ConfigurationError, match="use session pooling") as refused:
             await store.open()
@@ -35,74 +41,29 @@ async def test_transaction_pooling_is_refused_with_one_line(
 async def test_session_pooling_is_accepted(
     make: Callable[[str], Store], postgres: RealPostgres, clean_postgres_url: str
 ):
-    async with PoolingProxy(postgres.port, per_transaction=False) as proxy:
+    async with PoolingProxy(postgres.port, "session") as proxy:
         store = make(through(proxy, postgres, clean_postgres_url))
         await store.open()
         try:
             rows = await asyncio.gather(*(store.read("SELECT 1 AS one") for _ in range(20)))
             assert all(found[0]["one"] == 1 for found in rows)
+            # The connection of the check is in the pool, as it was before.
+            assert not await store.read("SELECT pg_listening_channels()")
         finally:
             await store.close()
 
 
-class _Backends:
-    """A connection whose backends are given, one per statement."""
+async def test_late_notification_comes_with_the_next_response(
+    postgres: RealPostgres, clean_postgres_url: str
+):
+    """A server that is slow is not taken for a pooler."""
+    for make in (PostgresStore, PsycopgStore, PsycopgSyncStore):
+        driver: Any = make(clean_postgres_url).driver
+        first, second = await driver.connect(), await driver.connect()
 
-    def __init__(self, *backends: object) -> None:
-        self._backends = list(backends)
-        self.is_terminated = False
+        async def notify(other: Any = second) -> None:
+            await other.execute("SELECT pg_notify('late', '')")
 
-    async def fetchrow(self, _sql: str) -> object:
-        backend = self._backends.pop(0)
-        if isinstance(backend, Exception):
-            raise backend
-        return backend
-
-    def transaction(self):
-        return asyncio.Lock()
-
-    def terminate(self) -> None:
-        self.is_terminated = True
-
-
-class _StatementError(Exception):
-    def __init__(self, sqlstate: str) -> None:
-        super().__init__(sqlstate)
-        self.sqlstate = sqlstate
-
-
-A, B, SAME_PID = (1, "monday"), (2, "monday"), (1, "tuesday")
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "is_refused"),
-    [
-        ([A] * 6, [B] * 3, False),
-        ([A] * 6, [SAME_PID] * 3, False),  # two servers behind one proxy
-        ([A, B], [A], True),
-        ([A, A, A, B], [B, B], True),  # another client was faster in the first round
-        ([_StatementError("26000")], [], True),
-        ([A], [_StatementError("42P05")], True),
-    ],
-)
-async def test_a_backend_seen_on_two_connections_is_refused(first, second, is_refused):
-    connections = [_Backends(*first), _Backends(*second)]
-    waiting = list(connections)
-
-    async def connect() -> _Backends:
-        return waiting.pop(0)
-
-    if is_refused:
-        with pytest.raises(ConfigurationError):
-            await refuse_transaction_pooling(connect)
-    else:
-        await refuse_transaction_pooling(connect)
-    assert all(connection.is_terminated for connection in connections)
-
-
-async def test_other_errors_of_the_check_are_raised():
-    async def connect() -> _Backends:
-        return _Backends(_StatementError("42501"))
-
-    with pytest.raises(_StatementError):
-        await refuse_transaction_pooling(connect)
+        assert await driver.is_notified(first, "late", notify, 0.0)
+        first.terminate()
+        second.terminate()

@@ -1,34 +1,22 @@
-"""A connection pooler for PostgreSQL, reduced to what transaction pooling changes.
+"""A connection pooler for PostgreSQL, reduced to what its modes change.
 
-Clients share server connections: each transaction gets the one that was released last, as with
-PgBouncer. With ``per_transaction=False`` a client keeps its own, as with session pooling.
+With ``session`` a client keeps its server connection, as with session pooling. Otherwise clients
+share server connections, as with transaction pooling. A transaction gets the one that was released
+last with ``last``, and the one that the client had before, if it is free, with ``same``: then
+statements see no difference. As with PgBouncer, clients get process ids that are no backend's, and
+what a server sends while no client is connected to it is dropped.
 """
 
 import asyncio
+import itertools
 import struct
-from collections.abc import Callable
-from typing import Self
+from typing import Literal, Self
+
+Mode = Literal["session", "last", "same"]
 
 _SSL_REQUEST = 80877103
 _HEADER = struct.Struct("!cI")
-
-
-class _ServerConnection:
-    """A connection to PostgreSQL that has been authenticated without a password."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self.greeting = b""
-
-    @classmethod
-    async def open(cls, port: int, startup: bytes) -> Self:
-        server = cls(*await asyncio.open_connection("127.0.0.1", port))
-        server.writer.write(startup)
-        kind = b""
-        while kind != b"Z":
-            kind, message = await read_message(server.reader)
-            server.greeting += message
-        return server
+_KEY = struct.Struct("!cIII")
 
 
 async def read_message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
@@ -37,59 +25,95 @@ async def read_message(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
     return kind, header + await reader.readexactly(length - 4)
 
 
-class _Link:
-    """Connects a client to a server connection until no transaction is open."""
+class _ServerConnection:
+    """A connection to PostgreSQL that has been authenticated without a password."""
 
-    def __init__(
-        self,
-        client: asyncio.StreamWriter,
-        release: Callable[[_ServerConnection], None] | None,
-    ) -> None:
-        self.server: _ServerConnection | None = None
-        self._client = client
-        self._release = release
-        self._requests = 0
-        self._responses: asyncio.Task[None] | None = None
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        self.client: _Client | None = None
+        self.greeting: list[tuple[bytes, bytes]] = []
+        self._reader = reader
+        self._reading: asyncio.Task[None] | None = None
 
-    def use(self, server: _ServerConnection) -> None:
-        self.server = server
-        self._responses = asyncio.create_task(self._respond(server))
+    @classmethod
+    async def open(cls, port: int, startup: bytes) -> Self:
+        server = cls(*await asyncio.open_connection("127.0.0.1", port))
+        server.writer.write(startup)
+        while not server.greeting or server.greeting[-1][0] != b"Z":
+            server.greeting.append(await read_message(server._reader))
+        server._reading = asyncio.create_task(server._read())
+        return server
 
-    def send(self, kind: bytes, message: bytes) -> None:
-        assert self.server is not None
-        if kind in b"QS":  # each ends with a message that the server is ready
-            self._requests += 1
-        self.server.writer.write(message)
+    async def _read(self) -> None:
+        while True:
+            message = await read_message(self._reader)
+            if self.client is not None:
+                self.client.receive(*message)
 
     async def close(self) -> None:
-        if self._responses is not None:
-            self._responses.cancel()
-            await asyncio.wait({self._responses})
+        assert self._reading is not None
+        self._reading.cancel()
+        await asyncio.wait({self._reading})
+        self.writer.close()
 
-    async def _respond(self, server: _ServerConnection) -> None:
-        while True:
-            kind, message = await read_message(server.reader)
-            if kind == b"Z":
-                self._requests -= 1
-                is_idle = message[-1:] == b"I" and self._requests == 0
-                if is_idle and self._release is not None:
-                    self.server = None
-                    self._release(server)
-                    self._client.write(message)
-                    return
-            self._client.write(message)
+
+class _Client:
+    """A client, and the server connection that its transaction has."""
+
+    def __init__(self, proxy: "PoolingProxy", writer: asyncio.StreamWriter) -> None:
+        self.latest: _ServerConnection | None = None
+        self._proxy = proxy
+        self._writer = writer
+        self._server: _ServerConnection | None = None
+        self._requests = 0
+
+    async def greet(self, startup: bytes, number: int) -> None:
+        server = await self._acquire(startup)
+        for kind, message in server.greeting:
+            is_key = kind == b"K"
+            self._writer.write(_KEY.pack(b"K", 12, number, 0) if is_key else message)
+        self._release_if_shared()
+
+    async def send(self, startup: bytes, kind: bytes, message: bytes) -> None:
+        server = self._server or await self._acquire(startup)
+        if kind in b"QS":  # each ends with a message that the server is ready
+            self._requests += 1
+        server.writer.write(message)
+
+    def receive(self, kind: bytes, message: bytes) -> None:
+        if kind == b"Z":
+            self._requests -= 1
+            if message[-1:] == b"I" and self._requests == 0:
+                self._release_if_shared()
+        self._writer.write(message)
+
+    def leave(self) -> None:
+        if self._server is not None:
+            self._server.client = None
+
+    async def _acquire(self, startup: bytes) -> _ServerConnection:
+        server = self._server = self.latest = await self._proxy.acquire(startup, self.latest)
+        server.client = self
+        return server
+
+    def _release_if_shared(self) -> None:
+        if self._proxy.mode != "session" and self._server is not None:
+            server, self._server = self._server, None
+            server.client = None
+            self._proxy.idle.append(server)
 
 
 class PoolingProxy:
     """Listens on a free port of loopback."""
 
-    def __init__(self, server_port: int, *, per_transaction: bool) -> None:
+    def __init__(self, server_port: int, mode: Mode) -> None:
+        self.mode = mode
+        self.idle: list[_ServerConnection] = []
+        self.port = 0
         self._server_port = server_port
-        self._per_transaction = per_transaction
-        self._idle: list[_ServerConnection] = []
         self._all: list[_ServerConnection] = []
         self._clients: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self._numbers = itertools.count(1)
 
     async def __aenter__(self) -> Self:
         self._listener = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -102,7 +126,17 @@ class PoolingProxy:
             client.cancel()
         await asyncio.gather(*self._clients, return_exceptions=True)
         for server in self._all:
-            server.writer.close()
+            await server.close()
+
+    async def acquire(self, startup: bytes, latest: _ServerConnection | None) -> _ServerConnection:
+        if self.mode == "last" and self.idle:
+            return self.idle.pop()
+        if latest is not None and latest in self.idle:
+            self.idle.remove(latest)
+            return latest
+        server = await _ServerConnection.open(self._server_port, startup)
+        self._all.append(server)
+        return server
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
@@ -120,23 +154,13 @@ class PoolingProxy:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         startup = await self._read_startup(reader, writer)
-        link = _Link(writer, self._release if self._per_transaction else None)
-        server = await self._acquire(startup)
-        writer.write(server.greeting)
-        if self._per_transaction:
-            self._idle.append(server)
-        else:
-            link.use(server)
+        client = _Client(self, writer)
         try:
+            await client.greet(startup, next(self._numbers))
             while (message := await read_message(reader))[0] != b"X":
-                if link.server is None:
-                    link.use(await self._acquire(startup))
-                link.send(*message)
+                await client.send(startup, *message)
         finally:
-            await link.close()
-
-    def _release(self, server: _ServerConnection) -> None:
-        self._idle.append(server)
+            client.leave()
 
     async def _read_startup(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -147,10 +171,3 @@ class PoolingProxy:
             if struct.unpack("!I", body[:4])[0] != _SSL_REQUEST:
                 return size + body
             writer.write(b"N")
-
-    async def _acquire(self, startup: bytes) -> _ServerConnection:
-        if self._idle:
-            return self._idle.pop()
-        server = await _ServerConnection.open(self._server_port, startup)
-        self._all.append(server)
-        return server

@@ -187,6 +187,30 @@ class AsyncpgDriver:
             errors=(*self.errors, *self.outages),
         )
 
+    async def is_notified(
+        self,
+        connection: Any,
+        channel: str,
+        notify: Callable[[], Awaitable[None]],
+        seconds: float,
+    ) -> bool:
+        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
+        arrived = asyncio.Event()
+
+        def receive(*_: Any) -> None:
+            arrived.set()
+
+        await connection.add_listener(channel, receive)
+        await notify()
+        try:
+            async with asyncio.timeout(seconds):
+                await arrived.wait()
+        except TimeoutError:
+            await connection.execute("SELECT 1")
+            await asyncio.sleep(0)  # asyncpg calls listeners in the next iteration of the loop
+        await connection.remove_listener(channel, receive)
+        return arrived.is_set()
+
 
 async def _listen(
     connection: Any, channel: str, receive: Callable[[str], None], ready: Callable[[], None]

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
@@ -65,9 +64,6 @@ class Connection(Protocol):
 
     async def fetchrow(self, sql: str, *values: Any) -> Any:
         """Return the first row, or None."""
-
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        """Commit what runs inside, or roll it back after an exception."""
 
     def is_closed(self) -> bool:
         """Return whether it is closed or broken."""
@@ -169,6 +165,19 @@ class Driver(Protocol):
 
     def notifier(self, run: Callable[[str], Awaitable[Any]], channel: str) -> Notifier:
         """Return a notifier of a channel. ``run`` runs a statement of the store."""
+
+    async def is_notified(
+        self,
+        connection: Any,
+        channel: str,
+        notify: Callable[[], Awaitable[None]],
+        seconds: float,
+    ) -> bool:
+        """Listen, call ``notify``, and return whether ``connection`` gets a notification.
+
+        It is idle for up to ``seconds``, and runs one statement afterwards, with which PostgreSQL
+        sends what is pending. Stops listening before it returns.
+        """
 
 
 # Makes a driver for a URL.

@@ -3,18 +3,26 @@
 Holdfast remembers facts about a connection: the timeline of its server, its backend, prepared
 statements, ``LISTEN``. With transaction pooling they are about a server connection that the next
 transaction may not get.
+
+Which server connection a pooler takes for a transaction cannot be controlled from outside: two
+statements may reach the same one by chance. A notification can tell. PostgreSQL sends it to the
+server connection that has run ``LISTEN``, at any time; a pooler can pass it on to the client only
+if the two belong together while the client is idle, which is session pooling.
 """
 
-from collections.abc import Awaitable, Callable
+import secrets
 from typing import Any, Final
 
 from holdfast.errors import ConfigurationError
+from holdfast.stores.postgres.driver import Driver
 
 __all__ = ["refuse_transaction_pooling"]
 
 # The process id alone may be the same on two servers behind one proxy.
 _BACKEND: Final = "SELECT pg_backend_pid(), pg_postmaster_start_time()::text"
-_ROUNDS: Final = 3
+# How long a notification may take. If it is late because the server is slow, it comes with the
+# response to the next statement.
+_NOTIFICATION_SECONDS: Final = 2.0
 # Poolers without support of prepared statements: the statement of another client is there, or
 # one's own is not.
 _FOREIGN_STATEMENTS: Final = ("26000", "42P05")
@@ -25,38 +33,40 @@ _MESSAGE: Final = (
 )
 
 
-async def refuse_transaction_pooling(connect: Callable[[], Awaitable[Any]]) -> None:
-    """Raise ``ConfigurationError`` if two open connections are seen on the same backend.
+async def refuse_transaction_pooling(driver: Driver, first: Any) -> int:
+    """Raise ``ConfigurationError`` unless a connection keeps its backend while it is idle.
 
-    Opens two connections of its own. Without a pooler, and with session pooling, a backend belongs
-    to one connection until that is closed, so this refuses nothing by mistake. A pooler with
-    several idle server connections may go unnoticed.
+    ``first`` is a connection of the driver, which nothing else uses; a second one is opened and
+    closed. Returns the process id of the backend of ``first``. Raises what the driver raises.
     """
-    first = await connect()
+    second = await driver.connect()
     try:
-        second = await connect()
-        try:
-            is_shared = await _share_a_backend(first, second)
-        finally:
-            second.terminate()
-    finally:
-        first.terminate()
-    if is_shared:
-        raise ConfigurationError(_MESSAGE)
-
-
-async def _share_a_backend(first: Any, second: Any) -> bool:
-    try:
-        for _ in range(_ROUNDS):
-            before = tuple(await first.fetchrow(_BACKEND))
-            # The pooler has the backend of ``first`` back, and gives the latest to the next client.
-            async with second.transaction():
-                other = tuple(await second.fetchrow(_BACKEND))
-                after = tuple(await first.fetchrow(_BACKEND))
-            if other == before or after != before:
-                return True
+        backend = await _kept_backend(driver, first, second)
     except Exception as error:
-        if getattr(error, "sqlstate", None) in _FOREIGN_STATEMENTS:
-            return True
-        raise
-    return False
+        if getattr(error, "sqlstate", None) not in _FOREIGN_STATEMENTS:
+            raise
+        backend = None
+    finally:
+        second.terminate()
+    if backend is None:
+        raise ConfigurationError(_MESSAGE)
+    return backend
+
+
+async def _kept_backend(driver: Driver, first: Any, second: Any) -> int | None:
+    """Return the backend of ``first``; None if it belongs to other clients, too."""
+    backend = tuple(await first.fetchrow(_BACKEND))
+    # Mostly enough to see a pooler: it gives the server connection that was used last to the next
+    # client.
+    if tuple(await second.fetchrow(_BACKEND)) == backend:
+        return None
+    channel = f"holdfast_pooling_{secrets.token_hex(8)}"
+
+    async def notify() -> None:
+        # Not like other commits: it would wait for a synchronous standby that is away.
+        await second.execute(
+            f"BEGIN;SET LOCAL synchronous_commit = off;SELECT pg_notify('{channel}', '');COMMIT"
+        )
+
+    is_kept = await driver.is_notified(first, channel, notify, _NOTIFICATION_SECONDS)
+    return int(backend[0]) if is_kept else None

@@ -177,6 +177,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._probe_at = 0.0
         # False until the tables exist.
         self._reads_epochs = False
+        # Whether connections have other process ids than their backends: of a pooler.
+        self._has_pooler = False
         self._migrations = [
             *load_migrations("core", "holdfast.stores.postgres.migrations"),
             *migrations,
@@ -200,7 +202,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
         if self._pool is not None:
             return
         on_wait = None if self._metrics is None else self._metrics.pool_waited
-        self._reads_epochs = self._is_checked = False
+        self._reads_epochs = self._is_checked = self._has_pooler = False
         pool = self.driver.new_pool(self._max, on_wait, self._on_connect, self._on_silence)
         try:
             await self._fill(pool)
@@ -210,8 +212,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise
         self._pool = pool
         try:
-            with suppress(*self.driver.outages):  # a limit of connections, or an outage
-                await refuse_transaction_pooling(self.driver.connect)
+            await self._refuse_transaction_pooling()
             await self._migrate()
             self._reads_epochs = True
             await self.read_epoch()
@@ -220,6 +221,24 @@ class BasePostgresStore(Generic[TransactionT_co]):
         except BaseException:
             await self.close()
             raise
+
+    async def _refuse_transaction_pooling(self) -> None:
+        """Raise ``ConfigurationError`` if a pooler gives each transaction another connection.
+
+        Needs as many connections as the migrations: one of the pool, and one more.
+        """
+        connection = await self._acquire()
+        try:
+            backend = await refuse_transaction_pooling(self.driver, connection)
+            self._has_pooler = backend != connection.backend
+            connection.backend = backend
+        except BaseException as error:
+            connection.terminate()
+            if isinstance(error, (*self.driver.outages, *self.driver.errors)):
+                raise unavailable(error) from error
+            raise
+        finally:
+            self.release(connection)
 
     async def _fill(self, pool: Pool) -> None:
         refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
@@ -525,6 +544,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
     # -- connections ----------------------------------------------------------------------
 
     async def _on_connect(self, connection: Any) -> None:
+        if self._has_pooler:
+            connection.backend = (await connection.fetchrow("SELECT pg_backend_pid()"))[0]
         if not self._reads_epochs:
             return
         before = self._epochs.identity

@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -287,13 +287,6 @@ class AsyncConnection(_Wrapped):
         rows = await self.fetch(sql, *values)
         return rows[0] if rows else None
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:
-        """Commit what runs inside, or roll it back after an exception."""
-        with translating_outages(self.raw):
-            async with self.raw.transaction():
-                yield
-
     async def close(self, *, timeout: float) -> None:  # noqa: ARG002, ASYNC109 - asyncpg's name
         """Close; nothing is waited for."""
         await self.raw.close()
@@ -340,17 +333,13 @@ class ThreadConnection(_Wrapped):
         rows = await self.fetch(sql, *values)
         return rows[0] if rows else None
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[None]:
-        """Commit what runs inside, or roll it back after an exception."""
-        await self.execute("BEGIN")
-        try:
-            yield
-        except BaseException:
-            with suppress(psycopg.Error, OSError):
-                await self.execute("ROLLBACK")
-            raise
-        await self.execute("COMMIT")
+    async def notifications(self, seconds: float, *, stop_after: int | None = None) -> list[Any]:
+        """Wait for notifications and return them."""
+        raw = self.raw
+        return await self._threads.run(
+            lambda: list(raw.notifies(timeout=seconds, stop_after=stop_after)),
+            cancel=self.terminate,
+        )
 
     async def close(self, *, timeout: float) -> None:  # noqa: ARG002, ASYNC109 - asyncpg's name
         """Close; nothing is waited for."""

@@ -37,6 +37,8 @@ __all__ = ["PsycopgDriver", "PsycopgThreadDriver"]
 
 _ROLLBACK_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 10.0
+# For notifications that have arrived with a response: psycopg returns them at once.
+_PENDING_SECONDS: Final = 0.01
 _NAME: Final = "holdfast"
 _STRINGS: Final = "standard_conforming_strings"
 # Attributes of psycopg's connections. Its public methods only add and remove.
@@ -160,6 +162,23 @@ class PsycopgDriver(_Driver):
         errors = (*self.errors, *self.outages)
         return PostgresNotifier(self.connect, run, listen=_listen, channel=channel, errors=errors)
 
+    async def is_notified(
+        self,
+        connection: AsyncConnection,
+        channel: str,
+        notify: Callable[[], Awaitable[None]],
+        seconds: float,
+    ) -> bool:
+        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
+        await connection.execute(f"LISTEN {channel}")
+        await notify()
+        found = [one async for one in connection.raw.notifies(timeout=seconds, stop_after=1)]
+        if not found:
+            await connection.execute("SELECT 1")
+            found = [one async for one in connection.raw.notifies(timeout=_PENDING_SECONDS)]
+        await connection.execute(f"UNLISTEN {channel}")
+        return bool(found)
+
 
 class PsycopgThreadDriver(_Driver):
     """psycopg's ``Connection``, used in threads."""
@@ -237,6 +256,23 @@ class PsycopgThreadDriver(_Driver):
     def notifier(self, _run: Callable[[str], Awaitable[Any]], channel: str) -> SyncPostgresNotifier:
         """Return a notifier that may be called in any thread."""
         return SyncPostgresNotifier(self.connect_blocking, channel=channel)
+
+    async def is_notified(
+        self,
+        connection: ThreadConnection,
+        channel: str,
+        notify: Callable[[], Awaitable[None]],
+        seconds: float,
+    ) -> bool:
+        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
+        await connection.execute(f"LISTEN {channel}")
+        await notify()
+        found = await connection.notifications(seconds, stop_after=1)
+        if not found:
+            await connection.execute("SELECT 1")
+            found = await connection.notifications(_PENDING_SECONDS)
+        await connection.execute(f"UNLISTEN {channel}")
+        return bool(found)
 
 
 async def _listen(
