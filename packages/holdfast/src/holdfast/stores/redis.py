@@ -7,29 +7,23 @@ this database wrote it for this record; a value without a valid MAC is a miss.
 import hmac
 import logging
 import time
-from asyncio import Event, timeout
 from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
+from functools import lru_cache, partial
 from hashlib import sha256
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-
-from holdfast.extras import needs_extra
-
-with needs_extra("redis"):
-    from redis.asyncio import BlockingConnectionPool, Redis
-    from redis.asyncio.retry import Retry
-    from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError
 
 from holdfast.core.breaker import Breaker
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.errors import ConfigurationError, StoreError, StoreUnavailableError
+from holdfast.stores.redis_batches import OUTAGES, RedisBatches
+
+if TYPE_CHECKING:
+    from redis.asyncio import Redis
 
 __all__ = ["RedisRecords"]
-
-T = TypeVar("T")
 
 _log = logging.getLogger("holdfast.cache")
 
@@ -41,15 +35,11 @@ _MAC_BYTES: Final = 32
 _EPOCH_BYTES: Final = 8
 # Longer than records live; each reading of the epoch renews it.
 _POSITION_SECONDS: Final = 400 * 86_400
-_MAX_CONNECTIONS: Final = 32
-_MAX_BATCH: Final = 500
+_MAX_DELETED: Final = 500
 _OPERATOR_TIMEOUT_SECONDS: Final = 10.0
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Record).decode
-
-# Errors of Redis and the network, and timeouts.
-_OUTAGES: Final = (RedisError, OSError)
 
 
 class RedisRecords:
@@ -75,35 +65,29 @@ class RedisRecords:
         self._position_prefix = f"idempo-position:{environment}"
         self._read_secret = secret
         self._secret: bytes | None = None
-        self._timeout_seconds = timeout_seconds
         self._clock = clock
         # One failure is enough: a second without the cache is cheaper than another timeout.
         self._breaker = Breaker(failure_limit=1, open_seconds=1.0)
         self._is_down = False
         self._is_closed = False
-        self._running_commands = 0
-        self._all_ended = Event()
         try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=_MAX_CONNECTIONS,
-                timeout=timeout_seconds,
-                socket_timeout=timeout_seconds,
-                socket_connect_timeout=timeout_seconds,
-                # Retries of the client would multiply the timeout.
-                retry=Retry(NoBackoff(), 0),
-            )
+            self._redis = RedisBatches(url, timeout_seconds=timeout_seconds)
         except ValueError as error:
             raise ConfigurationError(f"not a Redis URL: {error}") from error
-        self._redis: Redis = Redis(connection_pool=pool)
 
     async def get(self, record_id: RecordId, now: datetime, *, epoch: str = "") -> Record | None:
         """Return a verified record that was put under this epoch, or None."""
-        secret = await self._known_secret()
-        if secret is None:
+        secret = self._secret or await self._known_secret()
+        if secret is None or self._is_paused():
             return None
         name = self._name(record_id)
-        value = await self._try(lambda: self._redis.get(name))
+        try:
+            value = await self._redis.get(name)
+        except OUTAGES as error:
+            self._failed(error)
+            return None
+        if self._is_down:
+            self._recovered()
         if value is None:
             return None
         record = None
@@ -112,14 +96,14 @@ class RedisRecords:
             if record is None:
                 _log.warning("a cached record does not verify: dropped")
         if record is None or record.expires_at <= now:
-            await self._try(lambda: self._redis.delete(name))
+            await self._try(lambda redis: redis.delete(name))
             return None
         return record
 
     async def put(self, record: Record, now: datetime, *, epoch: str = "") -> None:
         """Cache a record that was committed in this epoch, until it expires. Never raises."""
         life_ms = int((record.expires_at - now).total_seconds() * 1000)
-        secret = await self._known_secret()
+        secret = self._secret or await self._known_secret()
         if secret is None or life_ms <= 0:
             return
         try:
@@ -128,8 +112,15 @@ class RedisRecords:
             return
         mac = _mac(secret, (_CONTEXT, *map(_utf8, (epoch, *record.id))), payload)
         value = mac + _epoch_digest(epoch) + payload
-        name = self._name(record.id)
-        await self._try(lambda: self._redis.set(name, value, px=life_ms))
+        if self._is_paused():
+            return
+        try:
+            await self._redis.set(self._name(record.id), value, life_ms)
+        except OUTAGES as error:
+            self._failed(error)
+        else:
+            if self._is_down:
+                self._recovered()
 
     async def highest_position(self, epoch: str) -> int | None:
         """Return the position that was kept for this epoch, 0 without one; None if unavailable."""
@@ -138,7 +129,7 @@ class RedisRecords:
             return None
         name = self._position_name(epoch)
         # A list: the position may be missing, which is no outage.
-        found = await self._try(lambda: self._redis.mget(name))
+        found = await self._try(lambda redis: redis.mget(name))
         if found is None:
             return None
         value = found[0] or b""
@@ -154,14 +145,14 @@ class RedisRecords:
         payload = str(position).encode()
         value = _mac(secret, (_POSITION_CONTEXT, _utf8(epoch)), payload) + payload
         name = self._position_name(epoch)
-        await self._try(lambda: self._redis.set(name, value, ex=_POSITION_SECONDS))
+        await self._try(lambda redis: redis.set(name, value, ex=_POSITION_SECONDS))
 
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records. Never raises."""
         names = [self._name(record_id) for record_id in record_ids]
-        for start in range(0, len(names), _MAX_BATCH):
-            batch = names[start : start + _MAX_BATCH]
-            await self._try(lambda batch=batch: self._redis.delete(*batch))  # type: ignore[misc]
+        for start in range(0, len(names), _MAX_DELETED):
+            batch = names[start : start + _MAX_DELETED]
+            await self._try(partial(_delete, names=batch))
 
     async def forget_tenant(self, tenant: str) -> int:
         """Delete all values of a tenant and return how many, for operators.
@@ -174,53 +165,53 @@ class RedisRecords:
         deleted, cursor = 0, 0
         try:
             while True:
-                async with timeout(_OPERATOR_TIMEOUT_SECONDS):
-                    cursor, names = await self._redis.scan(cursor, match=pattern, count=_MAX_BATCH)
-                    if names:
-                        deleted += int(await self._redis.unlink(*names))
+                delete = partial(_delete_matching, pattern=pattern, cursor=cursor)
+                cursor, count = await self._redis.run(delete, _OPERATOR_TIMEOUT_SECONDS)
+                deleted += count
                 if not cursor:
                     return deleted
-        except _OUTAGES as error:
+        except OUTAGES as error:
             reason = str(error) or type(error).__name__
             raise StoreUnavailableError(f"Redis: {reason}") from error
 
     async def close(self) -> None:
         """Wait for running commands, which have a time limit, and disconnect. Idempotent."""
         self._is_closed = True
-        # A command that connects meanwhile would keep its connection.
-        if self._running_commands:
-            await self._all_ended.wait()
         try:
-            async with timeout(1):
-                await self._redis.aclose()
-                await self._redis.connection_pool.disconnect()
-        except _OUTAGES as error:
+            await self._redis.close()
+        except OUTAGES as error:
             _log.debug("Redis connections were not closed cleanly: %s", error)
 
-    async def _try(self, command: Callable[[], Any]) -> Any:
-        """Run a command with a timeout; return None after an error."""
-        if self._is_closed or self._breaker.retry_after(self._clock()) is not None:
+    async def _try(self, command: Callable[["Redis"], Awaitable[Any]]) -> Any:
+        """Run a command on its own; return None after an error."""
+        if self._is_paused():
             return None
-        self._running_commands += 1
         try:
-            async with timeout(self._timeout_seconds):
-                result = await command()
-        except _OUTAGES as error:
-            self._breaker.failed(self._clock())
-            if not self._is_down:
-                self._is_down = True
-                reason = str(error) or type(error).__name__
-                _log.warning("Redis is unavailable, continuing without it: %s", reason)
+            result = await self._redis.run(command)
+        except OUTAGES as error:
+            self._failed(error)
             return None
-        finally:
-            self._running_commands -= 1
-            if self._is_closed and not self._running_commands:
-                self._all_ended.set()
-        self._breaker.succeeded()
         if self._is_down:
-            self._is_down = False
-            _log.info("Redis is available again")
+            self._recovered()
         return result
+
+    def _is_paused(self) -> bool:
+        """Return whether to do without Redis: it is closed, or has failed just now."""
+        if self._is_down and self._breaker.retry_after(self._clock()) is not None:
+            return True
+        return self._is_closed
+
+    def _failed(self, error: Exception) -> None:
+        self._breaker.failed(self._clock())
+        if not self._is_down:
+            self._is_down = True
+            reason = str(error) or type(error).__name__
+            _log.warning("Redis is unavailable, continuing without it: %s", reason)
+
+    def _recovered(self) -> None:
+        self._breaker.succeeded()
+        self._is_down = False
+        _log.info("Redis is available again")
 
     async def _known_secret(self) -> bytes | None:
         if self._secret is None:
@@ -238,6 +229,16 @@ class RedisRecords:
         return _utf8(f"{self._prefix}:{record_id.tenant}:{record_id.endpoint}:{record_id.key}")
 
 
+async def _delete(redis: "Redis", names: list[bytes]) -> None:
+    await redis.delete(*names)
+
+
+async def _delete_matching(redis: "Redis", pattern: bytes, cursor: int) -> tuple[int, int]:
+    """Delete one page of the names that match; return the next page and how many there were."""
+    after, names = await redis.scan(cursor, match=pattern, count=_MAX_DELETED)
+    return after, int(await redis.unlink(*names)) if names else 0
+
+
 def _verified(value: bytes, record_id: RecordId, secret: bytes, epoch: str) -> Record | None:
     """Return the record in a value if its MAC is valid for this id and epoch."""
     mac, payload = value[:_MAC_BYTES], value[_MAC_BYTES + _EPOCH_BYTES :]
@@ -250,6 +251,7 @@ def _verified(value: bytes, record_id: RecordId, secret: bytes, epoch: str) -> R
         return None
 
 
+@lru_cache(maxsize=16)
 def _epoch_digest(epoch: str) -> bytes:
     return sha256(_utf8(epoch)).digest()[:_EPOCH_BYTES]
 
@@ -257,7 +259,7 @@ def _epoch_digest(epoch: str) -> bytes:
 def _mac(secret: bytes, parts: Iterable[bytes], payload: bytes) -> bytes:
     """Authenticate the parts, each preceded by its length, and the payload."""
     identity = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hmac.new(secret, identity + payload, sha256).digest()
+    return hmac.digest(secret, identity + payload, "sha256")
 
 
 def _utf8(text: str) -> bytes:

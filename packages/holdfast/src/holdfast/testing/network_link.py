@@ -143,13 +143,14 @@ class NetworkLink:
             return
         await self._open.wait()
         far_reader, far_writer = await asyncio.open_connection(HOST, self._target_port)
-        for end in (writer, far_writer):
-            end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        directions = [
-            asyncio.create_task(self._pump(reader, far_writer, self._open)),
-            asyncio.create_task(self._pump(far_reader, writer, self._open)),
-        ]
+        directions: list[asyncio.Task[None]] = []
         try:
+            for end in (writer, far_writer):  # the client may have disconnected meanwhile
+                end.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            directions += [
+                asyncio.create_task(self._pump(reader, far_writer, self._open)),
+                asyncio.create_task(self._pump(far_reader, writer, self._open)),
+            ]
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for direction in directions:

@@ -67,15 +67,17 @@ class ServerTree:
 
 
 class CpuClock:
-    """The CPU time of a process and its descendants, in seconds."""
+    """The CPU time of a process, and of its descendants, in seconds."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, *, with_children: bool = True) -> None:
         self._process = psutil.Process(pid)
+        self._with_children = with_children
 
     def read(self) -> float:
         """Return user and system time so far."""
         total = 0.0
-        for one in (self._process, *self._process.children(recursive=True)):
+        children = self._process.children(recursive=True) if self._with_children else ()
+        for one in (self._process, *children):
             times = one.cpu_times()
             total += times.user + times.system
         return total

@@ -6,18 +6,23 @@ late, and reports 5xx responses, latency percentiles by window, memory, and what
 database were doing in the slowest seconds.
 
 With ``--baseline PATH``, a checkout of another commit, that commit's server is started too, on
-another database, and the maximum rates of both are measured in turns.
+another database, and the maximum rates of both are measured in turns, and so is the CPU time of a
+request: that of the server, of PostgreSQL, of Redis and of the load generator, which is this
+process. ``--seconds 0`` measures only these.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import secrets
 import statistics
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,7 +42,7 @@ CONNECTIONS = 32
 SHARE = 0.7
 WINDOWS = 10
 # Rounds of the measurement of the maximum rate, and seconds of each.
-ROUNDS, ROUND_SECONDS = 3, 10
+ROUNDS, ROUND_SECONDS = 3, 10.0
 EXPIRED = 200_000
 _EXPIRED = """
 INSERT INTO holdfast_idempotency_records
@@ -151,26 +156,86 @@ async def _send(stream: Any, request: bytes) -> int:
     return int(head[9:12])
 
 
+@dataclass
+class Server:
+    """A server under load, and what the rounds at its maximum rate have measured."""
+
+    port: int
+    pid: int
+    database: str
+    # The processes whose CPU time counts, by name.
+    cpu: Mapping[str, CpuClock]
+    rates: list[float] = field(default_factory=list)
+    # Of each round: microseconds of CPU time per request by name.
+    micros: list[dict[str, float]] = field(default_factory=list)
+
+    async def run_round(self, load: Load, seconds: float) -> None:
+        """Measure one round."""
+        before = {name: clock.read() for name, clock in self.cpu.items()}
+        rate = await load.run_at_maximum(seconds)
+        self.rates.append(rate)
+        used = {name: clock.read() - before[name] for name, clock in self.cpu.items()}
+        micros = {name: one / (rate * seconds) * 1e6 for name, one in used.items()}
+        self.micros.append(micros | {"all": sum(micros.values())})
+
+    def median_micros(self) -> dict[str, float]:
+        """Return the medians of the rounds."""
+        return {
+            name: round(statistics.median([found[name] for found in self.micros]), 1)
+            for name in self.micros[0]
+        }
+
+
+def _compared(own: Server, other: Server) -> dict[str, Any]:
+    """Compare two servers round by round; above 1 the own one is faster or needs less CPU."""
+    rates = [a / b for a, b in zip(own.rates, other.rates, strict=True)]
+    found: dict[str, Any] = {
+        "baseline_flat_out_per_second": round(statistics.median(other.rates), 1),
+        "baseline_cpu_us": other.median_micros(),
+        "ratio_to_baseline": round(statistics.median(rates), 2),
+        "ratios_to_baseline": [round(rate, 2) for rate in rates],
+    }
+    for name in ("server", "all"):
+        ratios = [b[name] / a[name] for a, b in zip(own.micros, other.micros, strict=True)]
+        found[f"baseline_cpu_ratio_{name}"] = round(statistics.median(ratios), 2)
+    return found
+
+
 async def soak(
-    servers: list[tuple[int, int]], secret: str, databases: list[str], seconds: float
+    servers: list[Server],
+    secret: str,
+    seconds: float,
+    *,
+    rounds: int = ROUNDS,
+    round_seconds: float = ROUND_SECONDS,
 ) -> dict[str, Any]:
-    """Load the servers, given as port and process id; the first one for ``seconds``."""
-    for database in databases:
-        connection = await asyncpg.connect(database)
+    """Load the servers in turns, then the first one for ``seconds``."""
+    for server in servers:
+        connection = await asyncpg.connect(server.database)
         await connection.execute(_EXPIRED, EXPIRED, timeout=300)
         await connection.close()
-    loads = [Load(port, Traffic(secret)) for port, _pid in servers]
+    loads = [Load(server.port, Traffic(secret)) for server in servers]
     for load in loads:
         await load.run_at_maximum(5)  # warm-up
-    rates: list[list[float]] = [[] for _ in loads]
-    for number in range(ROUNDS):
-        turns = list(zip(loads, rates, strict=True))
-        for load, found in turns if number % 2 == 0 else reversed(turns):
-            found.append(await load.run_at_maximum(ROUND_SECONDS))
-    load, most = loads[0], statistics.median(rates[0])
-    pid = servers[0][1]
+    for number in range(rounds):
+        turns = list(zip(servers, loads, strict=True))
+        for server, load in turns if number % 2 == 0 else reversed(turns):
+            await server.run_round(load, round_seconds)
+    own, load = servers[0], loads[0]
+    report = await _steady(own, load, seconds) if seconds else {}
+    report["flat_out_per_second"] = round(statistics.median(own.rates), 1)
+    report["cpu_us"] = own.median_micros()
+    if len(servers) > 1:
+        report |= _compared(own, servers[1])
+    report["made_at"] = datetime.now(UTC).isoformat(timespec="seconds")
+    return report
+
+
+async def _steady(server: Server, load: Load, seconds: float) -> dict[str, Any]:
+    """Send a share of the maximum rate for a long time."""
+    pid, most = server.pid, statistics.median(server.rates)
     memory: list[tuple[float, float]] = []
-    activity = Activity(databases[0], CpuClock(pid))
+    activity = Activity(server.database, CpuClock(pid))
     samplers = [
         asyncio.create_task(_sample_memory(pid, memory)),
         asyncio.create_task(activity.sample()),
@@ -179,12 +244,8 @@ async def soak(
     await load.steady(most * SHARE, seconds)
     for sampler in samplers:
         sampler.cancel()
-    report = _report(load, memory, most, seconds)
+    report = _report(load, memory, seconds)
     report["slowest_seconds"] = explain(load.responses, activity)
-    if len(rates) > 1:
-        ratios = [own / other for own, other in zip(*rates, strict=True)]
-        report["baseline_flat_out_per_second"] = round(statistics.median(rates[1]), 1)
-        report["ratio_to_baseline"] = round(statistics.median(ratios), 2)
     return report
 
 
@@ -210,9 +271,7 @@ def _megabytes(pid: int) -> float:
     return total
 
 
-def _report(
-    load: Load, memory: list[tuple[float, float]], most: float, seconds: float
-) -> dict[str, Any]:
+def _report(load: Load, memory: list[tuple[float, float]], seconds: float) -> dict[str, Any]:
     started = load.responses[0][0]
     windows: list[list[float]] = [[] for _ in range(WINDOWS)]
     for at, took, _status in load.responses:
@@ -226,7 +285,6 @@ def _report(
     first, last = statistics.median(later[:third]), statistics.median(later[-third:])
     return {
         "seconds": seconds,
-        "flat_out_per_second": round(most, 1),
         "sent_per_second": round(len(load.responses) / seconds, 1),
         "responses": len(load.responses),
         "statuses": statuses,
@@ -238,7 +296,6 @@ def _report(
         "memory_mb_last_third": round(last, 1),
         "memory_ratio": round(last / first, 3),
         "memory_mb_every_5_s": [round(size, 1) for _, size in memory],
-        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
@@ -259,6 +316,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=900, help="duration (default 900)")
     parser.add_argument("--results", type=Path, help="file for the JSON result")
     parser.add_argument("--baseline", type=Path, help="a checkout of the commit to compare with")
+    parser.add_argument(
+        "--rounds", type=int, default=ROUNDS, help=f"rounds at the maximum rate (default {ROUNDS})"
+    )
+    parser.add_argument(
+        "--round-seconds", type=float, default=ROUND_SECONDS, help="of each server and round"
+    )
     options = parser.parse_args()
     trees = [ServerTree("this")]
     if options.baseline is not None:
@@ -266,20 +329,39 @@ def main() -> None:
     secret = secrets.token_hex(32)
     with ExitStack() as stack:
         postgres = stack.enter_context(RealPostgres())
-        servers, databases = [], []
+        servers = []
         for tree in trees:
             home = Path(stack.enter_context(TemporaryDirectory(prefix="holdfast-soak-")))
             redis = stack.enter_context(RealRedis())
-            databases.append(postgres.create_database())
+            database = postgres.create_database()
             serving = tree.serve(
-                databases[-1],
+                database,
                 secret,
                 home,
                 options=("--redis", redis.url()),
                 settings={"HOLDFAST_SWEEP_EVERY_SECONDS": "10"},
             )
-            servers.append(stack.enter_context(serving))
-        found = uvloop.run(soak(servers, secret, databases, options.seconds))
+            port, pid = stack.enter_context(serving)
+            processes = {
+                "server": pid,
+                "postgresql": postgres.pid,
+                "redis": redis.pid,
+                "load_generator": os.getpid(),
+            }
+            # This process is the parent of the others, and counts alone.
+            cpu = {
+                name: CpuClock(number or 0, with_children=name != "load_generator")
+                for name, number in processes.items()
+            }
+            servers.append(Server(port, pid, database, cpu))
+        running = soak(
+            servers,
+            secret,
+            options.seconds,
+            rounds=options.rounds,
+            round_seconds=options.round_seconds,
+        )
+        found = uvloop.run(running)
     text = json.dumps(found, indent=2)
     print(text)
     if options.results is not None:
