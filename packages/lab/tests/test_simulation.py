@@ -17,12 +17,17 @@ from typing import Any
 import pytest
 
 import holdfast.outbox
-from holdfast.outbox import claims
+from holdfast.core.outbox_entry import NewEntry, Reason
+from holdfast.outbox import OutboxQueue, claims
 from holdfast.outbox.sender import Sender
+from holdfast.outbox.transport import Request, Response
 from holdfast.server.idempotency import Idempotency
 from holdfast_lab.mutations import runner as mutations
 from holdfast_lab.mutations.planting import BUGS, Replacement, plant
+from holdfast_lab.simulation import device
 from holdfast_lab.simulation.faults import DEVICE_POINTS, KINDS, POINTS, Mask
+from holdfast_lab.simulation.observer import DeviceObserver
+from holdfast_lab.simulation.profiles import PROFILES
 from holdfast_lab.simulation.runner import (
     Summary,
     describe,
@@ -245,9 +250,47 @@ def test_every_operation_of_the_queue_that_commits_is_simulated() -> None:
     operations = set(re.findall(r'\b_?write\("(\w+)"', sources))
     simulated = {point.partition(".")[0] for point in DEVICE_POINTS}
     assert "enqueue" in operations
-    # Runs only if the payload format has changed, which it does not in the simulation; and for
-    # profiles that number on demand, which the simulated devices do not have yet.
-    assert operations - simulated == {"migrate_payloads", "begin_stream"}
+    # Runs only if the payload format has changed, which it does not in the simulation.
+    assert operations - simulated == {"migrate_payloads"}
+
+
+def test_conflict_is_noted_if_its_process_was_killed_before_reporting_it(tmp_path: Path) -> None:
+    observer = DeviceObserver()
+    with OutboxQueue.open(tmp_path / "outbox.db") as queue:
+        queue.add_user("u")
+        queue.enqueue(_new("a", operation="patch", endpoint="/notes/7"))
+        claimed = queue.claim("u")
+        assert claimed is not None
+        read = Response(200, {}, b'{"id": 7, "version": 3}')
+        request = Request("GET", "/notes/7", {}, None)
+        observer.on_result(request, "a", read, "u", 1.0, reads_base=False)
+        queue.conflict(claimed, theirs={"id": 7}, theirs_version='"3"')
+        for at in (2.0, 3.0):  # each once, however often a process starts
+            observer.on_start(queue, ["u"], at)
+    assert [(found.action, found.theirs) for found in observer.conflicts] == [("a", 3)]
+
+
+def test_entry_that_comes_back_waits_for_a_later_one_that_may_have_happened(
+    tmp_path: Path,
+) -> None:
+    with OutboxQueue.open(tmp_path / "outbox.db", profiles=PROFILES) as queue:
+        queue.add_user("u")
+        first, second = (queue.enqueue(_new(name, profile="field-strict")) for name in "ab")
+        queue.park(first.id, reason=Reason.REBUILD, error="set aside")
+        claimed = queue.claim("u")
+        assert claimed is not None
+        queue.schedule_retry(claimed, delay_seconds=900, outcome_unknown=True)
+        queue.retry(first.id)
+        assert queue.claim("u") is None
+        entries = queue.entries("u")
+        assert [entry.id for entry in entries] == [first.id, second.id]
+        assert [entry.id for entry in device._blockers(entries, 0)] == [second.id]
+
+
+def _new(action: str, **fields: Any) -> NewEntry:
+    default: dict[str, Any] = {"operation": "create", "endpoint": "/moves", "profile": "field"}
+    payload = {"action_id": action}
+    return NewEntry(user_id="u", entity_type="move", payload=payload, **default | fields)
 
 
 def test_planted_bugs_are_part_of_the_installed_package(tmp_path: Path) -> None:

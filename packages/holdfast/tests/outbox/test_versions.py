@@ -361,7 +361,7 @@ class OneNote:
 
 
 @pytest.mark.parametrize("base", ["named", "of a create"])
-@pytest.mark.parametrize("how", ["retry", "edit", "retry of a dependency"])
+@pytest.mark.parametrize("how", ["retry", "edit", "retry and edit", "retry of a dependency"])
 def test_refused_edit_that_is_sent_again_does_not_overwrite_a_newer_own_edit(
     queue: OutboxQueue, how: str, base: str
 ) -> None:
@@ -380,10 +380,10 @@ def test_refused_edit_that_is_sent_again_does_not_overwrite_a_newer_own_edit(
     drain(queue, "ada", Scripted(note))
     assert (queue.get(older.id).status, queue.get(newer.id).status) == ("failed", "succeeded")
     note.refused.clear()
-    if how == "edit":
-        queue.edit_payload(first.id, {"text": "corrected"})
-    else:
+    if how != "edit":
         queue.retry(first.id)
+    if how.endswith("edit"):
+        queue.edit_payload(first.id, {"text": "corrected"})
     drain(
         queue,
         "ada",
@@ -422,8 +422,9 @@ def test_refused_edit_that_is_retried_during_a_newer_own_edit_does_not_overwrite
     assert (note.text, queue.get(older.id).status) == ("newer", Status.CONFLICT)
 
 
+@pytest.mark.parametrize("is_edited", [False, True])
 def test_refused_edit_that_is_retried_waits_for_a_newer_one_whose_outcome_is_unknown(
-    queue: OutboxQueue,
+    queue: OutboxQueue, is_edited: bool
 ) -> None:
     note = OneNote()
     older = edit(queue, "older", base_version='"1"')
@@ -441,6 +442,8 @@ def test_refused_edit_that_is_retried_waits_for_a_newer_one_whose_outcome_is_unk
         return replayed if is_replay else note(request)
 
     queue.retry(older.id)
+    if is_edited:
+        queue.edit_payload(older.id, {"text": "corrected"})
     drain(queue, "ada", Scripted(respond))
     assert queue.get(newer.id).status is Status.SUCCEEDED
     assert (note.text, queue.get(older.id).status) == ("newer", Status.CONFLICT)

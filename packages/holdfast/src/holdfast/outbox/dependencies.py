@@ -25,6 +25,7 @@ __all__ = [
     "find_dependencies",
     "free_dependents",
     "is_overtaken",
+    "keep_version",
     "leave_lane",
     "park_dependents",
     "rejoin_lane",
@@ -261,12 +262,18 @@ def rejoin_lane(tx: Transaction, entry: Entry) -> Entry:
         lane=entry.left_lane,
         sequence_number=entry.sequence_number,
     )
-    back = tx.changed("rejoin_lane", id=entry.id)
-    # The server then reports a conflict, and the newer edit is not overwritten.
+    return keep_version(tx, tx.changed("rejoin_lane", id=entry.id))
+
+
+def keep_version(tx: Transaction, back: Entry) -> Entry:
+    """Let an edit that came back name the version it was made on, if a later one has overtaken it.
+
+    The server then reports a conflict, and the newer edit is not overwritten.
+    """
     if is_overtaken(tx, back):
-        return tx.changed("keep_version", id=entry.id, before=_BEFORE_LAST)
+        return tx.changed("keep_version", id=back.id, before=_BEFORE_LAST)
     if _has_later_edit(tx, back, "being_overtaken"):
-        return tx.changed("keep_version", id=entry.id, before=_LAST)
+        return tx.changed("keep_version", id=back.id, before=_LAST)
     return back
 
 

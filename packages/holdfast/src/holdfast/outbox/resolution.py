@@ -22,6 +22,7 @@ from holdfast.outbox.dependencies import (
     BatchIndex,
     EntryRef,
     find_dependencies,
+    keep_version,
     leave_lane,
     park_dependents,
     rejoin_lane,
@@ -94,7 +95,10 @@ def edit(
     entry = tx.entry(entry_id)
     after(Transition.EDIT, entry.status)
     _check_outcome(entry, "edited", force=force)
+    is_in_lane = entry.lane is not None
     entry = _rewrite(tx, entry, rewrite, settings, depends_on=depends_on)
+    if is_in_lane:  # it may have come back to it before
+        entry = keep_version(tx, entry)
     tx.emit(EventKind.EDITED, entry)
     if entry.status is Status.PENDING:
         revive_dependents(tx, entry)

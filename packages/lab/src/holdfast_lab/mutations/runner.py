@@ -19,6 +19,7 @@ import msgspec
 
 from holdfast_lab.mutations import (
     batch_bugs,
+    failover_bugs,
     hold_bugs,
     job_bugs,
     outbox_batch_bugs,
@@ -48,6 +49,7 @@ _BUG_FILES: tuple[str, ...] = tuple(
     str(module.__file__)
     for module in (
         batch_bugs,
+        failover_bugs,
         hold_bugs,
         job_bugs,
         outbox_batch_bugs,

@@ -156,6 +156,7 @@ class AppProcess:
             )
             queue.process = self.process
             self.queue = queue
+            device.observer.on_start(queue, device.users, self._world.loop.time())
         for user in device.users:
             queue.add_user(user)
         if self._drainer is None:  # one for the process: it knows of holds after an error, too
@@ -206,7 +207,7 @@ class AppProcess:
         assert self.queue is not None  # noqa: S101 - the drain uses it
         entries = self.queue.entries(user, limit=1000)
         for number, entry in enumerate(entries):
-            if _is_new(entry) and not _blockers(entries[:number]):
+            if _is_new(entry) and not _blockers(entries, number):
                 self._device.observer.idle.append(
                     Idle(action=action_of(entry), ended=report.ended, next_seconds=due)
                 )
@@ -610,7 +611,7 @@ class Device:
             entries = app.queue.entries(user, limit=1000)
             refused = [entry for entry in entries if _is_refused(entry)]
             for number, entry in enumerate(entries):
-                if refused and _is_new(entry) and not _blockers(entries[:number]):
+                if refused and _is_new(entry) and not _blockers(entries, number):
                     found.append(
                         Delay(
                             action=action_of(entry), behind=action_of(refused[0]), seconds=seconds
@@ -698,13 +699,27 @@ def _is_refused(entry: Entry) -> bool:
     )
 
 
-def _blockers(earlier: list[Entry]) -> list[Entry]:
-    """Return what an entry may wait for: unsettled entries before it that are not refused."""
-    return [
+def _blockers(entries: list[Entry], number: int) -> list[Entry]:
+    """Return what an entry may wait for: unsettled entries before it that are not refused.
+
+    Also later ones of its lane that were sent while it had failed, and may have happened: when it
+    comes back, they keep their place before it.
+    """
+    entry = entries[number]
+    earlier = [
         before
-        for before in earlier
+        for before in entries[:number]
         if before.status in OPEN
         and before.reason is not Reason.DEPENDENCY
         # The order of a chain is kept: it waits for the attestation of each entry.
         and (not _is_refused(before) or (before.status is Status.PENDING and before.chain))
     ]
+    later = [
+        behind
+        for behind in entries[number + 1 :]
+        if behind.lane is not None
+        and behind.lane == entry.lane
+        and behind.status in OPEN
+        and (behind.outcome_unknown or behind.status is Status.IN_FLIGHT)
+    ]
+    return earlier + later

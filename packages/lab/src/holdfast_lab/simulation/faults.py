@@ -18,6 +18,7 @@ __all__ = [
     "SERVER_POINTS",
     "SILENCE",
     "STALL",
+    "STANDBY_AWAY",
     "Faults",
     "Mask",
 ]
@@ -52,6 +53,7 @@ _WITHIN_TRANSACTION: Final = (
     "fail",
     "rebase",
     "release",
+    "begin_stream",
     "renumber",
     "save_batch_offer",
     "save_holds",
@@ -90,6 +92,9 @@ STALL: Final = "worker stalled"
 SILENCE: Final = "server silent"
 """No response reaches a device for so long that an entry could be sent as often as it may be."""
 
+STANDBY_AWAY: Final = "standby away"
+"""The standby of the server's database gets nothing for a while, and is then promoted or not."""
+
 _RANDOM_KINDS: Final = (
     "request lost",
     "response lost",
@@ -108,6 +113,7 @@ _RANDOM_KINDS: Final = (
     "slow handler",
     "slow job",
     "slow disk",
+    "commit cut",
     "notification lost",
     "job error",
     "crash",
@@ -120,7 +126,7 @@ _RANDOM_KINDS: Final = (
     "message repeated",
     "message lost",
 )
-KINDS: Final = (*_RANDOM_KINDS, LONG_SLEEP, RESTORE, STALL, SILENCE)
+KINDS: Final = (*_RANDOM_KINDS, LONG_SLEEP, RESTORE, STALL, SILENCE, STANDBY_AWAY)
 
 _MAX_CRASHES: Final = 3
 _MAX_PAUSES: Final = 3
@@ -129,6 +135,7 @@ _RARE_FOCUS_RATE: Final = 0.7
 _RARE_OPERATIONS: Final = frozenset(
     {
         "cancel",
+        "chunk_after_commit",
         "conflict",
         "discard",
         "discard_all",
@@ -150,7 +157,9 @@ _RARE_OPERATIONS: Final = frozenset(
         "warn_of_expiry",
     }
 )
-"""Rare operations of a device: a focus on one of them injects a fault almost every time."""
+"""Rare operations of a device, and the commit of a chunk, of which a client needs only a few.
+
+A focus on one of them injects a fault almost every time."""
 
 
 class Mask:
@@ -196,6 +205,10 @@ class Faults:
     def focuses_on(self, *operations: str) -> bool:
         """Return whether a focus point belongs to one of these operations."""
         return any(point.partition(".")[0] in operations for point in self.focus_points)
+
+    def focus_on(self, point: str) -> None:
+        """Add a focus point."""
+        self.focus_points |= {point}
 
     def happens(self, kind: str, rate: float | None = None) -> bool:
         """Decide whether a fault of this kind occurs now, and count it."""

@@ -15,6 +15,7 @@ from holdfast_lab.simulation.faults import Faults
 from holdfast_lab.simulation.loop import NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.records import RecordCheck
 from holdfast_lab.simulation.server import Server
+from holdfast_lab.simulation.standby import Standby
 
 __all__ = ["ELSEWHERE", "PORTALS", "Network", "NetworkWorld", "outage_response"]
 
@@ -65,6 +66,9 @@ class NetworkWorld(Protocol):
     faults: Faults
     http_servers: list[Server]
     database: ServerDatabase
+    standby: Standby | None
+    # Commits whose outcome the server does not know.
+    unknown_commits: int
 
     def now(self) -> Any:
         """Return the server's clock."""
@@ -188,6 +192,11 @@ class Network:
                 self._world.note("net", f"{refusal.status} to {request.target} of {device}")
                 self._later(0.01, on_response, refusal)
                 return
+        standby = self._world.standby
+        if request.method == "GET" and standby is not None and standby.is_away:
+            # It would show what is not replicated; nothing confirms the reads of an app.
+            self._later(0.01, on_response, outage_response(503, None))
+            return
         servers = self._world.http_servers
         server = servers[number % len(servers)]
         if server.app is None:
@@ -215,10 +224,14 @@ class Network:
     ) -> None:
         app = server.app
         assert app is not None  # noqa: S101 - checked by the caller
+        unknown_commits = self._world.unknown_commits
         response = await _call_app(app, request)
         # The response has left the process, which may be killed now.
         is_current = epoch == self._epoch
-        self._note_responses(device, request, response, delivered_at, is_current=is_current)
+        is_certain = unknown_commits == self._world.unknown_commits
+        self._note_responses(
+            device, request, response, delivered_at, is_current=is_current, is_certain=is_certain
+        )
         self._on_response(device, request, response, on_response)
 
     def _note_responses(
@@ -229,10 +242,12 @@ class Network:
         delivered_at: float,
         *,
         is_current: bool,
+        is_certain: bool,
     ) -> None:
         """Note what the server has responded to each request, also of a batch.
 
         ``is_current`` is False if the database was restored meanwhile, or days have passed.
+        ``is_certain`` is False if the outcome of a commit was unknown meanwhile.
         """
         restored_at = self._restored_at
         # Around a restore, a key may get the lost response, and then another one.
@@ -245,7 +260,7 @@ class Network:
             seen = _to_history(each, result, self._key_suffix)
             is_after = restored_at is not None
             self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
-            self.records.on_response(seen, each)
+            self.records.on_response(seen, each, is_certain=is_certain)
 
     def _on_response(
         self,
@@ -357,5 +372,9 @@ def _to_history(request: Request, response: Response, key_suffix: str) -> Respon
         data_of=content.get("owner") if isinstance(content, dict) else None,
         stored=response.status < _ERROR
         or response.code == "STALE_ACTION"
-        or not (request.target.startswith("/steps") or response.code == "sequence.violation"),
+        or not (
+            request.target.startswith("/steps")
+            or response.code == "sequence.violation"
+            or (response.status == _ERROR and b"required_headers" in response.body)
+        ),
     )

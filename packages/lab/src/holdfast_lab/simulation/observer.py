@@ -3,9 +3,17 @@
 It outlives the processes of the device: what a process forgets in a crash has still happened.
 """
 
+from collections import Counter
 from typing import Any, Final, Protocol
 
-from holdfast.core.outbox_entry import Entry, Reason, Status
+from holdfast.core.outbox_entry import (
+    Attempt,
+    Entry,
+    Operation,
+    Reason,
+    Status,
+    Transition,
+)
 from holdfast.core.response_classification import UNREACHABLE
 from holdfast.outbox.events import Event, EventKind
 from holdfast.outbox.transport import NoResponse, Request, Response
@@ -28,6 +36,9 @@ class Entries(Protocol):
 
     def entries(self, user_id: str | None = None, *, limit: int = 100) -> list[Entry]:
         """Return entries in order."""
+
+    def attempts(self, entry_id: str) -> list[Attempt]:
+        """Return the sends of an entry."""
 
 
 class DeviceObserver:
@@ -56,6 +67,8 @@ class DeviceObserver:
         self._last_response = float("-inf")
         self._began: dict[str, float] = {}
         self._silent_since: dict[str, float] = {}
+        # By action: conflicts that were noted.
+        self._conflict_counts: Counter[str] = Counter()
         # Entries that may not be sent, with the refused one of their chain.
         self._behind_refused: dict[str, str] = {}
 
@@ -139,6 +152,22 @@ class DeviceObserver:
         # Otherwise the server has responded to nothing.
         return result.may_have_been_sent and self._last_response >= since
 
+    def on_start(self, queue: Entries, users: list[str], at: float) -> None:
+        """Note the conflicts that are in the file, and that a process was killed before reporting.
+
+        Their events are lost. What was resolved on its own is sent all the same.
+        """
+        for user in users:
+            for entry in queue.entries(user, limit=1000):
+                if entry.operation is Operation.PATCH:
+                    action = action_of(entry)
+                    stored = sum(
+                        attempt.outcome is Transition.CONFLICT
+                        for attempt in queue.attempts(entry.id)
+                    )
+                    for _ in range(stored - self._conflict_counts[action]):
+                        self._on_conflict(action, user, at)
+
     def on_decision(self, user: str, action: str, at: float) -> None:
         """Note that a person has seen the server's side of a conflict."""
         read = self._read.get(action)
@@ -176,6 +205,7 @@ class DeviceObserver:
             }
 
     def _on_conflict(self, action: str, user: str, at: float) -> None:
+        self._conflict_counts[action] += 1
         note, theirs = self._read.get(action, (None, None))
         if note is None or theirs is None:
             return

@@ -36,12 +36,15 @@ from holdfast_lab.simulation.faults import (
     RESTORE,
     SILENCE,
     STALL,
+    STANDBY_AWAY,
     Faults,
     Mask,
 )
 from holdfast_lab.simulation.loop import CURRENT_PROCESS, NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.network import PORTALS, SETTLED_SECONDS, Network, outage_response
 from holdfast_lab.simulation.server import InjectedError, Server, Stall
+from holdfast_lab.simulation.standby import Standby
+from holdfast_lab.simulation.store import InjectedCutError
 from holdfast_lab.simulation.stream_clients import StreamClient
 from holdfast_lab.simulation.templates import Templates
 from holdfast_lab.simulation.user_actions import Bias, PlannedAction, plan_actions
@@ -60,17 +63,27 @@ _POLL_SECONDS: Final = 15.0
 _MAX_POLL_SECONDS: Final = 300.0
 _LONG_SLEEP_SHARE: Final = 0.12
 _RESTORE_SHARE: Final = 0.5
+_STANDBY_SHARE: Final = 0.5
+_PROMOTED_SHARE: Final = 0.7
+_APPLIED_SHARE: Final = 0.5
 _OFTEN_DOWN_SHARE: Final = 0.1
 _DOWN_RATE: Final = 0.5
 _MAX_RESTORE_SECONDS: Final = 600.0
 _CONTESTED_SHARE: Final = 0.3
+_RETURNS_SHARE: Final = 0.05
+_OFFLINE_EDITS: Final = (15.0, 60.0)
+"""From when to when users edit without a network, in some worlds."""
+
 _STALL_RATE: Final = 0.3
 _SILENCE_SHARE: Final = 0.05
 _SILENCE_SECONDS: Final = (900.0, 1500.0)
 _SILENCE_POLL_SECONDS: Final = 0.3
 _LOCK_SECONDS: Final = 0.05
 _BATCHES_SHARE: Final = 0.1
-_STREAM_SHARE: Final = 0.06
+_STREAM_SHARE: Final = 0.08
+_CHUNK_FOCUS_SHARE: Final = 0.6
+"""How often the servers of clients without an outbox are killed after the commit of a chunk."""
+
 _OFFERED_SHARE: Final = 0.7
 """How often servers accept batches."""
 
@@ -137,6 +150,8 @@ class World:
         self._are_people_away = False
         self._attests = False
         self.response_count = 0
+        self.unknown_commits = 0
+        self.standby: Standby | None = None
         self.stall: Stall | None = None
         self.timeline: list[tuple[float, str, str]] = []
         self._directory = templates.new_directory()
@@ -157,7 +172,8 @@ class World:
         self.http_servers = [server for server in self.servers if server.handles_requests]
         self._make_devices(plan_rng, stream, templates)
         self.users = Users(self, self.devices, users_rng)
-        self._is_contested = self._rng.random() < _CONTESTED_SHARE
+        self._returns = self._rng.random() < _RETURNS_SHARE
+        self._is_contested = self._rng.random() < _CONTESTED_SHARE and not self._returns
         self._is_silence_due = self._rng.random() < _SILENCE_SHARE
         planned = plan_actions(plan_rng, {d.name: d.users for d in self.devices}, self._bias())
         self.actions: dict[str, PlannedAction] = {action.id: action for action in planned}
@@ -177,6 +193,11 @@ class World:
         times = [action.at for action in self._planned]
         self._restore = Restore.maybe(stream(), times) if self._can_restore() else None
         self._is_restore_over = False
+        self._absence: Absence | None = None
+        if self._restore is None and self._can_restore():
+            self._absence = Absence.maybe(stream(), times)
+        if self._absence is not None:
+            self.standby = Standby(self.database)
         self._fast_disk_until = 0.0
 
     def _make_clients(self, rng: Random) -> list[BatchClients | StreamClient]:
@@ -190,12 +211,15 @@ class World:
             clients.append(StreamClient(self, rng))
         if draw > _OFFERED_SHARE and not clients:
             self.batch_options = None
+        if clients and rng.random() < _CHUNK_FOCUS_SHARE:
+            self.faults.focus_on("chunk_after_commit")
         return clients
 
     def _can_restore(self) -> bool:
         """Return whether requests and jobs run apart: operators stop workers for a restore.
 
-        Not with a broker, which is not restored, nor with skipped days, nor with a silent server.
+        A promotion ends their connections, too. Not with a broker, which is not restored, nor with
+        skipped days, nor with a silent server.
         """
         is_apart = all(server.handles_requests != server.runs_jobs for server in self.servers)
         is_plain = self._long_sleep is None and not self._is_silence_due
@@ -217,6 +241,7 @@ class World:
             moves=focuses_on("renumber"),
             is_busy=self._is_often_down,
             is_silent=self._is_silence_due,
+            returns=self._returns,
         )
 
     def _make_servers(self, plan_rng: Random) -> list[Server]:
@@ -288,6 +313,19 @@ class World:
             return self.faults.between(1.0, 15.0)
         return 0.0005 + 0.002 * self._disk_rng.random()
 
+    def cut_commit(self) -> bool | None:
+        """Return whether the next commit is applied, if its connection is lost; None if not."""
+        if not self.faults.happens("commit cut"):
+            return None
+        is_applied = self.faults.between(0.0, 1.0) < _APPLIED_SHARE
+        how = "applied" if is_applied else "not applied"
+        self.note("database", f"a connection is lost in COMMIT, which is {how}")
+        return is_applied
+
+    def note_unknown_commit(self) -> None:
+        """Count a commit whose outcome the server does not know."""
+        self.unknown_commits += 1
+
     def notification_delay(self) -> float | None:
         """Return the seconds that a notification takes; None if it is lost."""
         return None if self.faults.happens("notification lost") else 0.001
@@ -328,12 +366,9 @@ class World:
             # These need entries that were never sent.
             for device in self.devices:
                 self._disconnect(device, 150.0)
-        if self._long_sleep is not None:
-            self._later(self._long_sleep.at, self._skip_days)
-        if self._restore is not None:
-            self._later(self._restore.backup_at, self._back_up)
-        if self._is_silence_due:
-            self._silence_server()
+        if self._returns:
+            self._edit_offline()
+        self._schedule_disasters()
         self._repeat(5.0, 60.0, self._inject_external_faults)
         self._repeat(100.0, 250.0, self._review_failures)
         self.loop.run_until(_MAX_FAULT_SECONDS, self._is_played)
@@ -352,11 +387,28 @@ class World:
         history = self._history()
         return self._outcome(seed, history)
 
+    def _edit_offline(self) -> None:
+        """Let users edit without a network, and set an edit aside before there is one again."""
+        begin, end = _OFFLINE_EDITS
+        for device in self.devices:
+            self._later(begin, partial(self._disconnect, device, end - begin))
+        self._later(end - 1.0, self.users.set_edits_aside)
+
+    def _schedule_disasters(self) -> None:
+        if self._long_sleep is not None:
+            self._later(self._long_sleep.at, self._skip_days)
+        if self._restore is not None:
+            self._later(self._restore.backup_at, self._back_up)
+        if self._absence is not None:
+            self._later(self._absence.at, self._lose_standby)
+        if self._is_silence_due:
+            self._silence_server()
+
     def _is_played(self) -> bool:
         """Return whether everything that was planned has happened."""
         is_restored = self._restore is None or self._is_restore_over
         are_done = self.users.are_done and all(client.is_done for client in self._clients)
-        return are_done and is_restored and not self._is_silence_due
+        return are_done and is_restored and self._absence is None and not self._is_silence_due
 
     def _has_refusals(self) -> bool:
         return any(
@@ -544,6 +596,39 @@ class World:
     def _end_restore(self) -> None:
         self._is_restore_over = True
 
+    def _lose_standby(self) -> None:
+        """Let the standby get nothing for a while."""
+        absence, standby = self._absence, self.standby
+        if absence is None or standby is None or self.faults.is_stopped:
+            return
+        if not self.faults.record(STANDBY_AWAY):
+            self._absence = None
+            return
+        self.note("database", "the standby is away")
+        standby.leave()
+        next_step = self._promote if absence.is_promoted else self._end_absence
+        self._later(absence.seconds, next_step)
+
+    def _promote(self) -> None:
+        """Replace the primary by the standby, which has everything that was acknowledged."""
+        standby = self.standby
+        if standby is None or self.faults.is_stopped:
+            return
+        for server in self.servers:
+            if server.runs_jobs and server.process.alive:
+                server.process.kill()
+        lost = standby.promote(f"{self._rng.getrandbits(64):x}")
+        if lost is None:  # a transaction is open
+            self._later(_LOCK_SECONDS, self._promote)
+            return
+        self.note("database", f"the standby is promoted: {len(lost)} effects are lost")
+        self._end_absence()
+
+    def _end_absence(self) -> None:
+        self._absence = None
+        if self.standby is not None:
+            self.standby.come_back()
+
     def _disconnect(self, device: Device, seconds: float) -> None:
         self.note(device.name, f"no network for {seconds:.0f} s")
         self.network.offline.add(device.name)
@@ -579,6 +664,7 @@ class World:
         self.network.is_server_silent = False
         self.network.portals.clear()
         self.network.outages.clear()
+        self._end_absence()
         for device in self.devices:
             device.disk.is_full = False
         for server in self.servers:
@@ -766,6 +852,22 @@ class Restore(NamedTuple):
         return cls(max(1.0, rng.choice(times) - 5.0 * rng.random()), 5.0 + 60.0 * rng.random())
 
 
+class Absence(NamedTuple):
+    """When the standby is away, for how long, and whether it replaces the primary then."""
+
+    at: float
+    seconds: float
+    is_promoted: bool
+
+    @classmethod
+    def maybe(cls, rng: Random, times: list[float]) -> "Absence | None":
+        """Decide whether there is a standby that is away, at one of these times."""
+        if rng.random() > _STANDBY_SHARE:
+            return None
+        at = max(0.5, rng.choice(times) - 3.0 * rng.random())
+        return cls(at, 5.0 + 40.0 * rng.random(), rng.random() < _PROMOTED_SHARE)
+
+
 class _ErrorLogHandler(logging.Handler):
     """Records errors that Holdfast logs instead of raising them."""
 
@@ -786,7 +888,7 @@ class _ErrorLogHandler(logging.Handler):
             return
         if record.exc_info and record.exc_info[1] is not None:
             error = record.exc_info[1]
-            if isinstance(error, InjectedError):
+            if isinstance(error, InjectedError | InjectedCutError):
                 return
             self._world.errors.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
 

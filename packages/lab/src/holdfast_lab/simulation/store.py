@@ -1,5 +1,8 @@
 """The real SQLite store, with its threads run as steps of the virtual loop.
 
+As on a network, the connection may be lost in COMMIT: applied or not, the caller does not know.
+With a standby, a record that was read is replayed only after a commit that it has confirmed.
+
 Unsynced writes are not lost here: a kill ends a process and not the machine, so everything that
 SQLite has committed is there; see ``database``. The device's file loses unsynced writes; see
 ``faulty_vfs``.
@@ -8,29 +11,47 @@ SQLite has committed is there; see ``database``. The device's file loses unsynce
 import asyncio
 import sqlite3
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, Final, Protocol, cast
 
-from holdfast.errors import StoreUnavailableError
+from holdfast.core.idempotency_record import Record, RecordId
+from holdfast.errors import CommitUnknownError, StoreUnavailableError
+from holdfast.ports import Found, KeyClaimed
 from holdfast.stores.notifier import LocalNotifier
+from holdfast.stores.replication import ConfirmedCommits, ReplicationBarrier
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.chunk import SqliteChunk
 from holdfast.stores.sqlite.group_commit import Writer
 from holdfast_lab.simulation.database import ServerDatabase
 from holdfast_lab.simulation.loop import Process
+from holdfast_lab.simulation.standby import Standby
 
-__all__ = ["SimulatedStore", "StoreWorld"]
+__all__ = ["InjectedCutError", "SimulatedStore", "StoreWorld"]
 
 _LOCK_POLL_SECONDS: Final = 0.002
 _MAX_LOCK_POLL_SECONDS: Final = 1.0
 _BUSY_TIMEOUT_SECONDS: Final = 60.0
 
 
+class InjectedCutError(StoreUnavailableError):
+    """The connection was lost in a statement of its own transaction, on purpose."""
+
+
 class StoreWorld(Protocol):
     """The parts of the world that a store uses."""
 
     database: ServerDatabase
+    # The database has a synchronous standby; None if it has none.
+    standby: Standby | None
     writers: list["SimulatedConnection"]
     notifiers: list["SimulatedNotifier"]
+
+    def cut_commit(self) -> bool | None:
+        """Return whether the next commit is applied, if its connection is lost; None if not."""
+
+    def note_unknown_commit(self) -> None:
+        """Count a commit whose outcome the caller does not know."""
 
     def disk_latency(self) -> float:
         """Return the seconds that the next piece of work on the database takes."""
@@ -138,6 +159,49 @@ class SimulatedConnection:
         return False
 
 
+class SimulatedWriter(Writer):
+    """Commits, and sometimes loses the connection in COMMIT."""
+
+    def __init__(self, world: StoreWorld, thread: Any) -> None:
+        super().__init__(thread, busy_seconds=0.0)
+        self._world = world
+
+    async def commit(self, work: Callable[[Any], Any], *, is_chunk: bool = False) -> None:
+        """Commit. Raises ``CommitUnknownError`` if it is not known whether it was."""
+        is_applied = self._world.cut_commit()
+        if is_applied is False:
+            try:
+                await self.run(work, is_quick=True)
+            finally:
+                await self.rollback()
+        else:
+            await super().commit(work, is_chunk=is_chunk)
+        if is_applied is not None:
+            self._world.note_unknown_commit()
+            raise CommitUnknownError("the connection was lost in COMMIT")
+        if self._world.standby is not None:
+            try:
+                await self._world.standby.wait_for_commit()
+            except CommitUnknownError:
+                self._world.note_unknown_commit()
+                raise
+
+
+class SimulatedChunk(SqliteChunk):
+    """A chunk whose records are confirmed before they are replayed."""
+
+    store: "SimulatedStore"
+
+    async def claim(
+        self, record_ids: Sequence[RecordId], now: datetime
+    ) -> Sequence[KeyClaimed | Found]:
+        """Look the keys up."""
+        claims = await super().claim(record_ids, now)
+        if any(isinstance(claim, Found) for claim in claims):
+            await self.store.confirm_replicated()
+        return claims
+
+
 class SimulatedNotifier(LocalNotifier):
     """Notifies every process of the world, with a delay or never."""
 
@@ -182,6 +246,33 @@ class SimulatedStore(SqliteStore):
         self._process = process
         # No waiting in real time: waits for a lock take virtual time.
         super().__init__(world.database.path, busy_seconds=0.0)
+        self._barrier: ReplicationBarrier | None = None
+        if world.standby is not None:
+            self._barrier = ReplicationBarrier(ConfirmedCommits(), world.standby.confirm)
+
+    async def confirm_replicated(self) -> None:
+        """Return once what was read is on the standby, if there is one; else raise."""
+        if self._barrier is not None:
+            await self._barrier.wait()
+
+    async def begin_chunk(self) -> SqliteChunk:
+        """Return a transaction for several requests."""
+        chunk = await super().begin_chunk()
+        confirmed = SimulatedChunk(chunk._unit, self._sql, super()._probe)  # noqa: SLF001
+        confirmed.store = self
+        return confirmed
+
+    async def _probe(self, record_id: RecordId) -> Record | None:
+        record = await super()._probe(record_id)
+        if record is not None:
+            await self.confirm_replicated()
+        return record
+
+    async def _in_transaction(self, work: Any) -> Any:
+        try:
+            return await super()._in_transaction(work)
+        except CommitUnknownError as error:
+            raise InjectedCutError(str(error), reason="outcome_unknown") from error
 
     def notifier(self) -> Any:
         """Return a notifier that works in virtual time."""
@@ -193,7 +284,7 @@ class SimulatedStore(SqliteStore):
         reading = SimulatedConnection(self._world, self._process, self._connect)
         # They have the methods of the threads that they replace.
         self._writing, self._reader = cast("Any", writing), cast("Any", reading)
-        self._writer = Writer(self._writing, busy_seconds=0.0)
+        self._writer = SimulatedWriter(self._world, self._writing)
         self._process.on_kill += [writing.disconnect, reading.disconnect, self._release_lookup]
 
     def _release_lookup(self) -> None:

@@ -89,7 +89,8 @@ class PlannedAction(msgspec.Struct, kw_only=True):
                 operation="create",
                 entity_type="move",
                 endpoint="/moves",
-                profile="field-strict",
+                # Some devices learn from the server that numbers are needed.
+                profile="field-on-demand" if sum(self.id.encode()) % 2 else "field-strict",
                 max_attempts=self.max_attempts,
                 **shared,
             )
@@ -162,11 +163,13 @@ class Bias(msgspec.Struct, frozen=True):
     is_busy: bool = False
     # The server responds to nothing for a long time.
     is_silent: bool = False
+    # A user sets one of several edits of a note aside, and comes back to it after the others.
+    returns: bool = False
 
     @property
     def has_changes(self) -> bool:
         """Whether most actions change notes."""
-        return self.conflicts or self.is_contested or self.reads or self.lanes
+        return self.conflicts or self.is_contested or self.reads or self.lanes or self.returns
 
 
 def plan_actions(rng: Random, devices: dict[str, list[str]], bias: Bias) -> list[PlannedAction]:
@@ -187,16 +190,18 @@ def _actions_of(
     has_changes = bias.has_changes or is_parallel
     sizes = (3, 4) if has_changes or bias.is_busy or bias.moves else (1, 1, 2, 2, 3, 4)
     times = sorted(span * rng.random() for _ in range(rng.choice(sizes)))
+    if bias.returns:  # the note is known when its edits are made
+        times = [2.0 * rng.random(), *(20.0 + 10.0 * at / span for at in times[1:])]
     if is_parallel:  # the next change waits when the first one is sent
         times = [times[0] + 0.1 * number for number in range(len(times))]
     walks = bias.walks or (rng.random() < 0.6 and not has_changes)  # noqa: PLR2004
-    moves = rng.random() < (0.95 if bias.moves else 0.05)
+    moves = rng.random() < (0.95 if bias.moves else 0.05) and not bias.returns
     chain = rng.choice((None, None, "quest"))
     line = user if rng.random() < 0.6 else None  # noqa: PLR2004
     notes: list[str] = []
     for position, at in enumerate(times):
         kind = "step" if walks and rng.random() < 0.7 else "note"  # noqa: PLR2004
-        if notes and rng.random() < (0.9 if has_changes else 0.5):
+        if notes and (bias.returns or rng.random() < (0.9 if has_changes else 0.5)):
             kind = "change"
         kind = "move" if moves else kind
         action = PlannedAction(
@@ -234,7 +239,9 @@ def _expect_parked(actions: list[PlannedAction]) -> None:
 
 
 def _vary(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> None:
-    if action.kind == "change":
+    if bias.returns:
+        _plan_return(rng, action, notes)
+    elif action.kind == "change":
         _vary_change(rng, action, notes, bias)
     elif rng.random() < (0.5 if bias.refusals else 0.12):
         action.payload["refuse"] = True
@@ -246,6 +253,15 @@ def _vary(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> N
         notes.append(action.local_id)
         if rng.random() < (0.8 if bias.reads else 0.2):
             action.payload["unversioned"] = True
+
+
+def _plan_return(rng: Random, action: PlannedAction, notes: list[str]) -> None:
+    """Make a note, or a plain edit of it."""
+    if action.kind == "change":
+        action.note = notes[0]
+    else:
+        action.local_id = make_uuid(rng)
+        notes.append(action.local_id)
 
 
 def _vary_change(rng: Random, action: PlannedAction, notes: list[str], bias: Bias) -> None:

@@ -342,6 +342,26 @@ class Users:
         self._world.note(device.name, f"{what} {action.id}")
         app.notify()
 
+    def set_edits_aside(self) -> None:
+        """Park an edit of each user that has later ones of the same note behind it."""
+        for device in self._devices.values():
+            app = device.app
+            if app is not None and app.queue is not None:
+                with suppress(ProcessKilled, HoldfastError):
+                    for user in device.users:
+                        self._set_edit_aside(device, app.queue, user)
+
+    def _set_edit_aside(self, device: Device, queue: OutboxQueue, user: str) -> None:
+        pending = queue.entries(user, status=Status.PENDING)
+        for number, entry in enumerate(pending):
+            action = self._action_of(entry)
+            is_plain = action.expect is Expect.EFFECT and action.acknowledged
+            has_later = any(other.entity == entry.entity for other in pending[number + 1 :])
+            if action.kind == "change" and is_plain and has_later and not entry.outcome_unknown:
+                queue.park(entry.id, reason=Reason.REBUILD, error="parked by the user")
+                self._world.note(device.name, f"park {action.id}")
+                return
+
     def _has_children(self, action: PlannedAction) -> bool:
         """Return whether another action changes the note of this one."""
         actions = self._world.actions.values()
