@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sqlite3
+from collections import Counter
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -67,6 +68,11 @@ def test_settings_page_has_every_variable_with_its_default(name: str) -> None:
         assert float(shown) == default
     else:
         assert shown == str(default)
+
+
+def test_settings_page_has_one_row_for_each_variable() -> None:
+    shown = [cells[0] for cells in rows(REFERENCE / "settings.md") if "_" in cells[0]]
+    assert [name for name, count in Counter(shown).items() if count > 1] == []
 
 
 def test_settings_page_has_no_unknown_variable() -> None:

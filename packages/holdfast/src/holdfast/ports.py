@@ -158,7 +158,11 @@ class UnitOfWork(Protocol[TransactionT_co]):
 
 @runtime_checkable
 class ConnectionUnit(Protocol):
-    """A unit of work whose handler may use the connection of the driver."""
+    """A unit of work whose handler may use the connection of the driver, or a session on it."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection was lost while the handler ran."""
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
         """Return what to respond with, if the connection was lost and so raised ``error``."""

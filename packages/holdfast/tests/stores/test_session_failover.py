@@ -100,6 +100,34 @@ async def test_commit_whose_wait_for_the_standby_was_cancelled_is_unknown(
     await observer.close()
 
 
+async def test_commits_that_were_cut_are_counted_and_refuse_work_until_they_have_ended(
+    family: Family, servers: Pair, url: str
+) -> None:
+    _, standby = servers
+    abandoned = family.limits.abandoned
+    abandoned.limit_to_half_of(4)
+    counts: list[int] = []
+    abandoned.report = counts.append
+    standby.stop()
+    both = records("counted", family)
+    writing = [asyncio.ensure_future(family.write(record)) for record in both]
+    outcomes = await asyncio.gather(*writing, return_exceptions=True)
+    assert [isinstance(each, CommitUnknownError) and each.is_cut for each in outcomes] == [True] * 2
+    assert counts == [1, 2]
+    observer = await asyncpg.connect(url)
+    other = a_record(f"other-{type(family.store).__name__}")
+    with pytest.raises(StoreUnavailableError) as refused:
+        await family.write(other)
+    assert refused.value.reason == "commits_waiting"
+    assert len(await waiting_commits(observer)) == 2  # no third one
+    await observer.close()
+    standby.start()
+    assert await found(family, other) is None
+    assert len(abandoned) == 0
+    for record in both:
+        assert await found(family, record) == Found(record)
+
+
 @pytest.mark.long
 async def test_late_and_cancelled_commits_are_cut_and_are_unknown_after_a_restart(
     family: Family, servers: Pair, url: str

@@ -15,6 +15,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from holdfast.core.idempotency_record import Record
 from holdfast.ports import Claimed
 from holdfast.server.request_thread import DirectThread, run_in_request_thread, serving_in
+from holdfast.stores.session_limits import SessionLimits
 from holdfast.stores.sqlalchemy import SqlAlchemyStore
 from holdfast.stores.sqlalchemy_hosts import async_creator, creator
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
@@ -62,6 +63,12 @@ class Family:
         # Runs a coroutine of the store where a request's code would run.
         self.run = run
         self._forget_connections = forget_connections
+
+    @property
+    def limits(self) -> SessionLimits:
+        """The limits of the store."""
+        found: SessionLimits = getattr(self.store, "limits", None) or self.store._limits
+        return found
 
     async def forget_connections(self) -> None:
         """Close the pool of the engine, so that the next request connects."""

@@ -96,6 +96,11 @@ _HANDLED: Final = (
     MultiPartParserError,
 )
 
+# Keys of settings.HOLDFAST that are options of the store.
+_OF_STORE: Final = (
+    *("table_prefix", "schema"),
+    *("claim_seconds", "statement_seconds", "commit_seconds"),
+)
 # In the guard of a view without a policy: that of the settings counts.
 _NO_POLICY: Final = Policy()
 
@@ -169,8 +174,11 @@ class _DjangoHoldfast:
                 'settings.HOLDFAST: "PRINCIPAL" says who callers are, but "TENANTS" that they are '
                 "not kept apart: give one of them"
             )
-        names = {name: options.pop(name) for name in ("table_prefix", "schema") if name in options}
-        self.store = DjangoStore(run_in_request_thread, using=self.using, **names)
+        of_store = {name: options.pop(name) for name in _OF_STORE if name in options}
+        try:
+            self.store = DjangoStore(run_in_request_thread, using=self.using, **of_store)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"settings.HOLDFAST: {error}") from error
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
         # Records in memory would outlive a test's transaction, which Django rolls back.
         options = {"sweep_every_seconds": None, "memory_bytes": 0} | options

@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple, TypeVar, Unpack
 from holdfast.core.idempotency_record import Response
 from holdfast.core.job import EnqueueOutcome
 from holdfast.core.keys import KEY_HEADER, split_joined_keys
-from holdfast.errors import ConfigurationError, NoTransactionError
+from holdfast.errors import ConfigurationError, NoTransactionError, StoreUnavailableError
 from holdfast.jobs.enqueue import EnqueueOptions
-from holdfast.ports import ThreadGatedStore
+from holdfast.ports import ConnectionUnit, ThreadGatedStore
 from holdfast.server.app import Holdfast
 from holdfast.server.asgi import SCOPE_KEY, GuardMiddleware
 from holdfast.server.execution import Execution, executing
@@ -120,6 +120,12 @@ class SyncExecution:
     def after_commit(self, callback: Callable[[], None]) -> None:
         """Call this after the commit. It must not block: other requests wait for it."""
         self._execution.after_commit(callback)
+
+    def refuse_lost_connection(self) -> None:
+        """Raise ``StoreUnavailableError`` if the handler has lost its connection."""
+        unit = self._execution.unit
+        if isinstance(unit, ConnectionUnit) and unit.is_lost:
+            raise StoreUnavailableError("the connection to the database was lost in the handler")
 
     def enqueue(
         self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]

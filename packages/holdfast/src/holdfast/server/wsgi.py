@@ -107,12 +107,17 @@ class WsgiGuard:
                 scope=scope,
                 match=match,
                 body=body,
-                handle=lambda: _collect(
-                    self._app, environ, body(), match.policy.max_response_bytes
-                ),
+                handle=lambda: self._handle(environ, body(), match.policy.max_response_bytes),
             )
         )
         return send_served(served, start_response)
+
+    def _handle(self, environ: Environ, body: bytes, max_bytes: int) -> Response:
+        """Run the app. A 500 after its connection was lost is an outage: apps hide the error."""
+        response = _collect(self._app, environ, body, max_bytes)
+        if response.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.execution.refuse_lost_connection()
+        return response
 
     def _serve_batch(
         self, batch: SyncBatch, environ: Environ, start_response: StartResponse

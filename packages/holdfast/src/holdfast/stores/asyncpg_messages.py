@@ -33,6 +33,7 @@ __all__ = [
     "SharedTransaction",
     "begin_with",
     "confirm_read",
+    "in_commit_time",
     "in_time",
     "limited_transaction",
     "notices_of",
@@ -65,9 +66,9 @@ class LateConnections:
         if self._timer is None:
             self._look_later()
 
-    def remove(self, driver: Any) -> None:
-        """Take a connection whose response has arrived."""
-        self._deadlines.pop(driver, None)
+    def remove(self, driver: Any) -> bool:
+        """Take a connection whose response has arrived; return False if it was late."""
+        return self._deadlines.pop(driver, None) is not None
 
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
@@ -109,12 +110,49 @@ async def in_time(driver: Any, waiting: Awaitable[T], seconds: float) -> T:
         late.remove(driver)
 
 
-def notices_of(pooled: Any) -> CommitNotices:
+async def in_commit_time(
+    driver: Any, waiting: Awaitable[T], notices: "SessionNotices", limits: SessionLimits
+) -> T:
+    """Await the response to COMMIT as ``in_time`` does.
+
+    The server goes on with a commit that is cut, so it is counted, and ``notices.was_cut`` is set.
+    """
+    late = late_connections()
+    late.add(driver, limits.commit_seconds)
+    try:
+        return await waiting
+    except BaseException as error:
+        is_cancelled = isinstance(error, asyncio.CancelledError)
+        if is_cancelled:
+            driver.terminate()
+        if not late.remove(driver) or is_cancelled:
+            notices.was_cut = True
+            limits.abandoned.add(notices.backend)
+        raise
+    finally:
+        late.remove(driver)
+
+
+class SessionNotices(CommitNotices):
+    """What is noted of a connection of the pool."""
+
+    __slots__ = ("backend", "was_cut")
+
+    def __init__(self, backend: int) -> None:
+        super().__init__()
+        # Whether the connection was closed during COMMIT.
+        self.was_cut = False
+        # Its process id; of a pooler, if there is one, until the server's was read.
+        self.backend = backend
+
+
+def notices_of(pooled: Any) -> SessionNotices:
     """Return what notes the warnings of a connection of the pool, from its first use on."""
-    found: CommitNotices | None = pooled.info.get(_NOTICES)
+    found: SessionNotices | None = pooled.info.get(_NOTICES)
     if found is None:
-        found = pooled.info[_NOTICES] = CommitNotices()
-        pooled.driver_connection.add_log_listener(found.on_message)
+        driver = pooled.driver_connection
+        found = pooled.info[_NOTICES] = SessionNotices(driver.get_server_pid())
+        driver.add_log_listener(found.on_message)
     return found
 
 
@@ -134,7 +172,7 @@ class SharedTransaction:
     __slots__ = ("_driver", "_guard", "_is_over", "_limits", "_notices", "last_statement")
 
     def __init__(
-        self, driver: Any, guard: _Guard, notices: CommitNotices, limits: SessionLimits
+        self, driver: Any, guard: _Guard, notices: SessionNotices, limits: SessionLimits
     ) -> None:
         self._driver = driver
         self._guard = guard
@@ -143,6 +181,11 @@ class SharedTransaction:
         self._is_over = False
         # Sent in one message with COMMIT.
         self.last_statement: str | None = None
+
+    @property
+    def was_cut(self) -> bool:
+        """Whether the connection was closed during COMMIT."""
+        return self._notices.was_cut
 
     async def commit(self) -> None:
         """Send the last statement and COMMIT. If the statement fails, nothing is committed.
@@ -155,7 +198,7 @@ class SharedTransaction:
             self._guard.refuse_connection_commit()
             notices.has_warned = False
             message = "COMMIT" if last is None else f"{last};COMMIT"
-            await in_time(driver, driver.execute(message), self._limits.commit_seconds)
+            await in_commit_time(driver, driver.execute(message), notices, self._limits)
         except BaseException:
             # The adapter forgets this transaction, and its connection goes back to the pool.
             try:
@@ -172,7 +215,7 @@ class SharedTransaction:
         self._is_over = True
         self._notices.has_warned = False
         message = self._driver.execute(f"{CONFIRM};COMMIT")
-        await in_time(self._driver, message, self._limits.commit_seconds)
+        await in_commit_time(self._driver, message, self._notices, self._limits)
         _check_read(self._notices)
 
     async def rollback(self) -> None:
@@ -194,10 +237,16 @@ class LimitedTransaction:
         self._limits = limits
         self._is_over = False
 
+    @property
+    def was_cut(self) -> bool:
+        """Whether the connection was closed during COMMIT."""
+        return self._notices.was_cut
+
     async def commit(self) -> None:
         """Commit. Raises ``CommitUnknownError`` if the standby may not have the commit."""
         self._notices.has_warned = False
-        await in_time(self._driver, self._transaction.commit(), self._limits.commit_seconds)
+        ending = self._transaction.commit()
+        await in_commit_time(self._driver, ending, self._notices, self._limits)
         _check(self._notices)
 
     async def confirm(self) -> None:
@@ -205,7 +254,8 @@ class LimitedTransaction:
         self._is_over = True
         self._notices.has_warned = False
         await in_time(self._driver, self._driver.execute(CONFIRM), self._limits.statement_seconds)
-        await in_time(self._driver, self._transaction.commit(), self._limits.commit_seconds)
+        ending = self._transaction.commit()
+        await in_commit_time(self._driver, ending, self._notices, self._limits)
         _check_read(self._notices)
 
     async def rollback(self) -> None:
@@ -228,7 +278,7 @@ async def confirm_read(pooled: Any, limits: SessionLimits) -> None:
     """Confirm what was read on a connection in autocommit mode. Raises if it may be lost."""
     driver, notices = pooled.driver_connection, notices_of(pooled)
     notices.has_warned = False
-    await in_time(driver, driver.execute(CONFIRM), limits.commit_seconds)
+    await in_commit_time(driver, driver.execute(CONFIRM), notices, limits)
     _check_read(notices)
 
 

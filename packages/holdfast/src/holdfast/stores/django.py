@@ -22,6 +22,7 @@ with needs_extra("django"):
     from django.db import (
         DatabaseError,
         InterfaceError,
+        InternalError,
         NotSupportedError,
         OperationalError,
         ProgrammingError,
@@ -53,7 +54,8 @@ from holdfast.stores.migrations import (
 )
 from holdfast.stores.notifier import LocalNotifier
 from holdfast.stores.parameters import named_parameters
-from holdfast.stores.postgres.epoch import EpochReader
+from holdfast.stores.postgres.abandoned import STILL_RUNNING
+from holdfast.stores.postgres.epoch import EpochReader, backend_of
 from holdfast.stores.postgres.params import finish_statement, instant_literal, text_literals
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import can_send_messages, send_message
@@ -80,12 +82,17 @@ _ABORTED: Final = (
 )
 # Classes of errors after which a COMMIT may have happened: none, connection, operator, system.
 _UNKNOWN_STATES: Final = frozenset({"", "08", "57", "58", "XX"})
+# A write on a standby, or on a primary that was made one. Django has no class of errors for it.
+_READ_ONLY_STATE: Final = "25006"
 # holdfast_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_ROWS: Final = {0: False, 3: True}
 _HELD_ROWS: Final = 2
 # A larger body is sent as a parameter: as a literal it takes twice the bytes.
 _INLINE_BODY_BYTES: Final = 16 * 1024
-_OUTAGES: Final = (OperationalError, InterfaceError)
+# ``InternalError`` only if the server is read-only.
+_OUTAGES: Final = (OperationalError, InterfaceError, InternalError)
+# The attribute of Django's connections for how often they were renewed.
+_RENEWALS: Final = "_holdfast_renewals"
 # Finds ``$1``, ``?`` and ``:name``; skips strings and casts.
 _PARAMETER: Final = re.compile(r"'(?:[^']|'')*'|::|\$(\d+)|(\?)|:([A-Za-z_]\w*)|(%)")
 
@@ -156,6 +163,8 @@ class DjangoStore:
         ]
         self._run = run_in_thread
         self._epochs = EpochReader()
+        # Counts read-only servers: connections from before one are closed at their next use.
+        self._renewals = 0
         # ``file`` is the SQLite file of this thread's connection.
         self._opened = threading.local()
         self._is_open = False
@@ -185,8 +194,7 @@ class DjangoStore:
         def find() -> Record | None:
             record = self._find(record_id, now)
             if record is not None and not self.is_sqlite:
-                with self._confirming(self.limits.commit_seconds):
-                    self.run(CONFIRM)
+                self._confirm()
             return record
 
         found: Record | None = await self.in_thread(find)
@@ -199,6 +207,8 @@ class DjangoStore:
         def take() -> Claimed | Found | Held:
             if self.is_sqlite:
                 self._leave_replaced_file()
+            elif self.limits.abandoned.is_full:
+                self.limits.abandoned.check_blocking(self._still_running)
             unit = DjangoUnit(self)
             after_expiry = False
             try:
@@ -223,7 +233,13 @@ class DjangoStore:
 
     async def begin(self, *, idle_seconds: float | None = None) -> "DjangoUnit":  # noqa: ARG002
         """Open a transaction without a key."""
-        unit: DjangoUnit = await self.in_thread(lambda: DjangoUnit(self), self.limits.claim_seconds)
+
+        def begin() -> DjangoUnit:
+            if self.limits.abandoned.is_full:
+                self.limits.abandoned.check_blocking(self._still_running)
+            return DjangoUnit(self)
+
+        unit: DjangoUnit = await self.in_thread(begin, self.limits.claim_seconds)
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -335,7 +351,9 @@ class DjangoStore:
         try:
             return await self._run(limited)
         except _OUTAGES as error:
-            await self._run(self._forget_connection)
+            if isinstance(error, InternalError) and not is_read_only(error):
+                raise
+            await self._run(partial(self._forget_connection, error))
             raise StoreUnavailableError(
                 f"the database is unavailable: {error}", is_outage=_is_outage(error)
             ) from error
@@ -372,6 +390,31 @@ class DjangoStore:
         if limits.notices.has_warned:
             raise unconfirmed("the standby did not confirm it")
 
+    def _confirm(self) -> None:
+        """Commit something that waits for a synchronous standby; raise if that may lack it."""
+        limits = self.limits_of(connections[self.using])
+        try:
+            with self._confirming(self.limits.commit_seconds):
+                self.run(CONFIRM)
+        except OperationalError:
+            if limits is not None:
+                limits.note_cut(self.limits.abandoned)
+            raise
+
+    def _still_running(self, backends: list[int]) -> list[Any]:
+        return self.run(STILL_RUNNING, (backends,))[0]
+
+    def renew(self) -> None:
+        """Close the connections of all threads at their next use: the server is read-only."""
+        self._renewals += 1
+
+    def leave_old_connection(self, connection: Any) -> None:
+        """Close a connection from before the last ``renew``; Django opens another one."""
+        known = connection.__dict__
+        if known.get(_RENEWALS, 0) != self._renewals and not connection.in_atomic_block:
+            connection.close()
+            known[_RENEWALS] = self._renewals
+
     def limits_of(self, connection: Any) -> Any:
         """Return the limits of a connection; None on SQLite, and with psycopg 2."""
         return None if self._driver is None else self._driver.limits_of(connection.connection)
@@ -388,7 +431,11 @@ class DjangoStore:
             with connection.connection.cursor() as cursor:
                 try:
                     cursor.execute(sql)
-                    return cursor.fetchone()
+                    row = cursor.fetchone()
+                    limits = self.limits_of(connection)
+                    if limits is not None and row is not None:
+                        limits.backend = backend_of(row)
+                    return row
                 finally:
                     if not connection.get_autocommit():
                         connection.connection.rollback()
@@ -409,9 +456,12 @@ class DjangoStore:
         elif opened != found:
             connection.close()
 
-    def _forget_connection(self) -> None:
+    def _forget_connection(self, error: BaseException) -> None:
         connection = connections[self.using]
-        if not connection.in_atomic_block:
+        if is_read_only(error):
+            self.renew()
+            self.leave_old_connection(connection)
+        elif not connection.in_atomic_block:
             with suppress(DatabaseError):
                 connection.close_if_unusable_or_obsolete()
 
@@ -517,8 +567,10 @@ class DjangoUnit:
         """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
         self._store = store
         self._ended = False
+        self._is_read_only = False
         # Django's connection of this thread, which the ORM uses.
         self.transaction = connection = get_connection(store.using)
+        store.leave_old_connection(connection)
         if connection.in_atomic_block and not is_in_test_case(connection):
             raise ConfigurationError(
                 "a transaction is open already, but the guard begins and commits its own. If "
@@ -585,7 +637,7 @@ class DjangoUnit:
                 self.end()
                 self._check_commit()
             except _OUTAGES as error:
-                raise CommitUnknownError(str(error)) from error
+                raise CommitUnknownError(str(error), is_cut=self._note_cut()) from error
 
         await self._store.in_thread(save_and_commit)
 
@@ -606,6 +658,9 @@ class DjangoUnit:
             with suppress(DatabaseError):
                 self._atomic.__exit__(None, None, None)
             self._end_limits()
+            if self._is_read_only:
+                self._store.renew()
+                self._store.leave_old_connection(self.transaction)
 
     def end(self) -> None:
         """Commit, in the request's thread."""
@@ -624,13 +679,39 @@ class DjangoUnit:
         """
         if self.limits is not None:
             self.limits.begin_commit(self._store.limits.commit_seconds)
-        if self.has_messages:
-            send_message(self.transaction, f"{CONFIRM};COMMIT")
-        else:
-            self._store.run(CONFIRM)
-            self.end()
+        try:
+            if self.has_messages:
+                send_message(self.transaction, f"{CONFIRM};COMMIT")
+            else:
+                self._store.run(CONFIRM)
+                self.end()
+        except OperationalError:
+            self._note_cut()
+            raise
         if self.limits is not None and self.limits.notices.has_warned:
             raise unconfirmed("the standby did not confirm it")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection was lost in the view."""
+        raw = self.transaction.connection
+        return not self._ended and (raw is None or bool(getattr(raw, "closed", False)))
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if a statement of the view failed in an outage."""
+        is_internal = isinstance(error, InternalError) and not is_read_only(error)
+        if not isinstance(error, _OUTAGES) or is_internal or not _is_outage(error):
+            return None
+        if not self.transaction.errors_occurred and not self.is_lost:  # of another database
+            return None
+        self._is_read_only = is_read_only(error)
+        outage = StoreUnavailableError(f"the database is unavailable: {error}")
+        outage.__cause__ = error
+        return outage
+
+    def _note_cut(self) -> bool:
+        """Return whether COMMIT was cut. If so, the server still works on it: count it."""
+        return self.limits is not None and bool(self.limits.note_cut(self._store.limits.abandoned))
 
     def _check_commit(self) -> None:
         if self.limits is not None:
@@ -671,6 +752,7 @@ class DjangoUnit:
                     ) from None
                 if state == _ABORTED_STATE:
                     raise AbortedTransactionError(_ABORTED) from error
+                self._is_read_only = state == _READ_ONLY_STATE
                 raise
         elif audit is not None:
             self._save_audit(audit)
@@ -688,7 +770,7 @@ class DjangoUnit:
             )
         except _OUTAGES as error:
             if _state_of(error)[:2] in _UNKNOWN_STATES:
-                raise CommitUnknownError(str(error)) from error
+                raise CommitUnknownError(str(error), is_cut=self._note_cut()) from error
             raise
         if result.command_status != b"COMMIT":
             raise StoreUnavailableError("the database rolled the transaction back")
@@ -722,6 +804,11 @@ def _is_outage(error: BaseException) -> bool:
         return is_sqlite_outage(cause)
     state = _state_of(error)
     return not state or is_outage_state(state)
+
+
+def is_read_only(error: BaseException) -> bool:
+    """Check whether a statement has reached a server that does not accept writes."""
+    return _state_of(error) == _READ_ONLY_STATE
 
 
 def _state_of(error: BaseException) -> str:

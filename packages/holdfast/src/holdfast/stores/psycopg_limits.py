@@ -17,6 +17,7 @@ with needs_extra("psycopg"):
     import psycopg
     from psycopg import errors, waiting
 
+from holdfast.stores.postgres.abandoned import AbandonedCommits
 from holdfast.stores.replication import CommitNotices
 
 __all__ = ["PsycopgLimits", "limits_of", "thread_limit"]
@@ -55,7 +56,7 @@ class thread_limit:  # noqa: N801 - used like a function; a generator would cost
 class PsycopgLimits:
     """Replaces ``wait`` of one connection, and notes its warnings."""
 
-    __slots__ = ("_connection", "_pgconn", "notices", "seconds")
+    __slots__ = ("_connection", "_pgconn", "backend", "notices", "seconds", "was_cut")
 
     def __init__(self, connection: Any) -> None:
         # Weak: the connection refers to this object.
@@ -65,6 +66,10 @@ class PsycopgLimits:
         self.seconds: float | None = None
         # Whether COMMIT has warned that the standby may not have it.
         self.notices = CommitNotices()
+        # The process id of the backend; of a pooler, if there is one, until the server's was read.
+        self.backend: int = connection.pgconn.backend_pid
+        # Whether the connection was closed while it waited for a response.
+        self.was_cut = False
 
     def __call__(
         self, generator: Any, interval: float = _INTERVAL_SECONDS, timeout: float | None = None
@@ -80,20 +85,30 @@ class PsycopgLimits:
         try:
             return waiting.wait(generator, pgconn.socket, interval=interval, timeout=seconds)
         except _WaitTimeout:
-            pgconn.finish()
+            self._cut()
             raise psycopg.OperationalError(
                 f"PostgreSQL did not respond within {seconds:g} seconds: the connection was closed"
             ) from None
         except Exception:
             raise
         except BaseException:  # Ctrl-C, or the end of a worker process
-            pgconn.finish()
+            self._cut()
             raise
+
+    def _cut(self) -> None:
+        self.was_cut = True
+        self._pgconn.finish()
 
     def begin_commit(self, seconds: float) -> None:
         """Forget earlier warnings, and limit COMMIT to ``seconds``."""
         self.seconds = seconds
         self.notices.has_warned = False
+
+    def note_cut(self, abandoned: AbandonedCommits) -> bool:
+        """Return whether COMMIT was cut. If so, the server still works on it, and it is counted."""
+        if self.was_cut:
+            abandoned.add(self.backend)
+        return self.was_cut
 
     def check_commit(self) -> None:
         """Raise ``CommitUnknownError`` if COMMIT has warned."""

@@ -1,10 +1,11 @@
 """How long PostgreSQL may take to respond in an app's own sessions, and what confirms a record."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from holdfast.errors import ConfigurationError
+from holdfast.stores.postgres.abandoned import AbandonedCommits
 from holdfast.stores.replication import CONFIRMING_COMMIT
 
 __all__ = ["CONFIRM", "REPLACED", "SessionLimits"]
@@ -31,10 +32,14 @@ class SessionLimits:
     claim_seconds: float = 5.0
     statement_seconds: float = 30.0
     commit_seconds: float = 10.0
+    # Shared by all connections of a store.
+    abandoned: AbandonedCommits = field(
+        default_factory=AbandonedCommits, init=False, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """Raise ``ConfigurationError`` unless all limits are positive and finite."""
-        for name in self.__slots__:
+        for name in ("claim_seconds", "statement_seconds", "commit_seconds"):
             seconds = getattr(self, name)
-            if not 0 < seconds < math.inf:
+            if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
                 raise ConfigurationError(f"{name}={seconds!r} must be a positive number of seconds")

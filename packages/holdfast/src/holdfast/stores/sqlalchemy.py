@@ -31,6 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import (
     Claimed,
+    DurabilityMetrics,
     EpochReading,
     Found,
     Params,
@@ -38,7 +39,7 @@ from holdfast.ports import (
     Row,
     StoreMetrics,
 )
-from holdfast.stores.asyncpg_messages import confirm_read
+from holdfast.stores.asyncpg_messages import confirm_read, notices_of
 from holdfast.stores.connection_gate import ConnectionGate, current_visit
 from holdfast.stores.migrations import (
     MIGRATION_LOCK,
@@ -49,7 +50,8 @@ from holdfast.stores.migrations import (
     run_steps_async,
 )
 from holdfast.stores.notifier import LocalNotifier
-from holdfast.stores.postgres.epoch import EpochReader
+from holdfast.stores.postgres.abandoned import STILL_RUNNING
+from holdfast.stores.postgres.epoch import EpochReader, backend_of
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.rows import listed_record, record_of
 from holdfast.stores.session_limits import REPLACED, SessionLimits
@@ -149,6 +151,7 @@ class SqlAlchemyStore:
             *load_migrations("core", f"{self._package}.migrations"),
             *migrations,
         ]
+        self.limits.abandoned.limit_to_half_of(self.max_connections)
         self._turn = asyncio.Lock()
         self._metrics: StoreMetrics | None = None
         self._epochs = EpochReader()
@@ -176,6 +179,8 @@ class SqlAlchemyStore:
     def report_to(self, metrics: StoreMetrics) -> None:
         """Report waits for a connection of the engine's pool to ``metrics``."""
         self._metrics = metrics
+        if isinstance(metrics, DurabilityMetrics):
+            self.limits.abandoned.report = metrics.commits_abandoned
 
     async def open(self) -> None:
         """Migrate the schema, in one transaction of the app's engine."""
@@ -240,6 +245,8 @@ class SqlAlchemyStore:
         ``release_session``.
         """
         check_storable(*record_id)
+        if self.limits.abandoned.is_full:
+            await self.limits.abandoned.check_by(self._still_running)
         if self.is_sqlite:
             record = await self.find(record_id, now)
             if record is not None:
@@ -282,6 +289,8 @@ class SqlAlchemyStore:
         ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
         app, so it could not be kept alive.
         """
+        if self.limits.abandoned.is_full:
+            await self.limits.abandoned.check_by(self._still_running)
         unit = self._unit(None, None, session)
         unit.guard()
         if not self.is_sqlite:
@@ -438,11 +447,14 @@ class SqlAlchemyStore:
             listeners.append(("connect", self._on_connect))
         return tuple(listeners)
 
-    def _on_connect(self, adapted: Any, _pooled: Any) -> None:
+    def _on_connect(self, adapted: Any, pooled: Any) -> None:
         """Read the epoch on a new connection of the engine. Runs in SQLAlchemy's greenlet."""
 
         def fetch_row(sql: str) -> Any:
-            return adapted.run_async(lambda driver: driver.fetchrow(sql))
+            row = adapted.run_async(lambda driver: driver.fetchrow(sql))
+            if row is not None:
+                notices_of(pooled).backend = backend_of(row)
+            return row
 
         reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
         if reading.is_replaced:
@@ -510,6 +522,9 @@ class SqlAlchemyStore:
             if timer is not None:
                 timer.cancel()
             await self.run_to_end(session.close())
+
+    async def _still_running(self, backends: list[int]) -> Sequence[Any]:
+        return await self._fetch(STILL_RUNNING, (backends,))
 
     async def _fetch(self, sql: str, params: Any = ()) -> Sequence[Any]:
         async with self._reading() as connection:

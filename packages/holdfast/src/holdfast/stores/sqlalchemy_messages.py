@@ -26,6 +26,7 @@ from holdfast.stores.sqlalchemy_errors import SUPERSEDED_STATES, is_outage
 
 __all__ = [
     "begin_and_claim",
+    "commit",
     "confirm",
     "finish_and_commit",
     "limits_of",
@@ -55,7 +56,9 @@ def finish_and_commit(
         _send(raw, f"{finish_statement(function, record, audit)};COMMIT")
         found.check_commit()
     except ServerLostError as error:
-        raise CommitUnknownError(f"the connection was lost in COMMIT: {error}") from error
+        raise CommitUnknownError(
+            f"the connection was lost in COMMIT: {error}", is_cut=found.note_cut(limits.abandoned)
+        ) from error
     except psycopg.Error as error:
         if error.sqlstate in SUPERSEDED_STATES:
             raise SupersededError("another request with this key was committed first") from error
@@ -69,9 +72,29 @@ def confirm(raw: Any, limits: SessionLimits) -> None:
     found = limits_of(raw)
     assert found is not None  # noqa: S101 - a connection of psycopg 3
     found.begin_commit(limits.commit_seconds)
-    _send(raw, CONFIRM if raw.autocommit else f"{CONFIRM};COMMIT")
+    try:
+        _send(raw, CONFIRM if raw.autocommit else f"{CONFIRM};COMMIT")
+    except ServerLostError:
+        found.note_cut(limits.abandoned)
+        raise
     if found.notices.has_warned:
         raise unconfirmed("the standby did not confirm it")
+
+
+def commit(raw: Any, limits: SessionLimits) -> None:
+    """Commit. Raises ``CommitUnknownError`` after a warning, and if COMMIT was cut."""
+    found = limits_of(raw)
+    assert found is not None  # noqa: S101 - a connection of psycopg 3
+    found.begin_commit(limits.commit_seconds)
+    try:
+        raw.commit()
+    except psycopg.Error as error:
+        if found.note_cut(limits.abandoned):
+            raise CommitUnknownError(
+                f"the connection was lost in COMMIT: {error}", is_cut=True
+            ) from error
+        raise
+    found.check_commit()
 
 
 def on_checkin(raw: Any, _record: Any) -> None:

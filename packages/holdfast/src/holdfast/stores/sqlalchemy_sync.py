@@ -26,6 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.ports import (
     Claimed,
+    DurabilityMetrics,
     EpochReading,
     Found,
     Notifier,
@@ -44,7 +45,8 @@ from holdfast.stores.migrations import (
     run_steps,
 )
 from holdfast.stores.notifier import LocalNotifier
-from holdfast.stores.postgres.epoch import EpochReader
+from holdfast.stores.postgres.abandoned import STILL_RUNNING
+from holdfast.stores.postgres.epoch import EpochReader, backend_of
 from holdfast.stores.postgres.params import positional
 from holdfast.stores.private_files import create_database_file
 from holdfast.stores.psycopg_message import begin_statement
@@ -164,6 +166,7 @@ class SqlAlchemySyncStore:
         self._epochs = EpochReader()
         self._replaced_file = ReplacedFile(self._engine, self.sqlite_path)
         self._app_begins = False
+        self._limits.abandoned.limit_to_half_of(self.max_connections)
         self._wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
         self._threads = StoreThreads(
             self.max_connections or _MOST_CONNECTIONS,
@@ -196,6 +199,8 @@ class SqlAlchemySyncStore:
     def report_to(self, metrics: StoreMetrics) -> None:
         """Report waits for a connection of the engine's pool to ``metrics``."""
         self._metrics = metrics
+        if isinstance(metrics, DurabilityMetrics):
+            self._limits.abandoned.report = metrics.commits_abandoned
 
     async def open(self) -> None:
         """Migrate the schema, in one transaction of the app's engine."""
@@ -430,10 +435,7 @@ class SqlAlchemySyncStore:
 
     def commit_driver(self, raw: Any) -> None:
         """Commit on a connection of psycopg. Raises ``CommitUnknownError`` after a warning."""
-        limits = self._messages.limits_of(raw)
-        limits.begin_commit(self._limits.commit_seconds)
-        raw.commit()
-        limits.check_commit()
+        self._messages.commit(raw, self._limits)
 
     def _claim_in_time(
         self, unit: SqlAlchemySyncUnit, visit: Visit | None, record_id: RecordId, now: datetime
@@ -441,7 +443,15 @@ class SqlAlchemySyncStore:
         if self.is_sqlite:
             return self._claim(unit, visit, record_id, now)
         with self._messages.thread_limit(self._limits.claim_seconds):
+            if self._limits.abandoned.is_full:
+                self._limits.abandoned.check_blocking(self._still_running)
             return self._claim(unit, visit, record_id, now)
+
+    def _still_running(self, backends: list[int]) -> Sequence[Any]:
+        with self._connection() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            rows: Sequence[Any] = self.run(connection, STILL_RUNNING, (backends,)).all()
+            return rows
 
     def _claim(
         self, unit: SqlAlchemySyncUnit, visit: Visit | None, record_id: RecordId, now: datetime
@@ -496,6 +506,8 @@ class SqlAlchemySyncStore:
         return rows
 
     def _begin(self, unit: SqlAlchemySyncUnit) -> None:
+        if self._limits.abandoned.is_full:
+            self._limits.abandoned.check_blocking(self._still_running)
         session = unit.start()
         if not self.is_sqlite:
             with self._messages.thread_limit(self._limits.claim_seconds):
@@ -634,10 +646,14 @@ class SqlAlchemySyncStore:
         if not self.is_sqlite:
             with self._connection() as connection:
                 limits = self._messages.limits_of(connection.connection.dbapi_connection)
-                with connection.begin():
-                    yield connection
-                    self.run(connection, "SELECT 1")
-                    limits.begin_commit(self._limits.commit_seconds)
+                try:
+                    with connection.begin():
+                        yield connection
+                        self.run(connection, "SELECT 1")
+                        limits.begin_commit(self._limits.commit_seconds)
+                except sa_errors.DBAPIError:
+                    limits.note_cut(self._limits.abandoned)
+                    raise
                 if limits.notices.has_warned:
                     raise unconfirmed("COMMIT did not wait for the standby")
             return
@@ -680,7 +696,10 @@ class SqlAlchemySyncStore:
         before, driver.autocommit = driver.autocommit, True
 
         def fetch_row(sql: str) -> Any:
-            return driver.execute(sql, prepare=False).fetchone()
+            row = driver.execute(sql, prepare=False).fetchone()
+            if row is not None:
+                self._messages.limits_of(driver).backend = backend_of(row)
+            return row
 
         try:
             reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))

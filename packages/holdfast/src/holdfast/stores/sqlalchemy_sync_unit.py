@@ -21,7 +21,13 @@ from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.orm import Session, sessionmaker
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId
-from holdfast.errors import CommitUnknownError, NoTransactionError, SupersededError, UsageError
+from holdfast.errors import (
+    CommitUnknownError,
+    NoTransactionError,
+    StoreUnavailableError,
+    SupersededError,
+    UsageError,
+)
 from holdfast.ports import Params, Row
 from holdfast.stores.rows import HAS_WRITTEN
 from holdfast.stores.sqlalchemy_errors import (
@@ -187,6 +193,8 @@ class SqlAlchemySyncUnit(GuardedUnit):
         self.connection: Connection | None = None
         # True if another request has committed the key.
         self.superseded = False
+        # Whether the connection was lost, or the database failed, in a statement.
+        self.is_lost = False
 
     @property
     def transaction(self) -> Session:
@@ -199,6 +207,14 @@ class SqlAlchemySyncUnit(GuardedUnit):
     def statements(self) -> SyncSessionStatements:
         """The session's transaction, for Holdfast's statements."""
         return SyncSessionStatements(self._store, self)
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return what to respond with, if a statement of the handler failed in an outage."""
+        if not self.is_lost or not is_outage(error):
+            return None
+        outage = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
+        outage.__cause__ = driver_error(error)
+        return outage
 
     async def has_written(self) -> bool:
         """Return whether the handler has written, or would with the next flush."""
@@ -532,6 +548,7 @@ def _after_error(context: Any) -> None:
     if context.connection is not None:
         unit = getattr(context.connection, UNIT, None)
         if unit is not None:
+            unit.is_lost |= context.is_disconnect or is_outage(context.original_exception)
             unit.end_statement()
 
 

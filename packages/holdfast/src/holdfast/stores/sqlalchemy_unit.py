@@ -31,7 +31,12 @@ from holdfast.ports import (
     Params,
     Row,
 )
-from holdfast.stores.asyncpg_messages import SharedTransaction, begin_with, limited_transaction
+from holdfast.stores.asyncpg_messages import (
+    LimitedTransaction,
+    SharedTransaction,
+    begin_with,
+    limited_transaction,
+)
 from holdfast.stores.connection_gate import ConnectionGate, Visit, current_visit
 from holdfast.stores.postgres.params import (
     finish_statement,
@@ -317,16 +322,18 @@ class SqlAlchemyUnit(GuardedUnit):
         if self._ended:
             raise NoTransactionError(ENDED)
         session = self.transaction
+        ending: SharedTransaction | LimitedTransaction | None = None
         async with rolling_back(self):
             self._refuse_closed()
-            shared = self._usable_transaction(record)
+            ending = shared = self._usable_transaction(record)
             if shared is None:
                 await session.flush()
                 connection = await session.connection()
                 await self._store.save(connection, record, audit)
                 if not self._store.is_sqlite:
                     assert connection.sync_connection is not None  # noqa: S101 - it is open
-                    limited_transaction(connection.sync_connection.connection, self._store.limits)
+                    pooled = connection.sync_connection.connection
+                    ending = limited_transaction(pooled, self._store.limits)
                 self._may_end = True
         try:
             if shared is None or record is None:
@@ -337,7 +344,8 @@ class SqlAlchemyUnit(GuardedUnit):
         except BaseException as error:
             is_sent = self._may_end  # an error of the flush comes before COMMIT
             await self.rollback()
-            known = _commit_error(error) if is_sent else _flush_error(error)
+            is_cut = ending is not None and ending.was_cut
+            known = _commit_error(error, is_cut=is_cut) if is_sent else _flush_error(error)
             if known is error:
                 raise
             if isinstance(known, StoreUnavailableError | CommitUnknownError):
@@ -535,7 +543,7 @@ def _flush_error(error: BaseException) -> BaseException:
     return unstorable_error(error) or error
 
 
-def _commit_error(error: BaseException) -> BaseException:
+def _commit_error(error: BaseException, *, is_cut: bool) -> BaseException:
     """Return what to raise for an error of a commit."""
     if not isinstance(error, Exception):
         return error
@@ -545,7 +553,8 @@ def _commit_error(error: BaseException) -> BaseException:
     if is_aborted(error):
         return aborted(SAVEPOINT)
     if is_outage(error):
-        return CommitUnknownError(f"the connection was lost in COMMIT: {driver_error(error)}")
+        lost = f"the connection was lost in COMMIT: {driver_error(error)}"
+        return CommitUnknownError(lost, is_cut=is_cut)
     return error
 
 

@@ -6,36 +6,46 @@ there are too many, which opens the circuit breaker, and looks once a second if 
 """
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final
 
 from holdfast.errors import StoreUnavailableError
 
-__all__ = ["AbandonedCommits"]
+__all__ = ["STILL_RUNNING", "AbandonedCommits"]
 
 _CHECK_SECONDS: Final = 1.0
-# A process id may be used again, by an idle connection for example.
-_STILL_RUNNING: Final = """
+# If a store's connections have no limit: half of the default of the stores with their own pool.
+_LIMIT: Final = 8
+# Which of the backends are left. A process id may be used again, by another app or an idle
+# connection for example.
+STILL_RUNNING: Final = """
 SELECT pid FROM pg_stat_activity
- WHERE pid = ANY($1::int[]) AND application_name = 'holdfast' AND state = 'active'
+ WHERE pid = ANY($1::int[]) AND state = 'active'
+   AND application_name = current_setting('application_name')
 """
 
 
 class AbandonedCommits:
     """The backends of commits that were cut and may not have ended. May be used in any thread."""
 
-    def __init__(self, limit: int, report: Callable[[int], None]) -> None:
-        """Refuse work from ``limit`` on. ``report`` gets the number after each change."""
-        self._limit = limit
-        self._report = report
+    def __init__(self, connections: int | None = None) -> None:
+        """Refuse work from half of ``connections`` on; as many again may wait on the server."""
+        # Gets the number after each change.
+        self.report: Callable[[int], None] | None = None
+        self._limit = _LIMIT
         self._backends: set[int] = set()
         self._check_at = 0.0
-        # True from ``limit`` on, so that requests read one attribute.
+        # True from the limit on, so that requests read one attribute.
         self.is_full = False
+        self.limit_to_half_of(connections)
 
     def __len__(self) -> int:
         return len(self._backends)
+
+    def limit_to_half_of(self, connections: int | None) -> None:
+        """Refuse work from half of ``connections`` on; None is no limit of connections."""
+        self._limit = _LIMIT if connections is None else max(1, connections // 2)
 
     def add(self, backend: int) -> None:
         """Note the process id of a backend whose connection was cut during COMMIT."""
@@ -49,28 +59,52 @@ class AbandonedCommits:
 
     def _changed(self) -> None:
         self.is_full = len(self._backends) >= self._limit
-        self._report(len(self._backends))
+        if self.report is not None:
+            self.report(len(self._backends))
 
     async def check(self, connect: Callable[[], Awaitable[Any]]) -> None:
         """Forget those that have ended, on a connection of its own.
 
         Raises ``StoreUnavailableError`` if too many are left, and what ``connect`` raises.
         """
-        now = time.monotonic()
-        if now >= self._check_at:
-            self._check_at = now + _CHECK_SECONDS
-            asked = self._backends
+
+        async def read(asked: list[int]) -> Any:
             connection = await connect()
             try:
-                rows = await connection.fetch(_STILL_RUNNING, sorted(asked))
+                return await connection.fetch(STILL_RUNNING, asked)
             finally:
                 with suppress(OSError):
                     connection.terminate()
-            running = {row[0] for row in rows}
-            self._backends = {
-                each for each in self._backends if each in running or each not in asked
-            }
-            self._changed()
+
+        await self.check_by(read)
+
+    async def check_by(self, read: Callable[[list[int]], Awaitable[Iterable[Any]]]) -> None:
+        """Do the same with ``read``, which runs ``STILL_RUNNING`` with its argument."""
+        if self._is_due():
+            asked = self._backends
+            self._forget_ended(asked, await read(sorted(asked)))
+        self._refuse_if_full()
+
+    def check_blocking(self, read: Callable[[list[int]], Iterable[Any]]) -> None:
+        """Do the same with a driver that blocks."""
+        if self._is_due():
+            asked = self._backends
+            self._forget_ended(asked, read(sorted(asked)))
+        self._refuse_if_full()
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._check_at:
+            return False
+        self._check_at = now + _CHECK_SECONDS
+        return True
+
+    def _forget_ended(self, asked: set[int], rows: Iterable[Any]) -> None:
+        running = {row[0] for row in rows}
+        self._backends = {each for each in self._backends if each in running or each not in asked}
+        self._changed()
+
+    def _refuse_if_full(self) -> None:
         if self.is_full:
             raise StoreUnavailableError(
                 f"{len(self._backends)} commits of this process are still waiting on the server, "

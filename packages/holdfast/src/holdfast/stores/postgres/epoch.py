@@ -18,7 +18,7 @@ from holdfast.stores.postgres.timeline import Timelines
 from holdfast.stores.replication import Durability
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["EpochReader"]
+__all__ = ["EpochReader", "backend_of"]
 
 _log = logging.getLogger("holdfast.stores")
 
@@ -175,6 +175,11 @@ class EpochReader:
         with self._lock:
             if went_back or identity != self._identity or position > self._position:
                 self._identity, self._position = identity, position
+
+
+def backend_of(row: Any) -> int:
+    """Return the process id of the backend that has read an epoch; a pooler says others."""
+    return int(row[8])
 
 
 def _state_of(error: BaseException) -> str:

@@ -20,7 +20,8 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
        current_setting('synchronous_commit'),
        current_setting('fsync'),
        current_setting('full_page_writes'),
-       pg_is_in_recovery()
+       pg_is_in_recovery(),
+       pg_backend_pid()
   FROM holdfast_secret;
 
 -- name: read_epoch_by_start
@@ -39,5 +40,6 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
        current_setting('synchronous_commit'),
        current_setting('fsync'),
        current_setting('full_page_writes'),
-       pg_is_in_recovery()
+       pg_is_in_recovery(),
+       pg_backend_pid()
   FROM holdfast_secret;

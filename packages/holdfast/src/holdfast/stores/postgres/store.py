@@ -171,8 +171,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._is_checked = False
         self._commits = ConfirmedCommits()
         self._barrier = ReplicationBarrier(self._commits, self._commit_and_confirm)
-        # Half of the connections: as many again may wait on the server for a standby.
-        self._abandoned = AbandonedCommits(max(1, max_connections // 2), self._report_abandoned)
+        self._abandoned = AbandonedCommits(max_connections)
         self._probe: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         # False until the tables exist.
@@ -196,6 +195,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
         """
         self._metrics = metrics
         self._durability_metrics = metrics if isinstance(metrics, DurabilityMetrics) else None
+        if self._durability_metrics is not None:
+            self._abandoned.report = self._durability_metrics.commits_abandoned
 
     async def open(self) -> None:
         """Connect and bring the schema up to date."""
@@ -457,10 +458,6 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self.driver.deadlines = dataclasses.replace(
             self.driver.deadlines, statement_seconds=math.inf
         )
-
-    def _report_abandoned(self, count: int) -> None:
-        if self._durability_metrics is not None:
-            self._durability_metrics.commits_abandoned(count)
 
     @property
     def abandoned_commits(self) -> int:

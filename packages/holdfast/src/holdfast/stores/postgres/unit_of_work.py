@@ -194,13 +194,16 @@ class PostgresUnit(Generic[TransactionT_co]):
         """The connection, for statements of the store."""
         return self._connection
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection was lost before the end of the transaction."""
+        return not self._ended and bool(self._connection.is_closed())
+
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
         """Return what to respond with, if a statement on the driver's connection failed with it."""
         driver = self._store.driver
         is_of_driver = isinstance(error, (*driver.outages, *driver.errors))
-        if self._ended or not is_of_driver or not self._connection.is_closed():
-            return None
-        return unavailable(error)
+        return unavailable(error) if is_of_driver and self.is_lost else None
 
     async def has_written(self) -> bool:
         """Return whether the handler has written."""
