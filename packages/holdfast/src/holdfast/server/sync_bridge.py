@@ -169,6 +169,7 @@ class Bridge:
             limiter=holdfast.limiter,
             spans=holdfast.spans,
             error_format=holdfast.error_format,
+            request_log=holdfast.request_log,
         )
 
     @property

@@ -52,6 +52,7 @@ _WITHIN_TRANSACTION: Final = (
     "fail",
     "rebase",
     "release",
+    "begin_stream",
     "renumber",
     "save_batch_offer",
     "save_holds",

@@ -1,0 +1,17 @@
+// Keyboard: "/" goes to the search field. Everything else works without this file.
+document.addEventListener("keydown", (event) => {
+  const field = document.getElementById("find");
+  const typing = /^(input|select|textarea)$/i.test(event.target.tagName);
+  if (event.key === "/" && field && !typing && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    event.preventDefault();
+    field.focus();
+  }
+});
+
+// A live page stays as it is while the keyboard or a selection is in it: new content would lose them.
+document.addEventListener("htmx:beforeRequest", (event) => {
+  const part = event.detail.target;
+  const selection = document.getSelection();
+  const isSelected = selection && !selection.isCollapsed && part.contains(selection.anchorNode);
+  if (part.id === "live" && (part.querySelector(":focus-visible") || isSelected)) event.preventDefault();
+});
