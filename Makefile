@@ -111,6 +111,7 @@ proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, 
 	$(BIN)/holdfast chaos --seconds 600 --database postgres-ha --nats
 # The control: a run that cannot lose anything would prove nothing.
 	$(BIN)/holdfast chaos --seconds 60 --database postgres-ha --replication async --json | grep -q '"lost": [1-9]'
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m long
 	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/holdfast/tests/acceptance
 	HOLDFAST_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/holdfast/tests/stores/test_failover.py packages/holdfast/tests/stores/test_promotion.py
 	HOLDFAST_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/field/test_changes_order.py

@@ -30,7 +30,7 @@ def prepare(url: str) -> dict[str, str]:
     """Send a request, its replay and a mismatch; return the request ids by outcome."""
 
     async def send() -> dict[str, str]:
-        holdfast: Holdfast[Any] = Holdfast(url, tenants=SINGLE_TENANT)
+        holdfast: Holdfast[Any] = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=3600)
         app = FastAPI()
         holdfast.install(app)
 

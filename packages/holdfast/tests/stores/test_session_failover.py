@@ -101,6 +101,7 @@ async def test_commit_whose_wait_for_the_standby_was_cancelled_is_unknown(
     await observer.close()
 
 
+@pytest.mark.long
 async def test_late_and_cancelled_commits_are_cut_and_are_unknown_after_a_restart(
     family: Family, servers: Pair, url: str
 ) -> None:
@@ -157,6 +158,7 @@ async def test_requests_to_a_frozen_database_are_refused_until_it_responds(
     await observer.close()
 
 
+@pytest.mark.long
 async def test_promoted_standby_is_used_while_the_first_host_is_frozen() -> None:
     with pair() as (primary, standby):
         database = primary.create_database("hosts")

@@ -33,6 +33,7 @@ def test_three_nodes_keep_a_stream_and_know_its_leader():
     cluster.close()
 
 
+@pytest.mark.long
 def test_an_isolated_node_takes_no_messages_until_the_network_is_healed():
     config = {"name": "split", "subjects": ["split.>"], "num_replicas": 3, "storage": "file"}
     with RealNatsCluster() as cluster:

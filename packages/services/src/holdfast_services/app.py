@@ -93,7 +93,7 @@ def create_app(
         clock=clock,
         faults=faults,
         disabled=settings.disabled,
-        request_log_seconds=settings.request_log_days * 86_400,
+        request_log_seconds=settings.request_log_seconds,
         error_format=settings.problem_format,
     )
 

@@ -150,7 +150,9 @@ class Settings(
     # The console for operators, which needs a sign-in.
     console_enabled: bool = Field(default=True, description="true or false")
     console_operators: str = Field("", description="subjects of tokens, separated by commas")
-    request_log_days: Days = Field(7.0, description="a number of days; 0 logs nothing")
+    request_log_days: Days | None = Field(
+        None, description="a number of days; 0 logs nothing; not set: 7 with the console"
+    )
 
     # Requests.
     wait_seconds: Seconds = Field(10.0, description=_SECONDS)
@@ -305,6 +307,11 @@ class Settings(
     def disabled(self) -> list[str]:
         """The endpoints that are switched off."""
         return _names(self.disabled_endpoints or "")
+
+    @property
+    def request_log_seconds(self) -> float | None:
+        """How long requests that did not run are kept; None: as the console says."""
+        return None if self.request_log_days is None else self.request_log_days * 86_400
 
     @property
     def operators_of_console(self) -> list[str]:

@@ -41,7 +41,9 @@ class Shop:
     ids: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.holdfast: Holdfast[Any] = Holdfast(self.url, identify=JwtIdentify(secret=SECRET))
+        self.holdfast: Holdfast[Any] = Holdfast(
+            self.url, identify=JwtIdentify(secret=SECRET), request_log_seconds=3600
+        )
         self.app = FastAPI()
         self.started, self.ended = asyncio.Event(), asyncio.Event()
         self.holdfast.install(self.app)

@@ -13,7 +13,7 @@ from .test_webhooks import Hooked, hooked
 
 @pytest.fixture
 async def hook(open_planning: OpenPlanning) -> AsyncIterator[Hooked]:
-    async with hooked(open_planning, console_operators="boss") as opened:
+    async with hooked(open_planning, console_enabled=True, console_operators="boss") as opened:
         yield opened
 
 
@@ -26,7 +26,7 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
     await hook.register()
     await hook.assign("bob")
     await hook.work()
-    boss = await signed_in(hook, "boss", "operator")
+    boss = await signed_in(hook, "boss", "admin")
     (path,) = links(await boss.get("webhooks"), "webhooks/")
     (delivery,) = links(await boss.get(path), "webhooks/[^?]*/deliveries/")
     page = await boss.get(delivery)
@@ -57,12 +57,30 @@ async def test_delivery_of_a_disabled_webhook_is_not_sent_again(hook: Hooked) ->
     await hook.work()
     (delivery,) = await hook.deliveries(webhook)
     await hook.admin.patch(f"/v1/webhooks/{webhook['id']}", {"enabled": False})
-    boss = await signed_in(hook, "boss", "operator")
+    boss = await signed_in(hook, "boss", "admin")
     path = f"webhooks/{webhook['id']}/deliveries/{delivery['id']}/resend"
     page = await boss.post(path, tenant="acme", reason="again")
     assert page.status_code == 400
     assert "enable it first" in page.text
     assert await hook.planning.rows("SELECT id FROM holdfast_jobs") == []
+
+
+async def test_sending_again_needs_the_same_role_as_in_the_api(hook: Hooked) -> None:
+    webhook = await hook.register()
+    await hook.assign("bob")
+    await hook.work()
+    (delivery,) = await hook.deliveries(webhook)
+    path = f"webhooks/{webhook['id']}/deliveries/{delivery['id']}"
+    sent = len(hook.receiver.received)
+    operator = await signed_in(hook, "eve", "operator", org="acme")
+    assert "Send again" not in (await operator.get(f"{path}?tenant=acme")).text
+    page = await operator.post(f"{path}/resend", tenant="acme", reason="again")
+    assert page.status_code == 403
+    assert "the role admin" in page.text
+    refused = await hook.planning.member("eve", "acme", "operator").post(f"/v1/{path}/resend", {})
+    assert refused.status_code == 403
+    await hook.work()
+    assert len(hook.receiver.received) == sent
 
 
 async def test_organization_sees_and_sends_nothing_of_another(hook: Hooked) -> None:

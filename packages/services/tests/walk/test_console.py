@@ -1,6 +1,7 @@
 """Reviews and devices in the console: shown by tenant, resolved once, with an audit event."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from .fixtures import Game, OpenGame, new_key, opener
 from .step_fixtures import Stepping, stepping
 from .test_reviews import cheat, quarantine
 
-OPERATORS = {"console_operators": "boss"}
+OPERATORS: dict[str, Any] = {"console_enabled": True, "console_operators": "boss"}
 
 
 async def signed_in(steps: Stepping | Game, sub: str, *roles: str) -> OperatorBrowser:
@@ -101,7 +102,7 @@ async def test_resolution_with_wrong_fields_changes_nothing(
 
 
 async def test_operator_without_the_role_admin_cannot_resolve(open_game: OpenGame) -> None:
-    async with stepping(open_game, console_operators="boss") as steps:
+    async with stepping(open_game, **OPERATORS) as steps:
         review_id = await quarantine(steps)
         boss = await signed_in(steps, "boss", "operator")
         assert "Resolve this review" not in (await boss.get(f"reviews/{review_id}")).text

@@ -65,7 +65,10 @@ def console(
     to those of the library. ``settings`` returns what the page about the system shows of the app's
     settings, without secrets. A session ends after ``idle_seconds`` without a request, and after
     ``max_seconds``.
+    Replays, mismatches and refusals are logged from now on, unless
+    ``Holdfast(request_log_seconds=0)`` says otherwise.
     """
+    holdfast.log_requests()
     return ConsoleApp(
         holdfast,
         access=access,

@@ -118,6 +118,7 @@ class ConsoleApp:
         session: Session | None = None
         try:
             await self._holdfast.ready()
+            self._holdfast.request_log.start()  # mounted after the store was opened
             if path == "sign-in":
                 return await self._sign_in(request)
             session = await self._session_of(request)

@@ -68,7 +68,7 @@ class _Overview:
         return Shown(
             "overview.html",
             {
-                "attention": self._attention(depths, unswept),
+                "attention": self._attention(depths, unswept, sum(minutes["not logged"])),
                 "tiles": tiles,
                 "oldest_expiry": oldest,
                 "durability": _durability(request.store),
@@ -79,7 +79,7 @@ class _Overview:
         )
 
     def _attention(
-        self, depths: Mapping[str, QueueDepth], unswept: timedelta | None
+        self, depths: Mapping[str, QueueDepth], unswept: timedelta | None, not_logged: float
     ) -> list[Attention]:
         """Return what to look at, the most urgent first."""
         found = []
@@ -107,6 +107,10 @@ class _Overview:
                         f"jobs?{urlencode({'queue': queue, 'state': 'waiting'})}",
                     )
                 )
+        if not_logged:
+            found.append(
+                Attention(f"{not_logged:,.0f} requests of the last hour were not logged", "records")
+            )
         return found
 
 

@@ -130,7 +130,7 @@ class Holdfast(Generic[TransactionT_co]):
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         limits: Limits = Limits(),  # noqa: B008 - immutable
         disabled: Disabled = (),
-        request_log_seconds: float = 7 * 86_400.0,
+        request_log_seconds: float | None = None,
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
@@ -149,7 +149,8 @@ class Holdfast(Generic[TransactionT_co]):
         bytes.
         ``limits`` keep one tenant from using up the process.
         Replays, mismatches and refusals are logged in a table for ``request_log_seconds``, without
-        payloads, so that operators can find them; 0 neither logs nor counts them.
+        payloads, so that operators can find them; 0 never logs them. Without it, an app with a
+        console logs them for 7 days, and others do not.
         """
         if tenants is not None and tenants is not SINGLE_TENANT:
             raise ConfigurationError(f"tenants must be SINGLE_TENANT of holdfast, not {tenants!r}")
@@ -192,7 +193,7 @@ class Holdfast(Generic[TransactionT_co]):
         self.bodies = RequestBodies(limits.body_memory_bytes)
         # OpenTelemetry spans; None without.
         self.spans = spans
-        # Requests that did not run, for operators.
+        # Requests that did not run, for operators; written after ``log_requests``.
         self.request_log = RequestLog(self.store, self.clock, keep_seconds=request_log_seconds)
         # Claims keys, stores and replays responses.
         self.idempotency = Idempotency(
@@ -206,8 +207,9 @@ class Holdfast(Generic[TransactionT_co]):
             faults=faults,
             limits=limits,
             is_disabled=disabled_check(disabled),
-            request_log=self.request_log,
         )
+        if request_log_seconds is not None:
+            self.log_requests()
         # Tables of the app with rows of tenants, beside the library's own.
         self.tenant_tables: list[TenantTable] = []
         # How long rows are kept.
@@ -512,7 +514,7 @@ class Holdfast(Generic[TransactionT_co]):
             idempotency=self.ready,
             table=self.route_table,
             identify=self.identify,
-            metrics=self.idempotency.metrics,
+            metrics=self.metrics,
             bodies=self.bodies,
             limiter=self.limiter,
             spans=self.spans,
@@ -521,6 +523,16 @@ class Holdfast(Generic[TransactionT_co]):
             direct=direct,
             request_log=self.request_log,
         )
+
+    def log_requests(self) -> None:
+        """Log replays, mismatches and refusals for operators, as ``request_log_seconds`` says.
+
+        Called by the console. Idempotent. If the store is open already, the log is written from
+        the next request to the console on.
+        """
+        if self.request_log.keep_seconds > 0:
+            self.request_log.enable()
+            self.idempotency.log_requests(self.request_log)
 
     def use_table(self, table: RouteTable) -> None:
         """Look guarded routes up in a framework's own table, in place of the one made here."""

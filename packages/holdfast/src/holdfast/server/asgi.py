@@ -492,6 +492,8 @@ class GuardMiddleware:
         error = None
         if wait is not None:
             self._metrics.outcome(match.endpoint, "limited")
+            if self._log is not None:
+                self._log.count("limited")
             error = RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
         if item is not None:
             item.limit_headers, item.limit_error = head.limit_headers, error
@@ -737,6 +739,8 @@ def _refusal(
     """Log an error of the guard, and return its response."""
     if isinstance(error, StoreUnavailableError):
         metrics.outcome(match.endpoint, "unavailable")
+        if log is not None:
+            log.count("unavailable")
         log_outage(error, head)
     response = _render(error, match.policy, head)
     if log is not None and not isinstance(error, PayloadMismatchError | InProgressError):

@@ -135,7 +135,6 @@ class Idempotency:
         faults: FaultPoints | None = None,
         limits: Limits = Limits(),  # noqa: B008 - immutable
         is_disabled: Callable[[str], bool] | None = None,
-        request_log: RequestLog | None = None,
     ) -> None:
         self.store = store
         # The same store, if its transactions are sessions of the app.
@@ -156,9 +155,9 @@ class Idempotency:
         self.sequences = StrictSequences(store, self.call_store)
         self.breaker = breaker or Breaker()
         self.clock = clock
+        self.metrics = metrics
         # Requests that did not run, for operators; None: they are not logged.
-        self.request_log = request_log
-        self.metrics = metrics if request_log is None else request_log.counting(metrics)
+        self.request_log: RequestLog | None = None
         # Without metrics the clock is not read for them.
         self._times_store = type(metrics) is not NullMetrics
         self.store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
@@ -176,6 +175,12 @@ class Idempotency:
         # Endpoints whose unstored redirects were logged.
         self._logged_redirects: set[str] = set()
         self._cache_writes: set[asyncio.Task[None]] = set()
+
+    def log_requests(self, log: RequestLog) -> None:
+        """Log requests that do not run, and count all of them, for operators. Idempotent."""
+        if self.request_log is None:
+            self.request_log = log
+            self.metrics = log.counting(self.metrics)
 
     @property
     def gate(self) -> Gate | None:

@@ -41,4 +41,4 @@ class HoldfastOptions(TypedDict, total=False):
     max_payload_bytes: int
     limits: Limits
     disabled: Disabled
-    request_log_seconds: float
+    request_log_seconds: float | None

@@ -1,7 +1,12 @@
 """The log of requests that did not run, for operators: replays, mismatches, refusals.
 
 They leave no record, so that an operator could not find them by their request id. Written in
-batches after the responses: a crash loses the last second of it, and a flood is cut off.
+batches after the responses: a crash loses the last second of it, and a flood is cut off. Apps
+without a console have no log, unless they ask for it.
+
+The log gives way to requests. SQLite has one writer at a time: a batch is small, is written after
+the requests that wait already, and never waits for another process. What cannot be written is
+tried again every second; what does not fit into memory meanwhile is dropped and counted.
 """
 
 import asyncio
@@ -19,19 +24,25 @@ import msgspec
 
 from holdfast.core.idempotency_record import Record
 from holdfast.core.mismatch import differing_parts
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.ids import new_uuid4
-from holdfast.ports import Clock, Metrics, Outcome, Store
+from holdfast.ports import Clock, Metrics, Outcome, Store, YieldingStore
 from holdfast.server.guarded_request import GuardedRequest
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["LoggedRequest", "RequestLog"]
 
+_KEEP_SECONDS: Final = 7 * 86_400.0
 _FLUSH_SECONDS: Final = 1.0
 # More than this within one second is counted, not logged.
 _MOST_WAITING: Final = 5_000
+# Rows of one statement: on SQLite, requests wait for so long.
+_BATCH_ROWS: Final = 500
+# How often a statement is tried while other processes write to SQLite.
+_ATTEMPTS: Final = 10
+_PAUSE_SECONDS: Final = 0.02
+_STOP_SECONDS: Final = 5.0
 _SWEEP_SECONDS: Final = 600.0
-_SWEEP_ROWS: Final = 5_000
 # One process writes at most this part of the largest table between two sweeps.
 _SWEEP_SHARE: Final = 10
 _COUNTS_SECONDS: Final = 3 * 3600.0
@@ -71,14 +82,16 @@ class RequestLog:
         store: Store,
         clock: Clock,
         *,
-        keep_seconds: float = 7 * 86_400.0,
+        keep_seconds: float | None = None,
         most_rows: int = 1_000_000,
     ) -> None:
-        """Keep rows for ``keep_seconds``, at most ``most_rows``; 0 seconds keeps nothing."""
+        """Keep rows for ``keep_seconds``, or 7 days, and at most ``most_rows``; 0 keeps none."""
+        # How long rows are kept; 0: there is no log.
+        self.keep_seconds = _KEEP_SECONDS if keep_seconds is None else keep_seconds
+        self._is_enabled = False
         self._store = store
         self._clock = clock
         self._is_sqlite = store.name == "sqlite"
-        self._keep_seconds = keep_seconds
         self._most_rows = most_rows
         # Apps without an event loop call from the threads of their requests.
         self._lock = threading.Lock()
@@ -94,21 +107,37 @@ class RequestLog:
         # Different for each process that has ever written: a process id is used again.
         self.process = f"{socket.gethostname()}-{os.getpid()}-{new_uuid4()[:8]}"
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    def enable(self) -> None:
+        """Have ``start`` start the log. Without it, nothing is collected or written."""
+        self._is_enabled = self.keep_seconds > 0
 
     def start(self) -> None:
-        """Write in a background task, unless nothing is to be kept."""
-        if self._task is None and self._keep_seconds > 0:
+        """Write in a background task, if the log is enabled. Idempotent."""
+        if self._task is None and self._is_enabled:
             # Not in the context of the request that has opened the store, as in the sweeper.
-            self._task = asyncio.create_task(self._forever(), context=contextvars.Context())
+            self._stopping = asyncio.Event()  # of this event loop
+            self._task = asyncio.create_task(
+                self._run(self._stopping), context=contextvars.Context()
+            )
 
     async def stop(self) -> None:
-        """Write what is left, and end the background task."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await self._flush()
+        """Write what is left, if that does not take long, and end the background task."""
+        task, self._task = self._task, None  # from here on, nothing is collected
+        if task is None:
+            return
+        self._stopping.set()
+        _, running = await asyncio.wait([task], timeout=_STOP_SECONDS)
+        for each in running:
+            each.cancel()
+            await asyncio.wait([each])
+        if task.cancelled() and not running:  # at the end of ``asyncio.run``
+            with suppress(Exception):
+                async with asyncio.timeout(_STOP_SECONDS):
+                    await self._flush()
+        self._drop(len(self._waiting))
+        self._report_dropped()
 
     # -- called while requests are served --------------------------------------------------------
 
@@ -129,6 +158,8 @@ class RequestLog:
         record: Record | None = None,
     ) -> None:
         """Log a request; ``record`` is that of the first request with its key, if there is one."""
+        if self._task is None:
+            return
         found = LoggedRequest(
             at=0.0,
             tenant=request.principal.tenant,
@@ -186,68 +217,95 @@ class RequestLog:
 
     # -- in the background -----------------------------------------------------------------------
 
-    async def _forever(self) -> None:
-        while True:
-            await asyncio.sleep(_FLUSH_SECONDS)
+    async def _run(self, stopping: asyncio.Event) -> None:
+        while not stopping.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _FLUSH_SECONDS)
             self._minute = self._current_minute()
-            await self._flush()
-            is_full = self._written * _SWEEP_SHARE >= self._most_rows
-            if is_full or self._clock.monotonic() >= self._sweep_at:
-                self._written = 0
-                self._sweep_at = self._clock.monotonic() + _SWEEP_SECONDS
-                await self._sweep()
+            try:
+                await self._flush()
+                if self._is_sweep_due():
+                    await self._sweep()
+            except StoreError as error:  # tried again
+                _log.debug("the log of requests cannot be written: %s", error)
+            except Exception:  # noqa: BLE001 - a defect here must not end the task
+                _log.exception("the log of requests cannot be written")
 
     async def _flush(self) -> None:
-        """Write what has been collected; after an outage it is tried again."""
+        """Write what has been collected. Rows that may have been written are not written again."""
+        self._report_dropped()
+        left = len(self._waiting)
+        while left > 0:
+            batch = self._waiting[: min(left, _BATCH_ROWS)]
+            left -= len(batch)
+            try:
+                await self._write("add_requests", rows=_json(batch))
+            except StoreUnavailableError:
+                raise
+            except BaseException:
+                self._drop(len(batch))
+                raise
+            self._written += len(batch)
+            with self._lock:
+                del self._waiting[: len(batch)]
         with self._lock:
-            rows, self._waiting = self._waiting, []
-            changed, self._changed = self._changed, set()
-            counts = [(minute, name, self._counts[minute, name]) for minute, name in changed]
+            changed = {at: self._counts[at] for at in self._changed}
+        if changed:
+            counts = [(minute, name, number) for (minute, name), number in changed.items()]
+            await self._write("add_counts", rows=_json(counts), process=self.process)
+            with self._lock:
+                self._changed -= {
+                    at for at, number in changed.items() if self._counts[at] == number
+                }
+
+    def _drop(self, number: int) -> None:
+        """Forget the oldest rows in memory."""
+        with self._lock:
+            del self._waiting[:number]
+            self._dropped += number
+
+    def _report_dropped(self) -> None:
+        with self._lock:
             dropped, self._dropped = self._dropped, 0
         if dropped:
-            _log.warning("%d requests were not logged: too many at once", dropped)
-        try:
-            if rows:
-                await self._write("add_requests", rows=_json(rows))
-                self._written += len(rows)
-                rows = []
-            if changed:
-                await self._write("add_counts", rows=_json(counts), process=self.process)
-                changed = set()
-        except StoreError as error:
-            _log.debug("the log of requests cannot be written: %s", error)
-        except Exception:  # noqa: BLE001 - a defect here must not end the task
-            _log.exception("the log of requests cannot be written")
-            rows = []
-        with self._lock:
-            self._waiting[:0] = rows[: max(0, _MOST_WAITING - len(self._waiting))]
-            self._changed |= changed
+            self.count("not logged", dropped)
+            _log.warning("%d requests were not logged: too many, or the store was busy", dropped)
+
+    def _is_sweep_due(self) -> bool:
+        is_full = self._written * _SWEEP_SHARE >= self._most_rows
+        return is_full or self._clock.monotonic() >= self._sweep_at
 
     async def _sweep(self) -> None:
+        self._written = 0
+        self._sweep_at = self._clock.monotonic() + _SWEEP_SECONDS
         now = self._clock.now().timestamp()
         oldest = int(now - _COUNTS_SECONDS)
         with self._lock:
             for at in [at for at in self._counts if at[0] < oldest]:
                 del self._counts[at]
                 self._changed.discard(at)
-        try:
-            await self._write("sweep_counts", before=oldest)
-            before = now - self._keep_seconds
-            rows = await self._store.read(self._sql("oldest_kept"), {"most": self._most_rows})
-            if rows:
-                before = max(before, rows[0]["at"])
-            values = {"before": before} | ({"limit": _SWEEP_ROWS} if self._is_sqlite else {})
-            while await self._write("sweep_requests", **values) == _SWEEP_ROWS:
-                pass  # SQLite: other writers come in between
-        except StoreError as error:
-            _log.debug("the log of requests cannot be swept: %s", error)
+        await self._write("sweep_counts", before=oldest)
+        before = now - self.keep_seconds
+        rows = await self._store.read(self._sql("oldest_kept"), {"most": self._most_rows})
+        if rows:
+            before = max(before, rows[0]["at"])
+        values = {"before": before} | ({"limit": _BATCH_ROWS} if self._is_sqlite else {})
+        while await self._write("sweep_requests", **values) == _BATCH_ROWS:
+            pass  # SQLite: other writers come in between
 
     async def _write(self, name: str, **values: Any) -> int:
         """Run one statement, which commits at once: a transaction would keep other writers waiting.
 
         Returns how many rows it has returned.
         """
-        return len(await self._store.write(self._sql(name), values))
+        sql, store = self._sql(name), self._store
+        if not isinstance(store, YieldingStore):
+            return len(await store.write(sql, values))
+        for _ in range(_ATTEMPTS - 1):
+            with suppress(StoreUnavailableError):
+                return len(await store.write_unless_busy(sql, values))
+            await asyncio.sleep(_PAUSE_SECONDS)
+        return len(await store.write_unless_busy(sql, values))
 
     def _sql(self, name: str) -> str:
         file = "request_log.sqlite.sql" if self._is_sqlite else "request_log.postgres.sql"

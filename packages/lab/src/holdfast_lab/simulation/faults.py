@@ -52,7 +52,6 @@ _WITHIN_TRANSACTION: Final = (
     "fail",
     "rebase",
     "release",
-    "begin_stream",
     "renumber",
     "save_batch_offer",
     "save_holds",

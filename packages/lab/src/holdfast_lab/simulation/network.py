@@ -357,9 +357,5 @@ def _to_history(request: Request, response: Response, key_suffix: str) -> Respon
         data_of=content.get("owner") if isinstance(content, dict) else None,
         stored=response.status < _ERROR
         or response.code == "STALE_ACTION"
-        or not (
-            request.target.startswith("/steps")
-            or response.code == "sequence.violation"
-            or (response.status == _ERROR and b"required_headers" in response.body)
-        ),
+        or not (request.target.startswith("/steps") or response.code == "sequence.violation"),
     )

@@ -14,6 +14,5 @@ PROFILES: Final[tuple[Profile, ...]] = (
     replace(FIELD, name="field-read", unknown_base=UnknownBase.READ),
     replace(FIELD, name="field-ask", unknown_base=UnknownBase.ASK),
     replace(FIELD, name="field-strict", strict_endpoints=("/moves",)),
-    replace(FIELD, name="field-on-demand", strict_endpoints=("/moves",), numbers_on_demand=True),
     replace(WALK, name="walk-chain", chains=("/steps#/chain",)),
 )

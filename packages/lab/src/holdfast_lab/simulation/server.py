@@ -169,8 +169,6 @@ class Server:
             clock=_ServerClock(world),
             sweep_every_seconds=_SWEEP_SECONDS if self.handles_requests else None,
             audit_seal_seconds=None,
-            # It writes outside requests, when the simulation would have to expect waiting writers.
-            request_log_seconds=0,
             faults=faults,
         )
         app = guard_service(holdfast, faults, world.batch_options)

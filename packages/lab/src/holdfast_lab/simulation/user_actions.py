@@ -89,8 +89,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
                 operation="create",
                 entity_type="move",
                 endpoint="/moves",
-                # Some devices learn from the server that numbers are needed.
-                profile="field-on-demand" if sum(self.id.encode()) % 2 else "field-strict",
+                profile="field-strict",
                 max_attempts=self.max_attempts,
                 **shared,
             )

@@ -43,7 +43,8 @@ def pages(holdfast: Holdfast, _settings: Settings) -> list[Page]:
         Page("webhooks", found.all, title="Webhooks", group="Planning", templates=_TEMPLATES),
         Page("webhooks/{id}", found.webhook, templates=_TEMPLATES),
         Page(delivery, found.delivery, templates=_TEMPLATES),
-        Page(f"{delivery}/resend", found.resend, method="POST", role=Role.OPERATOR),
+        # The same role as in the API: a token must not be worth more here.
+        Page(f"{delivery}/resend", found.resend, method="POST", role=Role.ADMIN),
     ]
 
 
