@@ -59,6 +59,19 @@ async def test_erasure_needs_the_name_and_deletes_only_that_tenant(lab: ConsoleL
         assert response.status_code == 404
 
 
+async def test_erasure_ends_the_sessions_of_the_tenant(lab: ConsoleLab) -> None:
+    await lab.order("bob")
+    sessions = "SELECT tenants FROM holdfast_console_sessions"
+    async with lab.browser("bob", "admin") as bob, lab.browser("zoe", "viewer") as zoe:
+        fields = {"tenant": "bob", "confirmed": "bob", "reason": "left"}
+        assert (await bob.post("tenants/erase", **fields)).status_code == 303
+        async with asyncio.timeout(30):
+            while len(await lab.holdfast.store.read(sessions)) > 1:
+                await asyncio.sleep(0.02)
+        assert (await bob.client.get("/console/records")).status_code == 303
+        assert (await zoe.client.get("/console/records")).status_code == 200
+
+
 async def test_system_is_for_administrators_of_all_tenants(lab: ConsoleLab) -> None:
     async with lab.browser("ada", "admin") as browser:
         page = await browser.get("system")

@@ -2,6 +2,7 @@
 
 import base64
 import hmac
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -118,7 +119,7 @@ class TenantData:
         forget_cached: Callable[[str], Awaitable[int]] | None = None,
         on_progress: Callable[[str, int], None] = lambda _table, _rows: None,
     ) -> Erased:
-        """Delete every row of a tenant in small batches, then what caches hold.
+        """Delete every row of a tenant in small batches, its sessions, then what caches hold.
 
         May be interrupted and run again. Two audit events under ``OPERATOR_TENANT`` say that an
         erasure began and ended; they have a keyed hash of the tenant's name instead of the name.
@@ -147,6 +148,7 @@ class TenantData:
                 "rows of this tenant are written while they are erased: end its access, then run "
                 "the command again"
             )
+        await self._end_sessions(tenant)
         # The new epoch makes memory and Redis forget all records: from here on none is replayed.
         # It comes after the deletion, or a server could cache a record in between.
         said = f"{reason} ({sum(erased.values())} rows)"
@@ -157,6 +159,19 @@ class TenantData:
             with suppress(StoreError):
                 await self._store.read("PRAGMA wal_checkpoint(TRUNCATE)")
         return Erased(erased, cached, audit_id)
+
+    async def _end_sessions(self, tenant: str) -> None:
+        """End the sessions of the console that are for this tenant: they contain its name."""
+        table = self._store.table_names.table("console_sessions")
+        rows = await self._store.read(
+            f"SELECT id_hash, tenants FROM {table} WHERE tenants <> 'null'"  # noqa: S608 - checked
+        )
+        for row in rows:
+            if tenant in json.loads(row["tenants"]):
+                await self._store.write(
+                    f"DELETE FROM {table} WHERE id_hash = :id_hash",  # noqa: S608 - checked
+                    {"id_hash": row["id_hash"]},
+                )
 
     async def _audit(
         self,
