@@ -11,12 +11,14 @@ from typing import Final
 
 from holdfast.console.page import ConsoleError
 from holdfast.ports import Notifier, Store
+from holdfast.server.shutdown import server_is_stopping
 
 __all__ = ["LiveUpdates"]
 
 # Pages are loaded again at most this often, and at least this often.
 _DEBOUNCE_SECONDS: Final = 1.0
 _EVERY_SECONDS: Final = 5.0
+_CHECK_SECONDS: Final = 1.0
 _MAX_STREAMS: Final = 64
 _CHANGED: Final = b"event: changed\ndata: \n\n"
 
@@ -35,7 +37,10 @@ class LiveUpdates:
             raise ConsoleError("too many live pages are open")
 
     async def stream(self, *, until: float) -> AsyncIterator[bytes]:
-        """Yield an event for each change, until the time of the event loop is ``until``."""
+        """Yield an event for each change, until the time of the event loop is ``until``.
+
+        Ends earlier if the server is shutting down, which would wait for it.
+        """
         changed = asyncio.Event()
         self._waiting.add(changed)
         if self._task is None:
@@ -43,10 +48,13 @@ class LiveUpdates:
         loop = asyncio.get_running_loop()
         try:
             yield b"retry: 5000\n\n"
-            while loop.time() < until:
-                await changed.wait()
-                changed.clear()
-                yield _CHANGED
+            while loop.time() < until and not server_is_stopping():
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_CHECK_SECONDS):
+                        await changed.wait()
+                if changed.is_set():
+                    changed.clear()
+                    yield _CHANGED
         finally:
             self._waiting.discard(changed)
             if not self._waiting and self._task is not None:
