@@ -19,7 +19,10 @@ PAGES = {
     "records-none": ("records?key=none", ("No record matches.",)),
     "record": ("find?q={key}", ("{first}", "12.50", "replayed")),
     "request-replayed": ("requests/{replay}", ("It was replayed", "{first}")),
-    "request-mismatched": ("requests/{mismatch}", ("Why 409?", "body", "Nothing was written")),
+    "request-mismatched": (
+        "requests/{mismatch}",
+        ("Why 409?", "body", "Nothing was executed or written"),
+    ),
     "request-executed": ("requests/{first}", ("was executed",)),
     "trace": ("trace/order-4711", ("record", "replayed", "mismatched", "receipt", "audit")),
     "jobs-waiting": ("jobs", ("reminder", "reminders")),

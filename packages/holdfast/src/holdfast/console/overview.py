@@ -95,7 +95,7 @@ class _Overview:
             if depth.dead:
                 found.append(
                     Attention(
-                        f"{depth.dead:,} dead letters in {queue}",
+                        f"{depth.dead:,} dead letter{'' if depth.dead == 1 else 's'} in {queue}",
                         f"dead-letters?{urlencode({'queue': queue})}",
                     )
                 )

@@ -32,3 +32,6 @@ document.addEventListener("htmx:sseOpen", () => {
   silent = null;
 });
 document.addEventListener("htmx:afterSwap", () => setStale(false));
+
+// On a phone the navigation is one line: the current page is scrolled into view.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
