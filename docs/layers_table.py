@@ -15,6 +15,7 @@ END = "<!-- end of the generated part -->"
 # Module: what is in it, and what is not.
 MEANINGS = {
     "cli": ("the command `holdfast`", "rules"),
+    "console": ("web pages for operators: sign-in, records, traces, jobs, tenants", "rules"),
     "testing": ("test servers from wheels, contract suites, fault points", "—"),
     "django": ("what a Django project imports, and the Django app", "behaviour"),
     "fastapi": ("dependencies for FastAPI apps: session, transaction, caller", "behaviour"),

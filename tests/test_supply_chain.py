@@ -17,14 +17,14 @@ from tools.lock_files import LOCKS, ROOT, read_lock
 
 @pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
 def test_every_locked_package_is_pinned_and_has_hashes(path: Path) -> None:
-    assert len(read_lock(path)) >= 2
+    assert len(read_lock(path)) >= 1
     text = path.read_text(encoding="utf-8")
     # The index is a choice of the machine; no package comes from anywhere else.
     assert re.findall(r"://|--(?:extra-)?index-url|--find-links|--trusted-host| @ ", text) == []
 
 
 def test_lock_files_agree_and_cover_every_requirement() -> None:
-    of_server, of_all = ({one.name: one for one in read_lock(path)} for path in LOCKS[1:])
+    of_server, of_all = ({one.name: one for one in read_lock(path)} for path in LOCKS[1:3])
     # Installed beside each other in one environment.
     for name in of_server.keys() & of_all.keys():
         assert of_server[name].version == of_all[name].version, name

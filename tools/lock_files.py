@@ -12,7 +12,7 @@ __all__ = ["LOCKS", "ROOT", "Locked", "read_lock"]
 
 ROOT: Final = Path(__file__).parents[1]
 LOCKS: Final = tuple(
-    ROOT / "requirements" / name for name in ("setup.txt", "server.txt", "all.txt")
+    ROOT / "requirements" / name for name in ("setup.txt", "server.txt", "all.txt", "npm.txt")
 )
 
 _HASH: Final = re.compile(r"--hash=sha256:([0-9a-f]{64})")

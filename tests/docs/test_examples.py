@@ -5,6 +5,7 @@ import importlib
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import httpx
 import pytest
 
 from holdfast.jobs.admin import JobAdmin
+from holdfast.server.jwt_auth import mint_token
 
 KEY = {"Idempotency-Key": "one-key", "X-Token": "token-1"}
 
@@ -80,3 +82,29 @@ async def test_order_sent_twice_is_packed_once(example: Any) -> None:
         jobs = await JobAdmin(example.holdfast.store).jobs(tenant="ada")
     assert [parcel["order_id"] for parcel in packed] == [response.json()["id"]]
     assert [job.state for job in jobs] == ["done"]
+
+
+@pytest.mark.parametrize("example", ["console_shop"], indirect=True)
+async def test_console_of_the_shop_has_its_own_page_by_tenant(example: Any) -> None:
+    def token(sub: str, *roles: str) -> str:
+        now = datetime.now(UTC)
+        return mint_token(
+            example.SECRET, sub=sub, roles=roles, lifetime=timedelta(hours=1), now=now
+        )
+
+    async with started(example.app) as client:
+        for item in ("boots", "<hats>"):
+            headers = {"authorization": f"Bearer {token('bob')}", "idempotency-key": f"key-{item}"}
+            for _ in range(2):
+                sent = await client.post("/parcels", params={"item": item}, headers=headers)
+                assert sent.status_code == 201, sent.text
+        seen = {}
+        for sub in ("ada", "bob", "eve"):
+            await client.post("/console/sign-in", data={"token": token(sub, "viewer")})
+            page = await client.get("/console/parcels")
+            assert page.status_code == 200, page.text
+            seen[sub] = (
+                page.text.count("<li>boots for bob"),
+                page.text.count("&lt;hats&gt; for bob"),
+            )
+        assert seen == {"ada": (1, 1), "bob": (1, 1), "eve": (0, 0)}

@@ -73,7 +73,7 @@ def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Se
     """Return a function that runs the app: ``async with serve(database_url) as client``.
 
     The tests of one service get that one and another, as somebody else's: to build them all takes
-    most of such a test.
+    most of such a test. There is a console only with ``console_enabled=True``.
     """
     only = _services_of(request.path)
 
@@ -82,7 +82,11 @@ def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Se
         database_url: str, *, clock: Any = None, prepare: Any = None, **settings: Any
     ) -> AsyncIterator[httpx.AsyncClient]:
         app = create_app(
-            load_settings(database_url=database_url, jwt_secret=SECRET, **settings),
+            load_settings(
+                database_url=database_url,
+                jwt_secret=SECRET,
+                **{"console_enabled": False, **settings},
+            ),
             clock=clock,
             only=only,
         )

@@ -57,6 +57,7 @@ __all__ = [
     "Transaction",
     "TransactionT_co",
     "UnitOfWork",
+    "YieldingStore",
 ]
 
 # What handlers get as their transaction: a ``Transaction``, or a session of the app. Any, where the
@@ -342,6 +343,14 @@ class Store(Protocol[TransactionT_co]):
 
     async def secret(self) -> bytes:
         """Return the random secret that was created with the schema."""
+
+
+@runtime_checkable
+class YieldingStore(Protocol):
+    """A store with one writer at a time, where unimportant writes give way to requests."""
+
+    async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Do as ``write``, but raise ``StoreUnavailableError`` if another process writes."""
 
 
 @runtime_checkable

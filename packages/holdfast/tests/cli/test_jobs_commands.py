@@ -200,7 +200,7 @@ def test_requeue_takes_either_ids_or_a_queue(here: Here, database: str) -> None:
 def test_jobs_without_a_command_lists_the_commands(here: Here) -> None:
     result = here("jobs")
     assert result.returncode == 2
-    assert "ls, show, dead or requeue" in one_line(result.stderr)
+    assert "ls, show, dead, requeue, cancel, pause" in one_line(result.stderr)
 
 
 def test_jobs_ls_does_not_create_a_database(here: Here, tmp_path: Path) -> None:
@@ -208,3 +208,53 @@ def test_jobs_ls_does_not_create_a_database(here: Here, tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "does not exist" in one_line(result.stderr)
     assert not (tmp_path / "absent.db").exists()
+
+
+def test_waiting_job_is_cancelled_once(here: Here, database: str) -> None:
+    ids = prepare(database)
+    cancel = ("jobs", "cancel", ids["waiting"], "--database", database, "--reason", "sent by post")
+    assert here(*cancel, "--tenant", "bob").returncode == 1
+    first = here(*cancel)
+    assert (first.returncode, first.stdout.decode()) == (0, "1 job cancelled\n")
+    show = ("jobs", "show", ids["waiting"], "--database", database, "--json")
+    job = json.loads(here(*show).stdout)
+    assert (job["state"], job["reason"], job["error"]) == ("dead", "cancelled", "sent by post")
+    again = here(*cancel, "--json")
+    assert json.loads(again.stdout) == {"cancelled": [], "not_waiting": [ids["waiting"]]}
+    assert again.returncode == 1
+    assert ids["waiting"] in one_line(again.stderr)
+    assert here("jobs", "requeue", ids["waiting"], "--database", database).returncode == 0
+
+
+def test_queue_is_paused_listed_and_resumed(here: Here, database: str) -> None:
+    prepare(database)
+    rest = ("--database", database)
+    assert here("jobs", "pause", "mail", "--reason", "no server", *rest).returncode == 0
+    again = here("jobs", "pause", "mail", "--reason", "no server", *rest)
+    assert again.returncode == 1
+    assert "paused already" in one_line(again.stderr)
+    (found,) = json.loads(here("jobs", "paused", "--json", *rest).stdout)
+    assert (found["queue"], found["reason"]) == ("mail", "no server")
+    assert found["actor"].endswith(" by holdfast jobs pause")
+    assert "no server" in here("jobs", "paused", *rest).stdout.decode()
+    resumed = here("jobs", "resume", "mail", "--json", *rest)
+    assert json.loads(resumed.stdout) == {"resumed": "mail"}
+    again = here("jobs", "resume", "mail", *rest)
+    assert again.returncode == 1
+    assert "is not paused" in one_line(again.stderr)
+    assert json.loads(here("jobs", "paused", "--json", *rest).stdout) == []
+
+
+def test_cancel_and_pause_need_a_reason_and_pause_a_valid_name(here: Here, database: str) -> None:
+    ids = prepare(database)
+    for command in (
+        ("cancel", ids["waiting"]),
+        ("cancel", ids["waiting"], "--reason", " "),
+        ("pause", "mail"),
+        ("pause", "mail", "--reason", ""),
+        ("pause", "two words", "--reason", "x"),
+    ):
+        result = here("jobs", *command, "--database", database)
+        assert result.returncode == 2, command
+        one_line(result.stderr)
+    assert json.loads(here("jobs", "paused", "--json", "--database", database).stdout) == []

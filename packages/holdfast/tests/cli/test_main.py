@@ -30,6 +30,10 @@ def test_help_and_version(here: Here) -> None:
         ("jobs", "show"),
         ("jobs", "dead"),
         ("jobs", "requeue"),
+        ("jobs", "cancel"),
+        ("jobs", "pause"),
+        ("jobs", "resume"),
+        ("jobs", "paused"),
     ],
 )
 def test_help_of_each_command_has_an_example(here: Here, command: tuple[str, ...]) -> None:

@@ -240,6 +240,10 @@ async def test_move_killed_at_every_step_continues(
         "holdfast_job_failures": 0,
         "holdfast_job_steps": 0,
         "holdfast_job_causes": 0,
+        "holdfast_request_log": 0,
+        "holdfast_request_counts": 0,
+        "holdfast_paused_queues": 0,
+        "holdfast_console_sessions": 0,
     }
     store = open_store(postgres_url)
     await store.open()

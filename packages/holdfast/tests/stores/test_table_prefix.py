@@ -39,6 +39,10 @@ OLD_TABLES = {
     "holdfast_audit_seals",
     "holdfast_sequences",
     "holdfast_sequence_numbers",
+    "holdfast_request_log",
+    "holdfast_request_counts",
+    "holdfast_paused_queues",
+    "holdfast_console_sessions",
     *("jobs", "job_completions", "dead_letters", "job_failures", "job_steps"),
 }
 CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")

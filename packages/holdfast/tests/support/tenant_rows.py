@@ -9,7 +9,12 @@ from holdfast.ports import Store
 from holdfast.stores.tenant_tables import TenantTable, covered_tables, plain_name
 
 # Numbered by the database, or by the sealer.
-NUMBERED = {("jobs", "seq"), ("job_failures", "seq"), ("audit_events", "seal")}
+NUMBERED = {
+    ("jobs", "seq"),
+    ("job_failures", "seq"),
+    ("audit_events", "seal"),
+    ("request_log", "id"),
+}
 
 
 async def add_rows(
@@ -54,6 +59,8 @@ def _value(column: str, kind: str, at: datetime) -> Any:
         return by_type[kind]
     if "int" in kind:
         return int(at.timestamp() * 1000) if column.endswith("_at") else 1
+    if kind in {"real", "double precision"}:
+        return at.timestamp()
     if column.endswith("_at") or "timestamp" in kind:
         return at
     if "headers" in column:

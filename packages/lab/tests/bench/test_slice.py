@@ -12,6 +12,7 @@ import pytest
 
 from holdfast.testing.servers import RealPostgres
 from holdfast_lab.bench import (
+    console,
     cpu_layers,
     fingerprint,
     growth,
@@ -228,3 +229,10 @@ def test_growth_chart_is_drawn(tmp_path: Path) -> None:
     curve = {"suite": "c", "name": "claims", "unit": "jobs", "points": points}
     assert plots.draw({"curves": [curve]}, tmp_path) == [tmp_path / "growth.svg"]
     assert "10,000" in (tmp_path / "growth.svg").read_text()
+
+
+async def test_pages_of_the_console_are_measured(postgres: RealPostgres) -> None:
+    urls = postgres.create_database(), postgres.create_database()
+    found = await console.measure_pages(*urls, console.Sizes(500, 100), rounds=1)
+    assert {"overview", "records", "one record", "jobs waiting", "system"} <= set(found)
+    assert all(row["ratio"] > 0 for row in found.values())

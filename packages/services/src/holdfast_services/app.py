@@ -2,17 +2,21 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
 
-from holdfast import Holdfast
+from holdfast import Holdfast, Principal
 from holdfast.clock import SystemClock
+from holdfast.console import TokenAccess, console
+from holdfast.console.app import ConsoleApp
 from holdfast.core.breaker import Breaker
 from holdfast.errors import ConfigurationError
 from holdfast.observability.metrics import PrometheusMetrics
@@ -28,7 +32,7 @@ from holdfast_services.dev_secrets import development_secret
 from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers, log_item
 from holdfast_services.jobs import make_worker, register_jobs
 from holdfast_services.ops_port import OpsPort, OpsPortMiddleware
-from holdfast_services.registry import SERVICES, service_for_path
+from holdfast_services.registry import SERVICES, Service, service_for_path, tenant_tables
 from holdfast_services.routing import extend_router
 from holdfast_services.security_headers import SecurityHeadersMiddleware
 from holdfast_services.settings import Settings
@@ -89,9 +93,13 @@ def create_app(
         clock=clock,
         faults=faults,
         disabled=settings.disabled,
+        request_log_seconds=settings.request_log_seconds,
         error_format=settings.problem_format,
     )
 
+    # Migrations of all services run in every database.
+    for tables in tenant_tables().values():
+        holdfast.tenant_tables += tables
     register_jobs(holdfast, settings)
 
     @asynccontextmanager
@@ -143,6 +151,9 @@ def create_app(
             ports=ports,
         ),
     )
+    if settings.console_enabled:
+        app.add_route("/console", _to_console, include_in_schema=False)
+        app.mount("/console", _console(holdfast, settings, by_token, services))
     holdfast.install(app, batch=settings.batch(log_item), direct=settings.direct_routes)
     if not only:
         _refuse_unknown_endpoints(holdfast, settings)
@@ -151,6 +162,32 @@ def create_app(
     app.add_middleware(ErrorMiddleware, problem_format=settings.problem_format)
     app.add_middleware(SecurityHeadersMiddleware)
     return app
+
+
+async def _to_console(request: Request) -> Response:
+    """Lead from the path without a slash to the console, on the same host."""
+    return RedirectResponse(f"{request.scope['root_path']}/console/", status_code=308)
+
+
+def _console(
+    holdfast: Holdfast, settings: Settings, by_token: JwtIdentify, services: Sequence[Service]
+) -> ConsoleApp:
+    """Return the console with the pages of the services.
+
+    The roles of a token count for its own tenants: the claims that services take theirs from.
+    """
+    claims = sorted({service.tenant_claim for service in services})
+
+    def tenants_of(principal: Principal) -> list[str]:
+        found = (principal.claims.get(claim) for claim in claims)
+        return [name for name in found if isinstance(name, str)]
+
+    pages = []
+    for service in services:
+        if find_spec(f"{service.package}.console") is not None:
+            pages += import_module(f"{service.package}.console").pages(holdfast, settings)
+    access = TokenAccess(by_token, operators=settings.operators_of_console, tenants_of=tenants_of)
+    return console(holdfast, access=access, pages=pages, settings=settings.shown)
 
 
 def _telemetry_options() -> dict[str, Any]:

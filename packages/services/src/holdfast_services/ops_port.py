@@ -1,11 +1,12 @@
-"""Serves metrics and the description of the API on another port than the API itself."""
+"""Serves metrics, console and the description of the API on another port than the API itself."""
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
 __all__ = ["OpsPort", "OpsPortMiddleware"]
 
-_OPS: Final = frozenset({"/metrics", "/docs", "/openapi.json", "/redoc"})
+_OPS: Final = frozenset({"/metrics", "/docs", "/openapi.json", "/redoc", "/console"})
+_BELOW_OPS: Final = ("/docs/", "/console/")
 _ON_BOTH: Final = frozenset({"/", "/healthz", "/readyz"})
 # No route has it, so the response is the 404 of an unknown path.
 _NOWHERE: Final = "/%"
@@ -26,7 +27,7 @@ class OpsPort:
         """Return whether the port that a request came in on serves this path."""
         if self._port is None:
             return True
-        is_ops_path = path in _OPS or path.startswith("/docs/")
+        is_ops_path = path in _OPS or path.startswith(_BELOW_OPS)
         # The address of our socket, which no header can change.
         server = scope.get("server")
         if server is not None and server[1] == self._port:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast import ErrorFormat, Policy, Staleness
@@ -52,6 +52,18 @@ _URL: Final = "a URL"
 _ROUTES_TTL_ALIAS: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
 _LIMIT: Final = 'a rate such as "50/minute", or 0 for none'
 _COUNT: Final = "a whole number, or 0 for no limit"
+
+
+def _without_password(url: str) -> str:
+    """Return a URL without what signs in: the part before the host, and the query."""
+    scheme, _, rest = url.partition("://")
+    rest = rest.partition("?")[0]
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _rate(value: object) -> object:
@@ -133,6 +145,13 @@ class Settings(
     ops_host: str = Field("127.0.0.1", description="an address to listen on")
     ops_port: int | None = Field(
         None, ge=0, le=65535, description="a port from 1 to 65535, or 0 for a free one"
+    )
+
+    # The console for operators, which needs a sign-in.
+    console_enabled: bool = Field(default=True, description="true or false")
+    console_operators: str = Field("", description="subjects of tokens, separated by commas")
+    request_log_days: Days | None = Field(
+        None, description="a number of days; 0 logs nothing; not set: 7 with the console"
     )
 
     # Requests.
@@ -287,8 +306,31 @@ class Settings(
     @property
     def disabled(self) -> list[str]:
         """The endpoints that are switched off."""
-        names = (self.disabled_endpoints or "").split(",")
-        return [name.strip() for name in names if name.strip()]
+        return _names(self.disabled_endpoints or "")
+
+    @property
+    def request_log_seconds(self) -> float | None:
+        """How long requests that did not run are kept; None: as the console says."""
+        return None if self.request_log_days is None else self.request_log_days * 86_400
+
+    @property
+    def operators_of_console(self) -> list[str]:
+        """The subjects that see all tenants in the console, if they have a role."""
+        return _names(self.console_operators)
+
+    def shown(self) -> dict[str, str]:
+        """Return all settings by the names of their variables, without secrets."""
+        found = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if isinstance(value, SecretStr):
+                text = "set, hidden"
+            elif isinstance(value, str) and "://" in value:
+                text = _without_password(value)
+            else:
+                text = "" if value is None else str(value)
+            found[f"{_PREFIX}{name.upper()}"] = text
+        return found
 
     @property
     def problem_format(self) -> ErrorFormat | ProblemFormat:

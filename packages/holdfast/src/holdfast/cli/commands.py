@@ -40,6 +40,8 @@ Limit = Annotated[
     int, typer.Option(min=1, max=1_000_000, help="The largest number of rows to show.")
 ]
 JobId = Annotated[str, typer.Argument(help="The id of a job, as listed by holdfast jobs ls.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a queue.")]
+Reason = Annotated[str, typer.Option(help="Why, for the audit event.")]
 
 
 def create_app() -> typer.Typer:
@@ -60,6 +62,8 @@ def create_app() -> typer.Typer:
     app.command()(migrate)
     app.command()(sweep)
     app.command()(worker)
+    app.command()(top)
+    app.command()(trace)
 
     keys_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
     keys_app.callback(invoke_without_command=True)(keys)
@@ -73,6 +77,10 @@ def create_app() -> typer.Typer:
     jobs_app.command("show")(jobs_show)
     jobs_app.command("dead")(jobs_dead)
     jobs_app.command("requeue")(jobs_requeue)
+    jobs_app.command("cancel")(jobs_cancel)
+    jobs_app.command("pause")(jobs_pause)
+    jobs_app.command("resume")(jobs_resume)
+    jobs_app.command("paused")(jobs_paused)
     app.add_typer(jobs_app, name="jobs")
 
     add_data_commands(app, keys_app)
@@ -440,10 +448,11 @@ def keys_show(  # noqa: PLR0917 - typer turns the parameters into options
 
 
 def jobs(context: typer.Context) -> None:
-    """List and show jobs, and requeue dead letters."""
+    """List, show and cancel jobs, requeue dead letters, pause queues."""
     if context.invoked_subcommand is None:
         raise CommandError(
-            "holdfast jobs needs a command: ls, show, dead or requeue (try: holdfast jobs --help)",
+            "holdfast jobs needs a command: ls, show, dead, requeue, cancel, pause, resume or "
+            "paused (try: holdfast jobs --help)",
             2,
         )
 
@@ -564,3 +573,148 @@ def jobs_requeue(  # noqa: PLR0917 - typer turns the parameters into options
 
     target = choose_target(context, app=app, database=database)
     requeue(target, job_ids or [], tenant=tenant, queue=queue, as_json=json)
+
+
+def jobs_cancel(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    job_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="Ids of waiting jobs, as listed by holdfast jobs ls."),
+    ],
+    reason: Reason,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only jobs of this tenant. Default: all tenants.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Move waiting jobs to the dead letters, from where they can be requeued.
+
+    A job that a worker has started is not cancelled. Exits with 1 if one of the ids is not a
+    waiting job; the others are cancelled.
+
+    Example:
+        holdfast jobs cancel 3fdbb296-1baa-4967-929b-0a5e8362f6e2 --reason "sent by post"
+
+    """
+    from holdfast.cli.jobs import cancel
+
+    target = choose_target(context, app=app, database=database)
+    cancel(target, job_ids, tenant=tenant, reason=reason, as_json=json)
+
+
+def jobs_pause(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    queue: QueueName,
+    reason: Reason,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """Stop workers from claiming jobs of a queue. Jobs that run go on, new ones wait.
+
+    Exits with 1 if the queue is paused already.
+
+    Example:
+        holdfast jobs pause mail --reason "the mail server is down"
+
+    """
+    from holdfast.cli.jobs import pause
+
+    target = choose_target(context, app=app, database=database)
+    pause(target, queue, reason=reason, as_json=json)
+
+
+def jobs_resume(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    queue: QueueName,
+    reason: Reason = "",
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """Have workers claim the jobs of a paused queue again, at once.
+
+    Exits with 1 if the queue is not paused.
+
+    Example:
+        holdfast jobs resume mail
+
+    """
+    from holdfast.cli.jobs import resume
+
+    target = choose_target(context, app=app, database=database)
+    resume(target, queue, reason=reason, as_json=json)
+
+
+def jobs_paused(
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """List the paused queues: since when, by whom and why.
+
+    Example:
+        holdfast jobs paused
+
+    """
+    from holdfast.cli.jobs import list_paused
+
+    list_paused(choose_target(context, app=app, database=database), as_json=json)
+
+
+def top(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two readings.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and end.")] = False,
+    json: Json = False,
+) -> None:
+    """Show what the servers and workers do now: outcomes of requests, queues, what is late.
+
+    On a terminal the view is live until Ctrl-C. Elsewhere, and with `--json`, one reading is
+    printed.
+
+    Example:
+        holdfast top --database postgresql://me@db/shop
+
+    """
+    from holdfast.cli.top import show_top
+
+    show_top(
+        choose_target(context, app=app, database=database),
+        every_seconds=every,
+        is_once=once,
+        as_json=json,
+    )
+
+
+def trace(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    correlation_id: Annotated[
+        str, typer.Argument(help="The X-Correlation-ID of a request, or the id of an outbox entry.")
+    ],
+    tenant: Tenant = None,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """Show one action from the tap to its effects: requests, record, audit events, jobs.
+
+    Example:
+        holdfast trace 0c2ffdcb-87ec-4b59-9bf5-a6852a0054f8
+
+    """
+    from holdfast.cli.trace import show_trace
+
+    show_trace(
+        choose_target(context, app=app, database=database),
+        correlation_id,
+        tenant=tenant,
+        as_json=json,
+    )

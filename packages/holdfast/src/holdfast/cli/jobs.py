@@ -1,9 +1,10 @@
-"""``holdfast jobs``: list, show and requeue jobs, for operators."""
+"""``holdfast jobs``: list, show, requeue and cancel jobs, pause queues, for operators."""
 
 import asyncio
 import getpass
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, get_args
 
@@ -12,9 +13,21 @@ from holdfast.cli.output import CommandError, print_json, print_table, printable
 from holdfast.cli.target import Target
 from holdfast.cli.tenants import tenant_or_all
 from holdfast.core.job import JobState
+from holdfast.errors import UsageError
 from holdfast.jobs.admin import JobAdmin, JobDetail, JobView
+from holdfast.jobs.paused_queues import PausedQueue, PausedQueues
+from holdfast.ports import Notifier, Store
 
-__all__ = ["list_dead", "list_jobs", "requeue", "show_job"]
+__all__ = [
+    "cancel",
+    "list_dead",
+    "list_jobs",
+    "list_paused",
+    "pause",
+    "requeue",
+    "resume",
+    "show_job",
+]
 
 _REQUEUE_LIMIT: Final = 1_000_000
 
@@ -141,6 +154,58 @@ def requeue(
         raise CommandError(f"not a dead letter, or requeued already: {', '.join(missing)}")
 
 
+def cancel(
+    target: Target, job_ids: Sequence[str], *, tenant: str | None, reason: str, as_json: bool
+) -> None:
+    """Cancel waiting jobs. Raises ``CommandError`` if one of the ids is not a waiting job."""
+    _check_reason(reason)
+    done, missing = asyncio.run(_cancel(target, job_ids, tenant, reason))
+    if as_json:
+        print_json({"cancelled": done, "not_waiting": missing})
+    else:
+        print(f"{len(done)} job{'' if len(done) == 1 else 's'} cancelled")
+    if missing:
+        raise CommandError(f"not a waiting job: {', '.join(missing)}")
+
+
+def pause(target: Target, queue: str, *, reason: str, as_json: bool) -> None:
+    """Pause a queue. Raises ``CommandError`` if it is paused already."""
+    _check_reason(reason)
+    try:
+        is_paused = asyncio.run(_pause(target, queue, reason))
+    except UsageError as error:
+        raise CommandError(str(error), 2) from None
+    if not is_paused:
+        raise CommandError(f"the queue {queue} is paused already (see: holdfast jobs paused)")
+    if as_json:
+        print_json({"paused": queue})
+    else:
+        print(f"{queue} is paused: its jobs wait until holdfast jobs resume {queue}")
+
+
+def resume(target: Target, queue: str, *, reason: str, as_json: bool) -> None:
+    """Resume a queue. Raises ``CommandError`` if it is not paused."""
+    if not asyncio.run(_resume(target, queue, reason)):
+        raise CommandError(f"the queue {printable(queue)} is not paused")
+    if as_json:
+        print_json({"resumed": queue})
+    else:
+        print(f"{queue} is resumed")
+
+
+def list_paused(target: Target, *, as_json: bool) -> None:
+    """Print the paused queues."""
+    rows = [
+        (each.queue, _instant(each.paused_at), each.actor, each.reason)
+        for each in asyncio.run(_paused(target))
+    ]
+    names = ("queue", "paused_at", "actor", "reason")
+    if as_json:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        print_table(("queue", "paused", "by", "reason"), rows)
+
+
 async def _jobs(target: Target, **filters: Any) -> list[JobView]:
     async with opened(target) as store:
         return await JobAdmin(store).jobs(**filters)
@@ -180,10 +245,59 @@ async def _requeue(
             back = await admin.requeue(job_id, tenant=tenant_or_all(tenant), actor=actor)
             (done if back else missing).append(job_id)
         if done:
-            notifier = store.notifier()
-            notifier.notify()
-            await notifier.close()
+            async with _notifier(store) as notifier:
+                notifier.notify()
     return done, missing
+
+
+async def _cancel(
+    target: Target, job_ids: Sequence[str], tenant: str | None, reason: str
+) -> tuple[list[str], list[str]]:
+    actor = f"{getpass.getuser()} by holdfast jobs cancel"
+    done: list[str] = []
+    missing: list[str] = []
+    async with opened(target) as store:
+        admin = JobAdmin(store)
+        for job_id in job_ids:
+            cancelled = await admin.cancel(
+                job_id, tenant=tenant_or_all(tenant), actor=actor, reason=reason
+            )
+            (done if cancelled else missing).append(job_id)
+        if done:  # the next job of an order key may be due
+            async with _notifier(store) as notifier:
+                notifier.notify()
+    return done, missing
+
+
+async def _pause(target: Target, queue: str, reason: str) -> bool:
+    actor = f"{getpass.getuser()} by holdfast jobs pause"
+    async with opened(target) as store, _notifier(store) as notifier:
+        return await PausedQueues(store, notifier.notify).pause(queue, actor=actor, reason=reason)
+
+
+async def _resume(target: Target, queue: str, reason: str) -> bool:
+    actor = f"{getpass.getuser()} by holdfast jobs resume"
+    async with opened(target) as store, _notifier(store) as notifier:
+        return await PausedQueues(store, notifier.notify).resume(queue, actor=actor, reason=reason)
+
+
+async def _paused(target: Target) -> list[PausedQueue]:
+    async with opened(target) as store, _notifier(store) as notifier:
+        return await PausedQueues(store, notifier.notify).all()
+
+
+@asynccontextmanager
+async def _notifier(store: Store) -> AsyncIterator[Notifier]:
+    notifier = store.notifier()
+    try:
+        yield notifier
+    finally:
+        await notifier.close()
+
+
+def _check_reason(reason: str) -> None:
+    if not reason.strip():
+        raise CommandError("--reason must not be empty: it is kept in the audit log", 2)
 
 
 def _summary(view: JobView) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """``holdfast tenant``: export and erase everything that is stored of one tenant."""
 
 import asyncio
-import base64
 import getpass
 import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -18,7 +16,13 @@ from holdfast.cli.target import AppTarget, Target
 from holdfast.clock import SystemClock
 from holdfast.errors import ConfigurationError, StoreError
 from holdfast.ports import Store
-from holdfast.server.tenant_data import Erased, StillWrittenError, TenantData
+from holdfast.server.tenant_data import (
+    EXPORT_FORMAT,
+    Erased,
+    StillWrittenError,
+    TenantData,
+    export_json,
+)
 from holdfast.stores.private_files import private_output
 from holdfast.stores.tenant_tables import TenantTable
 
@@ -26,8 +30,6 @@ __all__ = ["erase_tenant", "export_tenant"]
 
 _USAGE: Final = 2
 _MAX_REASON: Final = 1000
-# The version of the lines, for programs that read them.
-_FORMAT: Final = 1
 
 ForgetCached = Callable[[str], Awaitable[int]]
 
@@ -111,9 +113,9 @@ async def _export(
     async with _opened(target, given) as (_, data):
         counts = dict.fromkeys(await data.count(tenant), 0)
         head = {
-            "format": _FORMAT,
+            "format": EXPORT_FORMAT,
             "tenant": tenant,
-            "exported_at": _to_json(SystemClock().now()),
+            "exported_at": export_json(SystemClock().now()),
             "tables": list(counts),
         }
         _write_line(file, head)
@@ -205,22 +207,7 @@ def _print_counts(counts: dict[str, int]) -> None:
 
 
 def _write_line(file: TextIO, value: dict[str, Any]) -> None:
-    file.write(json.dumps(value, ensure_ascii=False, default=_to_json) + "\n")
-
-
-def _to_json(value: object) -> Any:
-    """Return what JSON has no type for: instants in UTC, bytes as text if they are."""
-    match value:
-        case datetime():
-            return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
-        case bytes() | memoryview():
-            data = bytes(value)
-            try:
-                return data.decode()
-            except UnicodeDecodeError:
-                return {"base64": base64.b64encode(data).decode()}
-        case _:
-            return str(value)
+    file.write(json.dumps(value, ensure_ascii=False, default=export_json) + "\n")
 
 
 @contextmanager

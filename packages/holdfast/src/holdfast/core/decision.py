@@ -45,6 +45,7 @@ class Mismatched:
 
     expected_hash: str
     received_hash: str
+    record: Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,6 @@ def decide(known: Record | Held | None, fingerprint: RequestFingerprint, now: da
     if known.fingerprint == fingerprint:
         return Replayed(known)
     if known.fingerprint.body_hash != fingerprint.body_hash:
-        return Mismatched(known.fingerprint.body_hash, fingerprint.body_hash)
+        return Mismatched(known.fingerprint.body_hash, fingerprint.body_hash, known)
     # The same body sent to another path or query: only the request hashes differ.
-    return Mismatched(known.fingerprint.request_hash, fingerprint.request_hash)
+    return Mismatched(known.fingerprint.request_hash, fingerprint.request_hash, known)

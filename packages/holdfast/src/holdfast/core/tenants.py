@@ -7,6 +7,7 @@ from holdfast.errors import UsageError
 
 __all__ = [
     "ALL_TENANTS",
+    "OPERATOR_TENANT",
     "SINGLE_TENANT",
     "AllTenants",
     "SingleTenant",
@@ -31,6 +32,8 @@ SINGLE_TENANT: Final = Tenants.SINGLE
 # For operators' functions and commands, in place of the name of a tenant.
 # Every tenant, where a command or a query of an operator takes a tenant.
 ALL_TENANTS: Final = Tenants.ALL
+# Audit events about the whole server, such as a paused queue, belong to it.
+OPERATOR_TENANT: Final = "holdfast:operator"
 SingleTenant: TypeAlias = Literal[Tenants.SINGLE]
 AllTenants: TypeAlias = Literal[Tenants.ALL]
 # A tenant, or all of them.

@@ -1,4 +1,4 @@
-"""List, inspect and requeue jobs, for operators.
+"""List, inspect, requeue and cancel jobs, for operators.
 
 Every call names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the database only.
 """
@@ -134,7 +134,7 @@ class QueueDepth:
 
 
 class JobAdmin:
-    """Reads the job tables and requeues dead letters."""
+    """Reads the job tables, requeues dead letters and cancels waiting jobs."""
 
     def __init__(self, store: Store) -> None:
         self._job_store = JobStore(store)
@@ -205,6 +205,17 @@ class JobAdmin:
         if row is None:
             return False
         return await self._job_store.requeue(row["tenant"], job_id, actor=actor)
+
+    async def cancel(self, job_id: str, *, tenant: TenantFilter, actor: str, reason: str) -> bool:
+        """Move a waiting job to the dead letters, from where it can be requeued.
+
+        False if there is no such job, or it runs or has ended. The next job of its order key may
+        have become due: notify the workers.
+        """
+        row = await self._row(job_id, tenant)
+        if row is None:
+            return False
+        return await self._job_store.cancel(row["tenant"], job_id, actor=actor, reason=reason)
 
     async def depths(self, *, most: int | None = None) -> dict[str, QueueDepth]:
         """Return the depth of each queue.

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,7 @@ from holdfast.stores.migrations import split_statements
 from holdfast.stores.postgres.params import int_literal, text_literals
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["JobStore", "at"]
+__all__ = ["JobStore", "ToDo", "at"]
 
 _FILES: Final = {"sqlite": "sqlite.sql", "postgresql": "postgres.sql"}
 # SQLite's clock in milliseconds; versions before 3.42 have no unixepoch('subsec').
@@ -44,6 +44,14 @@ def _statements(database: str, names: TableNames, name: str) -> tuple[str, ...]:
     if database != "sqlite":
         return (text,)
     return tuple(split_statements(text.replace("NOW_MS", _SQLITE_NOW)))
+
+
+class ToDo(NamedTuple):
+    """A job that is not finished."""
+
+    queue: str
+    # In how many seconds it can be leased; None if it waits for another one of its order key.
+    free_in_seconds: float | None
 
 
 class JobStore:
@@ -106,7 +114,10 @@ class JobStore:
         lease_seconds: float,
         alone: bool = True,
     ) -> list[LeasedJob]:
-        """Lease up to ``limit`` due jobs. ``alone``: the worker runs no other job."""
+        """Lease up to ``limit`` due jobs of the queues that are not paused.
+
+        ``alone``: the worker runs no other job.
+        """
         values = {
             "queues": self._list(queues),
             "worker": worker,
@@ -124,7 +135,7 @@ class JobStore:
         lease_seconds: float,
         alone: bool = True,
     ) -> list[LeasedJob]:
-        """Lease the given jobs (tenant, id), except those that are leased or not due."""
+        """Lease the given jobs (tenant, id), except those that are leased, not due or paused."""
         values = self._named(list(jobs)) | {
             "worker": worker,
             "lease_seconds": lease_seconds,
@@ -149,18 +160,23 @@ class JobStore:
         async with self._many:
             return bool(await self._alone("mark_alone", values))
 
-    async def still_to_do(
-        self, jobs: Iterable[tuple[str, str]]
-    ) -> dict[tuple[str, str], float | None]:
-        """Return the jobs that are not finished, and in how many seconds each can be leased.
-
-        None means that the job waits for another one of its order key.
-        """
+    async def still_to_do(self, jobs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], ToDo]:
+        """Return those of the jobs (tenant, id) that are not finished."""
         rows = await self.read("still_to_do", {"jobs": _named(jobs)})
-        return {(row["tenant"], row["job_id"]): row["free_in_seconds"] for row in rows}
+        return {
+            (row["tenant"], row["job_id"]): ToDo(row["queue"], row["free_in_seconds"])
+            for row in rows
+        }
+
+    async def paused_queues(self) -> set[str]:
+        """Return the queues whose jobs are not claimed."""
+        return {row["queue"] for row in await self.read("paused_queues", {})}
 
     async def due_in(self, queues: Sequence[str]) -> float | None:
-        """Return in how many seconds the next job can be leased; None if there is none."""
+        """Return in how many seconds the next job can be leased; None if there is none.
+
+        Jobs of paused queues do not count.
+        """
         rows = await self.read("due_in", {"queues": self._list(queues)})
         seconds: float | None = rows[0]["seconds"] if rows else None
         return None if seconds is None else max(0.0, seconds)
@@ -287,7 +303,7 @@ class JobStore:
     ) -> Sequence[Row]:
         """Return jobs to publish to a broker: tenant, job_id, queue, seq, published.
 
-        At most ``front`` of each queue's due jobs are published at a time.
+        At most ``front`` of each queue's due jobs are published at a time; of a paused queue, none.
         """
         values = {
             "queues": self._list(queues),
@@ -323,12 +339,23 @@ class JobStore:
         rows = await self._alone("reset_published", {})
         return len(rows) if self._is_sqlite else int(rows[0]["jobs"])
 
+    async def unpublish(self, jobs: Iterable[tuple[str, str]]) -> set[tuple[str, str]]:
+        """Have jobs (tenant, id) published again; return those that no other transaction locks."""
+        rows = await self._alone("unpublish", self._named(list(jobs)))
+        return {(row["tenant"], row["job_id"]) for row in rows}
+
     async def overdue(
         self, queues: Sequence[str], *, seconds: float, limit: int
     ) -> list[tuple[str, str]]:
-        """Return the first ``limit`` jobs (tenant, id) that have been due for so many seconds."""
+        """Return the first ``limit`` jobs (tenant, id) that have been due for so many seconds.
+
+        Jobs of paused queues are left out.
+        """
         found: list[Row] = []
+        paused = await self.paused_queues()
         for queue in queues:
+            if queue in paused:
+                continue
             found += await self.read(
                 "overdue", {"queue": queue, "seconds": seconds, "limit": limit}
             )
@@ -366,6 +393,27 @@ class JobStore:
             if dead and dead[0]["order_key"] is not None:
                 await self._lock_order(tx, tenant, dead[0]["order_key"])
             return bool(await self._run(tx, "requeue", values))
+
+    async def cancel(self, tenant: str, job_id: str, *, actor: str, reason: str) -> bool:
+        """Move a waiting job to the dead letters; False if it does not wait."""
+        now = datetime.now(UTC)
+        values = {
+            "tenant": tenant,
+            "job_id": job_id,
+            "actor": actor,
+            "reason": reason,
+            "audit_id": new_id(now),
+            "audit_at": now,
+        }
+        async with self.transaction() as tx:
+            found = await self._run(tx, "find_job", {"tenant": tenant, "job_id": job_id})
+            order_key = found[0]["order_key"] if found else None
+            if order_key is not None:
+                await self._lock_order(tx, tenant, order_key)
+            rows = await self._run(tx, "cancel", values)
+            if rows and order_key is not None:
+                await self._run(tx, "release_next", {"tenant": tenant, "order_key": order_key})
+        return bool(rows)
 
     async def clean(self, name: str, *, older_than_seconds: float, limit: int) -> int:
         """Run one of the ``clean_…`` queries; return how many rows it deleted."""

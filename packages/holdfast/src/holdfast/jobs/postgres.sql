@@ -62,7 +62,7 @@ SELECT request_id, correlation_id, extract(epoch FROM caused_at)::float8 AS caus
 SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id::uuid;
 
 -- name: claim
--- Leases due jobs, oldest first, up to the limit from each queue. Rows that another claim has locked
+-- Leases due jobs, oldest first, up to the limit from each queue that is not paused. Rows that another claim has locked
 -- are skipped. "completed" is true if the key has a completion marker: the job is then acknowledged
 -- without running. If the lease of another worker has expired, that attempt is recorded as failed.
 SELECT tenant, job_id::text AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
@@ -92,7 +92,7 @@ SELECT failure.worker, failure.error
 
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
-SELECT job.tenant, job.id::text AS job_id,
+SELECT job.tenant, job.id::text AS job_id, job.queue,
        CASE WHEN isfinite(visible_at)
             THEN greatest(0, extract(epoch FROM visible_at - statement_timestamp()))::float8 END
          AS free_in_seconds
@@ -100,7 +100,7 @@ SELECT job.tenant, job.id::text AS job_id,
   JOIN holdfast_jobs AS job ON job.tenant = wanted.tenant AND job.id = wanted.job_id;
 
 -- name: due_in
--- In how many seconds the next job of these queues can be leased.
+-- In how many seconds the next job of these queues can be leased. Paused queues do not count.
 SELECT extract(epoch FROM holdfast_next_visible(:queues::text[], '-infinity')
                           - statement_timestamp())::float8 AS seconds;
 
@@ -325,6 +325,16 @@ SELECT queue
                AS queue) AS back
  WHERE queue IS NOT NULL;
 
+-- name: cancel
+-- Moves a waiting job to the dead letters. A job that a worker has leased is left alone.
+SELECT queue
+  FROM (SELECT holdfast_cancel_job(:tenant::text, :job_id::uuid, :actor::text, :reason::text,
+                                   :audit_id::text) AS queue) AS cancelled
+ WHERE queue IS NOT NULL;
+
+-- name: paused_queues
+SELECT queue FROM holdfast_paused_queues;
+
 -- name: depths
 -- The jobs of each queue, and for how long the oldest due one has waited. Reads the whole table.
 SELECT queue, state, count(*) AS jobs,
@@ -366,6 +376,11 @@ SELECT holdfast_mark_published(:tenants::text::text[], :ids::text::uuid[], :seqs
 -- name: reset_published
 -- The broker has lost all messages: published jobs are published again, with the next message id.
 SELECT holdfast_reset_published() AS jobs;
+
+-- name: unpublish
+-- The messages about these jobs are acknowledged without running them: they are published again.
+SELECT tenant, job_id::text AS job_id
+  FROM holdfast_unpublish_jobs(:tenants::text::text[], :ids::text::uuid[]);
 
 -- name: overdue
 -- Jobs of one queue that have been due for so many seconds. Locks nothing: claim_these decides.

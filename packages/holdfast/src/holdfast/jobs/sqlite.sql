@@ -81,7 +81,7 @@ SELECT request_id, correlation_id, caused_at / 1000.0 AS caused_at
 SELECT 1 AS done FROM holdfast_job_completions WHERE tenant = :tenant AND job_id = :id;
 
 -- name: claim
--- Leases due jobs, oldest first, up to the limit from each queue. A job and its completion marker
+-- Leases due jobs, oldest first, up to the limit from each queue that is not paused. A job and its completion marker
 -- never exist at the same time here, because enqueue and completion cannot overlap.
 -- If the lease of another worker has expired, a trigger (holdfast_jobs_attempt_lost) records that
 -- attempt as failed. It counts only if the worker ran no other job (alone): else any of them may be
@@ -99,6 +99,7 @@ UPDATE holdfast_jobs
               SELECT seq FROM holdfast_jobs
                WHERE queue = wanted.value AND visible_at <= NOW_MS
                ORDER BY visible_at LIMIT :limit)
+        WHERE wanted.value NOT IN (SELECT queue FROM holdfast_paused_queues)
         ORDER BY due.visible_at LIMIT :limit)
 RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
           request_id, correlation_id, traceparent, version, resource_id, order_key,
@@ -117,7 +118,8 @@ UPDATE holdfast_jobs
          FROM json_each(:jobs) AS wanted
          JOIN holdfast_jobs AS due ON due.tenant = json_extract(wanted.value, '$.tenant')
                          AND due.id = json_extract(wanted.value, '$.job_id')
-        WHERE due.visible_at <= NOW_MS)
+        WHERE due.visible_at <= NOW_MS
+          AND due.queue NOT IN (SELECT queue FROM holdfast_paused_queues))
 RETURNING tenant, id AS job_id, lease, key, queue, type, payload, attempts, max_attempts, lost,
           request_id, correlation_id, traceparent, version, resource_id, order_key,
           enqueued_at / 1000.0 AS enqueued_at, 0 AS completed;
@@ -135,7 +137,7 @@ SELECT failure.worker, failure.error
 
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
-SELECT job.tenant, job.id AS job_id,
+SELECT job.tenant, job.id AS job_id, job.queue,
        CASE WHEN visible_at < 9000000000000000
             THEN max(0, visible_at - NOW_MS) / 1000.0 END AS free_in_seconds
   FROM json_each(:jobs) AS wanted
@@ -143,12 +145,13 @@ SELECT job.tenant, job.id AS job_id,
            AND job.id = json_extract(wanted.value, '$.job_id');
 
 -- name: due_in
--- In how many seconds the next job of these queues can be leased.
+-- In how many seconds the next job of these queues can be leased. Paused queues do not count.
 SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
   FROM (SELECT (SELECT visible_at FROM holdfast_jobs
                  WHERE queue = wanted.value AND visible_at < 9000000000000000
                  ORDER BY visible_at LIMIT 1) AS at
-          FROM json_each(:queues) AS wanted) AS next;
+          FROM json_each(:queues) AS wanted
+         WHERE wanted.value NOT IN (SELECT queue FROM holdfast_paused_queues)) AS next;
 
 -- name: renew
 -- An expired lease is not renewed: another worker may have leased the job since.
@@ -391,6 +394,39 @@ SELECT tenant, :audit_id, :actor, 'job.requeued ' || queue || ' ' || type, paylo
 SELECT tenant, job_id, queue FROM holdfast_dead_letters
  WHERE tenant = :tenant AND job_id = :job_id AND changes() = 1;
 
+-- name: cancel
+-- Moves a waiting job to the dead letters. A job that a worker has leased is left alone. The audit
+-- event shows that it was waiting.
+INSERT INTO holdfast_dead_letters
+       (tenant, job_id, key, queue, type, resource_id, payload, payload_hash, order_key,
+        reason, error, attempts, max_attempts, actor, request_id, correlation_id, enqueued_at,
+        died_at, version)
+SELECT tenant, id, key, queue, type, resource_id, payload, payload_hash, order_key,
+       'cancelled', :reason, attempts, max_attempts, actor, request_id,
+       correlation_id, enqueued_at, NOW_MS, version
+  FROM holdfast_jobs
+ WHERE tenant = :tenant AND id = :job_id AND state = 'waiting'
+    ON CONFLICT (tenant, job_id) DO UPDATE
+   SET payload = excluded.payload, payload_hash = excluded.payload_hash,
+       reason = excluded.reason, error = excluded.error, attempts = excluded.attempts,
+       deaths = deaths + 1, died_at = excluded.died_at, requeued_at = NULL,
+       request_id = excluded.request_id, correlation_id = excluded.correlation_id,
+       enqueued_at = excluded.enqueued_at, version = excluded.version;
+INSERT INTO holdfast_audit_events
+       (tenant, id, actor, endpoint, payload_hash, status, resource, version, request_id,
+        correlation_id, created_at, reason)
+SELECT tenant, :audit_id, :actor, 'job.cancelled ' || queue || ' ' || type, payload_hash, 200, key,
+       version, request_id, correlation_id, :audit_at, :reason
+  FROM holdfast_jobs
+ WHERE tenant = :tenant AND id = :job_id AND state = 'waiting' AND changes() = 1;
+DELETE FROM holdfast_jobs
+ WHERE tenant = :tenant AND id = :job_id
+   AND EXISTS (SELECT 1 FROM holdfast_audit_events WHERE tenant = :tenant AND id = :audit_id)
+RETURNING queue;
+
+-- name: paused_queues
+SELECT queue FROM holdfast_paused_queues;
+
 -- name: depths
 -- The jobs of each queue, and for how long the oldest due one has waited. Reads the whole table.
 SELECT queue, state, count(*) AS jobs,
@@ -444,9 +480,10 @@ SELECT job.tenant, job.id AS job_id, job.queue, job.seq, job.published
        SELECT seq FROM holdfast_jobs
         WHERE queue = wanted.value AND visible_at <= NOW_MS
         ORDER BY visible_at LIMIT :front)
- WHERE job.published_at IS NULL
-    OR max(job.published_at, job.visible_at)
-       < NOW_MS - :again_after_seconds * 1000 * (1 << min(max(job.published, 1) - 1, 6))
+ WHERE wanted.value NOT IN (SELECT queue FROM holdfast_paused_queues)
+   AND (job.published_at IS NULL
+        OR max(job.published_at, job.visible_at)
+           < NOW_MS - :again_after_seconds * 1000 * (1 << min(max(job.published, 1) - 1, 6)))
  ORDER BY job.visible_at LIMIT :limit;
 
 -- name: mark_published
@@ -463,6 +500,17 @@ UPDATE holdfast_jobs AS job
 -- The broker has lost all messages: published jobs are published again, with the next message id.
 UPDATE holdfast_jobs SET published_at = NULL WHERE published_at IS NOT NULL RETURNING id AS job_id;
 
+-- name: unpublish
+-- The messages about these jobs are acknowledged without running them: they are published again.
+UPDATE holdfast_jobs
+   SET published_at = NULL
+ WHERE seq IN (
+       SELECT job.seq
+         FROM json_each(:jobs) AS wanted
+         JOIN holdfast_jobs AS job ON job.tenant = json_extract(wanted.value, '$.tenant')
+                         AND job.id = json_extract(wanted.value, '$.job_id'))
+RETURNING tenant, id AS job_id;
+
 -- name: overdue
 -- Jobs of one queue that have been due for so many seconds.
 SELECT tenant, id AS job_id, (NOW_MS - visible_at) / 1000.0 AS overdue_seconds
@@ -476,7 +524,8 @@ SELECT (min(next.at) - NOW_MS) / 1000.0 AS seconds
                  WHERE queue = wanted.value
                    AND visible_at > NOW_MS AND visible_at < 9000000000000000
                  ORDER BY visible_at LIMIT 1) AS at
-          FROM json_each(:queues) AS wanted) AS next;
+          FROM json_each(:queues) AS wanted
+         WHERE wanted.value NOT IN (SELECT queue FROM holdfast_paused_queues)) AS next;
 
 -- name: now
 SELECT NOW_MS / 1000.0 AS now;

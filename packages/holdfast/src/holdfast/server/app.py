@@ -55,6 +55,7 @@ from holdfast.server.limits import Limits
 from holdfast.server.options import HoldfastOptions
 from holdfast.server.request_body import RequestBodies
 from holdfast.server.request_head import Identify, RequestHead
+from holdfast.server.request_log import RequestLog
 from holdfast.server.route_table import (
     Guard,
     GuardedRoute,
@@ -105,7 +106,7 @@ class Holdfast(Generic[TransactionT_co]):
         self, store: Store[TransactionT_co], **options: Unpack[HoldfastOptions]
     ) -> None: ...
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - one line per part
         self,
         store: Store | str,
         *,
@@ -129,6 +130,7 @@ class Holdfast(Generic[TransactionT_co]):
         max_payload_bytes: int = MAX_PAYLOAD_BYTES,
         limits: Limits = Limits(),  # noqa: B008 - immutable
         disabled: Disabled = (),
+        request_log_seconds: float | None = None,
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
@@ -146,6 +148,9 @@ class Holdfast(Generic[TransactionT_co]):
         them. ``audit_keys`` sign the seals: the first one signs, all verify. Each has at least 32
         bytes.
         ``limits`` keep one tenant from using up the process.
+        Replays, mismatches and refusals are logged in a table for ``request_log_seconds``, without
+        payloads, so that operators can find them; 0 never logs them. Without it, an app with a
+        console logs them for 7 days, and others do not.
         """
         if tenants is not None and tenants is not SINGLE_TENANT:
             raise ConfigurationError(f"tenants must be SINGLE_TENANT of holdfast, not {tenants!r}")
@@ -188,6 +193,8 @@ class Holdfast(Generic[TransactionT_co]):
         self.bodies = RequestBodies(limits.body_memory_bytes)
         # OpenTelemetry spans; None without.
         self.spans = spans
+        # Requests that did not run, for operators; written after ``log_requests``.
+        self.request_log = RequestLog(self.store, self.clock, keep_seconds=request_log_seconds)
         # Claims keys, stores and replays responses.
         self.idempotency = Idempotency(
             self.store,
@@ -201,6 +208,8 @@ class Holdfast(Generic[TransactionT_co]):
             limits=limits,
             is_disabled=disabled_check(disabled),
         )
+        if request_log_seconds is not None:
+            self.log_requests()
         # Tables of the app with rows of tenants, beside the library's own.
         self.tenant_tables: list[TenantTable] = []
         # How long rows are kept.
@@ -512,7 +521,18 @@ class Holdfast(Generic[TransactionT_co]):
             error_format=self.error_format,
             batch=batch,
             direct=direct,
+            request_log=self.request_log,
         )
+
+    def log_requests(self) -> None:
+        """Log replays, mismatches and refusals for operators, as ``request_log_seconds`` says.
+
+        Called by the console. Idempotent. If the store is open already, the log is written from
+        the next request to the console on.
+        """
+        if self.request_log.keep_seconds > 0:
+            self.request_log.enable()
+            self.idempotency.log_requests(self.request_log)
 
     def use_table(self, table: RouteTable) -> None:
         """Look guarded routes up in a framework's own table, in place of the one made here."""
@@ -589,6 +609,7 @@ class Holdfast(Generic[TransactionT_co]):
                 await self.store.open()
                 self._sweeper.start()
                 self.audit_sealer.start()
+                self.request_log.start()
                 if self.job_metrics is not None:
                     self.depths.start()
                 self._is_open = True
@@ -607,6 +628,7 @@ class Holdfast(Generic[TransactionT_co]):
                     waiting.cancel()
                 await self._sweeper.stop()
                 await self.audit_sealer.stop()
+                await self.request_log.stop()
                 await self.depths.stop()
                 await self.notifier.close()
                 await self.idempotency.close()

@@ -15,17 +15,20 @@ from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.errors import (
     AbortedTransactionError,
     CommitUnknownError,
+    InProgressError,
     KeyInvalidError,
+    PayloadMismatchError,
     RateLimitedError,
     RecordUnreadableError,
     RequestError,
+    StaleActionError,
     StoreUnavailableError,
     SupersededError,
     UnstoredWritesError,
     UsageError,
 )
 from holdfast.observability.traces import Spans
-from holdfast.ports import ConnectionUnit, Metrics, SessionStore
+from holdfast.ports import ConnectionUnit, Metrics, Outcome, SessionStore
 from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.direct_call import DirectCall, PreparedCall, SendResponse
@@ -47,6 +50,7 @@ from holdfast.server.request_body import (
     check_size,
 )
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
+from holdfast.server.request_log import RequestLog
 from holdfast.server.request_transaction import Statements, open_transaction
 from holdfast.server.response_buffer import (
     Message,
@@ -148,6 +152,7 @@ class GuardMiddleware:
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         batch: BatchOptions | None = None,
         direct: Callable[[Any], DirectCall | None] | None = None,
+        request_log: RequestLog | None = None,
     ) -> None:
         """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives.
 
@@ -167,6 +172,7 @@ class GuardMiddleware:
         self._quotas = limiter if isinstance(limiter, QuotaReporter) else None
         self._spans = spans
         self._error_format = error_format
+        self._log = request_log
         # The prefix of the app that was last seen, and the header for it.
         self._known_batch_headers: tuple[str, tuple[tuple[bytes, bytes], ...]] | None = None
 
@@ -318,7 +324,7 @@ class GuardMiddleware:
         except (RequestError, StoreUnavailableError) as error:
             if not await body.is_there():
                 send = send_and_close(send, body, scope)
-            await send_response(send, _refusal(error, match, head, self._metrics), head)
+            await send_response(send, _refusal(error, match, head, self._metrics, self._log), head)
             return
         if isinstance(outcome, Replay):
             response, extra_headers = _replay(outcome.record, head)
@@ -389,7 +395,7 @@ class GuardMiddleware:
             )
             outcome = await processor.process(request)
         except (RequestError, StoreUnavailableError) as error:
-            return complete_response(_refusal(error, match, head, self._metrics), head)
+            return complete_response(_refusal(error, match, head, self._metrics, self._log), head)
         if isinstance(outcome, Replay):
             response, extra_headers = _replay(outcome.record, head)
             return complete_response(response, head, extra_headers)
@@ -405,7 +411,9 @@ class GuardMiddleware:
                 except Exception as error:  # noqa: BLE001 - raised again by ``_run_app``
                     given = error
             if isinstance(given, Response) and len(given.body) <= match.policy.max_response_bytes:
-                responder = _Responder(processor, outcome, match, head, send, self._metrics)
+                responder = _Responder(
+                    processor, outcome, match, head, send, self._metrics, self._log
+                )
                 response, extra_headers, _ = await responder.commit(given)
                 return complete_response(response, head, extra_headers)
             again = None if given is None else _repeating(given)
@@ -498,6 +506,8 @@ class GuardMiddleware:
         error = None
         if wait is not None:
             self._metrics.outcome(match.endpoint, "limited")
+            if self._log is not None:
+                self._log.count("limited")
             error = RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
         if item is not None:
             item.limit_headers, item.limit_error = head.limit_headers, error
@@ -579,7 +589,7 @@ class GuardMiddleware:
         direct: PreparedCall | None = None,
     ) -> None:
         """Run the app; commit its complete response, then send it."""
-        responder = _Responder(idempotency, claimed, match, head, send, self._metrics)
+        responder = _Responder(idempotency, claimed, match, head, send, self._metrics, self._log)
         limit = match.policy.max_response_bytes
         buffer = ResponseBuffer(match.endpoint, limit, responder.commit_and_send, send)
         send_to: Send = buffer.send
@@ -621,7 +631,16 @@ class GuardMiddleware:
 class _Responder:
     """Commits the response of a guarded request and sends it, or what the client gets instead."""
 
-    __slots__ = ("_claimed", "_head", "_idempotency", "_match", "_metrics", "_send", "is_sent")
+    __slots__ = (
+        "_claimed",
+        "_head",
+        "_idempotency",
+        "_log",
+        "_match",
+        "_metrics",
+        "_send",
+        "is_sent",
+    )
 
     def __init__(  # noqa: PLR0917
         self,
@@ -631,6 +650,7 @@ class _Responder:
         head: RequestHead,
         send: Send,
         metrics: Metrics,
+        log: RequestLog | None,
     ) -> None:
         self._idempotency = idempotency
         self._claimed = claimed
@@ -638,6 +658,7 @@ class _Responder:
         self._head = head
         self._send = send
         self._metrics = metrics
+        self._log = log
         self.is_sent = False
 
     async def commit_and_send(self, response: Response) -> bool:
@@ -672,7 +693,7 @@ class _Responder:
         return response, (), True
 
     def _refusal(self, error: RequestError | StoreUnavailableError) -> Response:
-        return _refusal(error, self._match, self._head, self._metrics)
+        return _refusal(error, self._match, self._head, self._metrics, self._log)
 
     def passing_on_unclaimed(self, send_claimed: Send) -> Send:
         """Return a ``send`` that passes on what the app sends without a claim, e.g. 401."""
@@ -723,16 +744,53 @@ def _outage_of(
 
 
 def _refusal(
-    error: RequestError | StoreUnavailableError, match: Match, head: RequestHead, metrics: Metrics
+    error: RequestError | StoreUnavailableError,
+    match: Match,
+    head: RequestHead,
+    metrics: Metrics,
+    log: RequestLog | None = None,
 ) -> Response:
     """Log an error of the guard, and return its response."""
     if isinstance(error, StoreUnavailableError):
         metrics.outcome(match.endpoint, "unavailable")
+        if log is not None:
+            log.count("unavailable")
         log_outage(error, head)
     response = _render(error, match.policy, head)
+    if log is not None and not isinstance(error, PayloadMismatchError | InProgressError):
+        _note_refusal(log, error, response.status, match, head)
     if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
         _log_refusal(error, response, match, head)
     return response
+
+
+def _note_refusal(
+    log: RequestLog,
+    error: RequestError | StoreUnavailableError,
+    status: int,
+    match: Match,
+    head: RequestHead,
+) -> None:
+    """Log a request that was refused before or after its key was looked up."""
+    if head.principal is None:  # a stranger must not fill the log
+        return
+    outcome: Outcome = "refused"
+    if isinstance(error, StoreUnavailableError):
+        outcome = "unavailable"
+    elif isinstance(error, RateLimitedError):
+        outcome = "limited"
+    elif isinstance(error, StaleActionError):
+        outcome = "stale"
+    keys = head.keys(match.policy.key_header)
+    log.add(
+        tenant=head.principal.tenant,
+        endpoint=match.endpoint,
+        key=_key_or_text(keys, match.policy) if keys else "",
+        request_id=head.request_id,
+        correlation_id=head.correlation_id,
+        outcome=outcome,
+        status=status,
+    )
 
 
 def _log_refusal(

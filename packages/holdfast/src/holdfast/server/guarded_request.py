@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -80,6 +81,9 @@ class Principal:
 SHARED_PRINCIPAL: Final = Principal(tenant="everyone", actor="anonymous")
 
 
+_NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
 class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     """One request to a guarded operation: all that ``Idempotency`` needs to decide about it."""
 
@@ -100,6 +104,10 @@ class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     client_generated_at: str | None = None
     # None, unless the policy has a strict order.
     sequence: SequenceNumber | None = None
+    # What the fingerprint was made of, beside the body.
+    method: str = ""
+    path_params: Mapping[str, str] = _NO_PARAMS
+    query: bytes = b""
 
     @property
     def stream(self) -> Stream:
@@ -170,6 +178,9 @@ def parse_request(
         traceparent=traceparent,
         client_generated_at=client_generated_at,
         sequence=sequence,
+        method=method,
+        path_params=path_params,
+        query=query,
     )
 
 

@@ -72,6 +72,7 @@ from holdfast.server.limits import Limits
 from holdfast.server.record_lru_cache import RecordLruCache
 from holdfast.server.record_quota import RecordQuota
 from holdfast.server.redirects import leads_to_sign_in
+from holdfast.server.request_log import RequestLog
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 from holdfast.server.strict_sequences import StrictSequences, number_of
@@ -83,6 +84,8 @@ __all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "Replay", "ttl_of"]
 FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "after_commit")
 
 # Pauses between two attempts to claim a key that another process holds.
+_CONFLICT: Final = 409
+_UNPROCESSABLE: Final = 422
 _POLL_FIRST_SECONDS: Final = 0.005
 _POLL_MAX_SECONDS: Final = 0.25
 
@@ -153,6 +156,8 @@ class Idempotency:
         self.breaker = breaker or Breaker()
         self.clock = clock
         self.metrics = metrics
+        # Requests that did not run, for operators; None: they are not logged.
+        self.request_log: RequestLog | None = None
         # Without metrics the clock is not read for them.
         self._times_store = type(metrics) is not NullMetrics
         self.store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
@@ -170,6 +175,12 @@ class Idempotency:
         # Endpoints whose unstored redirects were logged.
         self._logged_redirects: set[str] = set()
         self._cache_writes: set[asyncio.Task[None]] = set()
+
+    def log_requests(self, log: RequestLog) -> None:
+        """Log requests that do not run, and count all of them, for operators. Idempotent."""
+        if self.request_log is None:
+            self.request_log = log
+            self.metrics = log.counting(self.metrics)
 
     @property
     def gate(self) -> Gate | None:
@@ -438,6 +449,8 @@ class Idempotency:
     def in_progress(self, request: GuardedRequest) -> InProgressError:
         """Count a duplicate that has waited too long, and return its error."""
         self.metrics.outcome(request.endpoint, "in_progress")
+        if self.request_log is not None:
+            self.request_log.note(request, "in_progress", _CONFLICT)
         return InProgressError(
             "the first request with this key is still running"
             if request.sequence is None
@@ -459,9 +472,13 @@ class Idempotency:
         match decision:
             case Replayed(record):
                 counted.outcome(request.endpoint, "replayed")
+                if self.request_log is not None:
+                    self.request_log.note(request, "replayed", record.status, record)
                 return Replay(record)
-            case Mismatched(expected, received):
+            case Mismatched(expected, received, record):
                 counted.outcome(request.endpoint, "mismatched")
+                if self.request_log is not None:
+                    self.request_log.note(request, "mismatched", _mismatch_status(request), record)
                 raise PayloadMismatchError(
                     "this key was used for a different request",
                     details=mismatch_details(request, expected, received),
@@ -919,3 +936,7 @@ def _unstored_writes(execution: Execution, response: Response) -> str:
         f"{endpoint} has written, and responds {status}, which is never stored. {undone}. After a "
         "success, respond 303 and write Policy(redirects_stored={303})"
     )
+
+
+def _mismatch_status(request: GuardedRequest) -> int:
+    return _UNPROCESSABLE if request.policy.ietf_statuses else _CONFLICT

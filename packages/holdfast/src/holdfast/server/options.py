@@ -41,3 +41,4 @@ class HoldfastOptions(TypedDict, total=False):
     max_payload_bytes: int
     limits: Limits
     disabled: Disabled
+    request_log_seconds: float | None

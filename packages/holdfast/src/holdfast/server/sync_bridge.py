@@ -175,6 +175,7 @@ class Bridge:
             limiter=holdfast.limiter,
             spans=holdfast.spans,
             error_format=holdfast.error_format,
+            request_log=holdfast.request_log,
         )
 
     @property

@@ -1,14 +1,17 @@
 """Everything that is stored of one tenant: counted, exported and erased, for operators."""
 
+import base64
 import hmac
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final, Self
 
 from holdfast.core.idempotency_record import AuditEvent
+from holdfast.core.tenants import OPERATOR_TENANT
 from holdfast.errors import ConfigurationError, HoldfastError, StoreError
 from holdfast.ids import new_id, new_request_id
 from holdfast.ports import Clock, Row, Store
@@ -24,13 +27,22 @@ from holdfast.stores.tenant_tables import (
     uncovered_tables,
 )
 
-__all__ = ["OPERATOR_TENANT", "Erased", "StillWrittenError", "TenantData", "erased_at"]
+__all__ = [
+    "EXPORT_FORMAT",
+    "OPERATOR_TENANT",
+    "Erased",
+    "StillWrittenError",
+    "TenantData",
+    "erased_at",
+    "export_json",
+]
 
-OPERATOR_TENANT: Final = "holdfast:operator"
-"""The tenant of audit events about tenants that do not exist any more."""
+EXPORT_FORMAT: Final = 1
+"""The version of the lines of an export, for programs that read them."""
 
 _STARTED: Final = "tenant.erase_started"
 _ERASED: Final = "tenant.erased"
+_EXPORTED: Final = "tenant.exported"
 _OK: Final = 200
 _ACCEPTED: Final = 202
 # Rows that are written while others are deleted are found by the next pass.
@@ -71,13 +83,14 @@ class TenantData:
         """Return tables with a column ``tenant`` that are neither the library's nor were given."""
         return await uncovered_tables(self._store, list(self._tables))
 
-    async def count(self, tenant: str) -> dict[str, int]:
-        """Return the number of rows of a tenant by table."""
+    async def count(self, tenant: str, *, most: int | None = None) -> dict[str, int]:
+        """Return the number of rows of a tenant by table; with ``most``, counted up to it."""
         counts = {}
+        limit = "" if most is None else f" LIMIT {int(most)}"
         for table in self._tables:
             rows = await self._store.read(
-                f"SELECT count(*) AS n FROM {table.name}"  # noqa: S608 - checked names
-                f" WHERE {table.column} = :tenant",
+                f"SELECT count(*) AS n FROM (SELECT 1 AS one FROM {table.name}"  # noqa: S608 - checked
+                f" WHERE {table.column} = :tenant{limit}) AS counted",
                 {"tenant": tenant},
             )
             counts[plain_name(table.name)] = int(rows[0]["n"])
@@ -92,6 +105,11 @@ class TenantData:
             async for row in read_rows(self._store, table, columns, tenant):
                 yield plain_name(table.name), row
 
+    async def note_export(self, tenant: str, *, actor: str, reason: str) -> None:
+        """Write an audit event, in the trail of the tenant, before its rows are exported."""
+        pseudonym = await _pseudonym(self._store, tenant)
+        await self._audit(_EXPORTED, _OK, pseudonym, actor, reason, tenant=tenant)
+
     async def erase(
         self,
         tenant: str,
@@ -101,7 +119,7 @@ class TenantData:
         forget_cached: Callable[[str], Awaitable[int]] | None = None,
         on_progress: Callable[[str, int], None] = lambda _table, _rows: None,
     ) -> Erased:
-        """Delete every row of a tenant in small batches, then what caches hold.
+        """Delete every row of a tenant in small batches, its sessions, then what caches hold.
 
         May be interrupted and run again. Two audit events under ``OPERATOR_TENANT`` say that an
         erasure began and ended; they have a keyed hash of the tenant's name instead of the name.
@@ -130,6 +148,7 @@ class TenantData:
                 "rows of this tenant are written while they are erased: end its access, then run "
                 "the command again"
             )
+        await self._end_sessions(tenant)
         # The new epoch makes memory and Redis forget all records: from here on none is replayed.
         # It comes after the deletion, or a server could cache a record in between.
         said = f"{reason} ({sum(erased.values())} rows)"
@@ -141,6 +160,19 @@ class TenantData:
                 await self._store.read("PRAGMA wal_checkpoint(TRUNCATE)")
         return Erased(erased, cached, audit_id)
 
+    async def _end_sessions(self, tenant: str) -> None:
+        """End the sessions of the console that are for this tenant: they contain its name."""
+        table = self._store.table_names.table("console_sessions")
+        rows = await self._store.read(
+            f"SELECT id_hash, tenants FROM {table} WHERE tenants <> 'null'"  # noqa: S608 - checked
+        )
+        for row in rows:
+            if tenant in json.loads(row["tenants"]):
+                await self._store.write(
+                    f"DELETE FROM {table} WHERE id_hash = :id_hash",  # noqa: S608 - checked
+                    {"id_hash": row["id_hash"]},
+                )
+
     async def _audit(
         self,
         what: str,
@@ -150,12 +182,13 @@ class TenantData:
         reason: str,
         *,
         renew_epoch: bool = False,
+        tenant: str = OPERATOR_TENANT,
     ) -> str:
         now = self._clock.now()
         request_id = new_request_id()
         event = AuditEvent(
             id=new_id(now),
-            tenant=OPERATOR_TENANT,
+            tenant=tenant,
             actor=actor,
             endpoint=what,
             payload_hash=pseudonym,
@@ -177,6 +210,21 @@ class TenantData:
             await unit.rollback()
             raise
         return event.id
+
+
+def export_json(value: object) -> Any:
+    """Return what JSON has no type for: instants in UTC, bytes as text if they are."""
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case bytes() | memoryview():
+            data = bytes(value)
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                return {"base64": base64.b64encode(data).decode()}
+        case _:
+            return str(value)
 
 
 async def erased_at(store: Store, tenant: str) -> datetime | None:

@@ -38,6 +38,7 @@ _BEFORE_OTHERS: Final = (
     "job_completions",
 )
 _AFTER_OTHERS: Final = (
+    "request_log",
     "idempotency_records",
     "sequence_numbers",
     "sequences",

@@ -147,6 +147,7 @@ def guarded(*, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True) -> Fast
         memory_bytes=memory_bytes,
     )
     app = FastAPI()
+    app.state.holdfast = holdfast
     holdfast.install(app)
 
     @app.post("/orders", status_code=201)
@@ -158,6 +159,18 @@ def guarded(*, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True) -> Fast
         )
         return {"id": new, "item": order.item}
 
+    return app
+
+
+def guarded_with_console() -> FastAPI:
+    """The guarded handler of an app that has the console, for the suite about it."""
+    from holdfast.console import TokenAccess, console
+    from holdfast.server.jwt_auth import JwtIdentify
+    from holdfast_lab.bench.console import OPERATOR, SECRET
+
+    app = guarded()
+    access = TokenAccess(JwtIdentify(secret=SECRET), operators={OPERATOR})
+    app.mount("/console", console(app.state.holdfast, access=access))
     return app
 
 

@@ -7,6 +7,7 @@ import uvloop
 
 from holdfast_lab.bench import (
     batch,
+    console,
     cpu_layers,
     fingerprint,
     growth,
@@ -240,4 +241,5 @@ SUITES: dict[str, Callable[[Environment], Sequence[Measurement | Curve]]] = {
     "batch-drain": outbox_suite.measure_batches,
     "records": measure_records,
     "many-jobs": measure_many_jobs,
+    "console": console.measure,
 }

@@ -30,8 +30,10 @@ from holdfast_services.planning.openapi import LIST
 from holdfast_services.planning.paging import After, Limit, page, read_cursor
 from holdfast_services.planning.repository import is_id
 from holdfast_services.planning.webhook_delivery import (
+    DISABLED,
     add_delivery,
-    enqueue_delivery,
+    check_enabled,
+    send_again,
     webhook_sql,
 )
 from holdfast_services.settings import Settings
@@ -43,7 +45,6 @@ from holdfast_services.webhooks.signature import new_secret
 __all__ = ["add_routes"]
 
 TOO_MANY: Final = "webhook.too_many"
-DISABLED: Final = "webhook.disabled"
 
 _WEBHOOK: Final = "/webhooks/{webhook_id}"
 _DELIVERY: Final = f"{_WEBHOOK}/deliveries/{{delivery_id}}"
@@ -214,15 +215,6 @@ def _add_sending(api: APIRouter, service: AggregateService, admin: Any) -> None:
         **_errors(404, conflict=DISABLED),
     }
 
-    async def check_enabled(tx: Any, caller: Principal, webhook_id: str) -> None:
-        row = await tx.fetch_one(webhook_sql("find_webhook"), _about(caller, webhook_id))
-        if row is None:
-            raise _no_webhook()
-        if row["disabled_at"] is not None:
-            raise ServiceError(
-                409, DISABLED, f"the webhook is disabled, {row['disabled_reason']}: enable it first"
-            )
-
     async def accepted(run: Any, delivery: Mapping[str, Any]) -> Response:
         row = await run.statements.fetch_one(webhook_sql("find_delivery"), delivery)
         run.describe(resource=f"delivery:{row['id']}")
@@ -243,7 +235,7 @@ def _add_sending(api: APIRouter, service: AggregateService, admin: Any) -> None:
     )
     @holdfast.guard(f"POST /v1{_WEBHOOK}/test", policy=policy, principal=admin)
     async def test(webhook_id: str, tx: Tx, caller: Caller, run: Run) -> Response:
-        await check_enabled(tx, caller, webhook_id)
+        await check_enabled(tx, _about(caller, webhook_id))
         about = {"tenant": caller.tenant, "webhook_id": webhook_id}
         data = {"organization": caller.tenant, "sent_by": caller.actor}
         now = holdfast.clock.now()
@@ -263,12 +255,8 @@ def _add_sending(api: APIRouter, service: AggregateService, admin: Any) -> None:
     async def resend(
         webhook_id: str, delivery_id: str, tx: Tx, caller: Caller, run: Run
     ) -> Response:
-        await check_enabled(tx, caller, webhook_id)
         values = _about_delivery(caller, webhook_id, delivery_id)
-        row = await tx.fetch_one(webhook_sql("send_again"), values)
-        if row is None:
-            raise NotFoundError("there is no such delivery")
-        await enqueue_delivery(holdfast.enqueue, row)
+        await send_again(tx, holdfast.enqueue, values)
         return await accepted(run, values)
 
 

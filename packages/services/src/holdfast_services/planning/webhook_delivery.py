@@ -6,13 +6,13 @@ attempt, also after a crash and when it is sent again: a receiver that honours i
 
 import json
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
 
 from holdfast import Transaction
-from holdfast.errors import NonRetryableError, RetryLaterError
+from holdfast.errors import NonRetryableError, NotFoundError, RetryLaterError, ServiceError
 from holdfast.ids import new_id
 from holdfast.jobs.context import JobContext
 from holdfast.jobs.enqueue import encode_json
@@ -29,16 +29,20 @@ from holdfast_services.webhooks.sender import (
 
 __all__ = [
     "DELIVER",
+    "DISABLED",
     "QUEUE",
     "DeliveryRules",
     "WebhookDeliveries",
     "add_deliveries",
     "add_delivery",
+    "check_enabled",
     "enqueue_delivery",
+    "send_again",
     "webhook_sql",
 ]
 
 DELIVER: Final = "webhook.deliver"
+DISABLED: Final = "webhook.disabled"
 # Another queue than that of planning: its workers may wait for receivers.
 QUEUE: Final = "planning-webhooks"
 
@@ -111,6 +115,26 @@ async def enqueue_delivery(enqueue: Enqueue, delivery: Row) -> None:
         resource_id=f"{delivery['id']}:{delivery['sends']}",
         order=delivery["webhook_id"],
     )
+
+
+async def check_enabled(tx: Transaction, webhook: Mapping[str, str]) -> None:
+    """Raise ``NotFoundError`` without a webhook, and ``ServiceError`` for a disabled one."""
+    row = await tx.fetch_one(webhook_sql("find_webhook"), webhook)
+    if row is None:
+        raise NotFoundError("there is no such webhook")
+    if row["disabled_at"] is not None:
+        raise ServiceError(
+            409, DISABLED, f"the webhook is disabled, {row['disabled_reason']}: enable it first"
+        )
+
+
+async def send_again(tx: Transaction, enqueue: Enqueue, delivery: Mapping[str, str]) -> None:
+    """Send a delivery again, with the same id and body; one that still waits is not sent twice."""
+    await check_enabled(tx, {"tenant": delivery["tenant"], "id": delivery["webhook_id"]})
+    row = await tx.fetch_one(webhook_sql("send_again"), delivery)
+    if row is None:
+        raise NotFoundError("there is no such delivery")
+    await enqueue_delivery(enqueue, row)
 
 
 @dataclass(frozen=True, slots=True)

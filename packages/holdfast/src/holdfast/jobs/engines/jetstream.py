@@ -34,7 +34,7 @@ from holdfast.jobs.engines.nats_connection import (
 )
 from holdfast.jobs.engines.relay import Relay
 from holdfast.jobs.engines.sql import SqlEngine
-from holdfast.jobs.job_store import JobStore
+from holdfast.jobs.job_store import JobStore, ToDo
 from holdfast.observability.noop import NullBrokerMetrics
 from holdfast.ports import (
     BrokerMetrics,
@@ -234,21 +234,38 @@ class JetStreamEngine:
 
     async def _return(self, others: Sequence[tuple[Message, tuple[str, str]]]) -> None:
         """Acknowledge messages about jobs that could not be leased, or delay their delivery."""
+        unpublished: set[tuple[str, str]] = set()
         try:
             to_do = await self._job_store.still_to_do({job for _, job in others})
+            free_in_seconds = {job: found.free_in_seconds for job, found in to_do.items()}
+            unpublished = await self._unpublish_paused(to_do)
         except StoreError:
-            to_do = {job: _ERROR_SECONDS for _, job in others}
+            free_in_seconds = {job: _ERROR_SECONDS for _, job in others}
         for message, job in others:
-            free_in = to_do.get(job)
-            if free_in is None:
-                # The job is finished. Or it waits for another of its order key: then the message
-                # is about a deleted row, and the relay publishes the new one when it is due.
+            free_in = free_in_seconds.get(job)
+            if free_in is None or job in unpublished:
+                # The job is finished, or its queue is paused. Or it waits for another of its order
+                # key: then the message is about a deleted row, and the relay publishes the new one
+                # when it is due.
                 reply = _ACK
             elif free_in > 0:
                 reply = nak(free_in + _DELIVERY_MARGIN_SECONDS)
             else:  # another transaction has locked the row
                 reply = nak(min(1.0, 0.01 * 2 ** min(message.deliveries, 7)))
             await self._broker.acknowledge(message.receipt, reply)
+
+    async def _unpublish_paused(
+        self, to_do: Mapping[tuple[str, str], ToDo]
+    ) -> set[tuple[str, str]]:
+        """Mark due jobs of paused queues as unpublished; return those whose messages can go.
+
+        The broker would deliver the messages again and again. The relay publishes the jobs when
+        their queue is resumed.
+        """
+        due = [job for job, found in to_do.items() if found.free_in_seconds == 0]
+        paused = await self._job_store.paused_queues() if due else set()
+        held = [job for job in due if to_do[job].queue in paused]
+        return await self._job_store.unpublish(held) if held else set()
 
     # -- leases and outcomes ----------------------------------------------------------------------
 

@@ -28,6 +28,10 @@ CORE_TABLES: Final = (
     "job_failures",
     "job_steps",
     "job_causes",
+    "request_log",
+    "request_counts",
+    "paused_queues",
+    "console_sessions",
 )
 """The tables of the library, without the list of migrations, which the target has already."""
 

@@ -94,11 +94,14 @@ class Writer:
                 self._pass_turn()  # granted at the same time
             raise
 
-    async def begin(self, work: Work, *, is_quick: bool) -> Any:
-        """Begin the transaction or set a savepoint, then run the first function of a request."""
+    async def begin(self, work: Work, *, is_quick: bool, waits: bool = True) -> Any:
+        """Begin the transaction or set a savepoint, then run the first function of a request.
+
+        Without ``waits`` it raises at once if another process writes, and no other request fails.
+        """
         savepoint = self._savepoint()
 
-        def begin_on_loop(db: sqlite3.Connection) -> Any:
+        def begin_at_once(db: sqlite3.Connection) -> Any:
             _open(db, savepoint)
             self._has_timed_out = False
             return work(db)
@@ -107,7 +110,7 @@ class Writer:
         if self._has_timed_out:
             seconds = min(seconds, _SHORT_WAIT_SECONDS)
 
-        def begin_on_thread(db: sqlite3.Connection) -> Any:
+        def begin_after_wait(db: sqlite3.Connection) -> Any:
             # Set on the thread: a cancelled caller would not see the result.
             try:
                 _wait_and_open(db, savepoint, seconds)
@@ -117,13 +120,18 @@ class Writer:
             self._has_timed_out = False
             return work(db)
 
+        if not waits:
+            try:
+                return await self._run(begin_at_once)
+            except _BusyError:
+                raise _lock_timeout() from None
         if is_quick and not self._thread.pending:
             try:
-                return self._run_here(begin_on_loop)
+                return self._run_here(begin_at_once)
             except _BusyError:  # another process writes: wait on the thread
                 pass
         try:
-            return await self._run(begin_on_thread)
+            return await self._run(begin_after_wait)
         except _BusyError:
             self._refuse_waiting()
             raise _lock_timeout() from None

@@ -180,6 +180,17 @@ class SqliteStore:
         rows: list[Row] = await self._in_transaction(lambda db: rows_of(db.execute(sql, values)))
         return rows
 
+    async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction, after the requests that already wait.
+
+        Raises ``StoreUnavailableError`` at once if another process writes.
+        """
+        values = to_values(params)
+        rows: list[Row] = await self._in_transaction(
+            lambda db: rows_of(db.execute(sql, values)), waits=False
+        )
+        return rows
+
     def notifier(self) -> SocketNotifier:
         """Return a notifier for the processes that use this file."""
         return SocketNotifier(self._path, channel=self.table_names.channel)
@@ -251,8 +262,8 @@ class SqliteStore:
         self._reader = ConnectionThread("holdfast-sqlite-reader", self._connect)
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
 
-    async def _in_transaction(self, work: Any) -> Any:
-        unit = SqliteUnit(self._writer, self._sql, None, "")
+    async def _in_transaction(self, work: Any, *, waits: bool = True) -> Any:
+        unit = SqliteUnit(self._writer, self._sql, None, "", waits=waits)
         try:
             result = await unit.run(work)
         except BaseException:

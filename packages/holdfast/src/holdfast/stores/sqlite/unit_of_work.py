@@ -81,6 +81,7 @@ class SqliteUnit:
         "_record_id",
         "_sql",
         "_transaction",
+        "_waits",
         "_writer",
         "superseded",
     )
@@ -93,8 +94,13 @@ class SqliteUnit:
         claimed_at: str,
         *,
         is_chunk: bool = False,
+        waits: bool = True,
     ) -> None:
-        """With ``is_chunk``, it is for several requests, and waits behind single ones."""
+        """With ``is_chunk``, it is for several requests, and waits behind single ones.
+
+        Without ``waits`` it waits for requests of this process, but not for other processes.
+        """
+        self._waits = waits
         self._is_chunk = is_chunk
         self._writer = writer
         self._sql = sql
@@ -215,7 +221,7 @@ class SqliteUnit:
 
         await self._writer.take_turn(is_chunk=self._is_chunk)
         self._has_turn = True
-        return await self._writer.begin(check_and_work, is_quick=is_quick)
+        return await self._writer.begin(check_and_work, is_quick=is_quick, waits=self._waits)
 
 
 @lru_cache(maxsize=1024)

@@ -1,14 +1,13 @@
 """HTTP routes of steps and reviews."""
 
 import re
-from datetime import date
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import APIRouter, Header, Path, Query
 from pydantic import Field
 
 from holdfast import ErrorFormat, Holdfast, Principal
-from holdfast.errors import BodyInvalidError, FieldNotAllowedError, ForbiddenError, NotFoundError
+from holdfast.errors import BodyInvalidError, ForbiddenError, NotFoundError
 from holdfast.ports import Row
 from holdfast.server.starlette import Caller, Run, Tx
 from holdfast_services.auth import CurrentPrincipal
@@ -19,11 +18,9 @@ from holdfast_services.walk.admin import read_review, read_walker
 from holdfast_services.walk.admin_model import Reinstated, ReviewDetail, WalkerDetail
 from holdfast_services.walk.documentation import documented
 from holdfast_services.walk.errors import walk_error
-from holdfast_services.walk.jobs import REFUND
-from holdfast_services.walk.outgoing import announce
 from holdfast_services.walk.steps import reviews
 from holdfast_services.walk.steps.attestation import AppCheck
-from holdfast_services.walk.steps.ingest import QUEUE, StepIngestion
+from holdfast_services.walk.steps.ingest import StepIngestion
 from holdfast_services.walk.steps.model import (
     DayView,
     DayViews,
@@ -33,14 +30,9 @@ from holdfast_services.walk.steps.model import (
     ReviewViews,
     StepReport,
 )
-from holdfast_services.walk.steps.reconcile import settle_day
-from holdfast_services.walk.steps.repository import (
-    AFTER_LAST_DAY,
-    list_days,
-    readings_of,
-    save_ruling,
-)
-from holdfast_services.walk.suspension import reinstate, suspend
+from holdfast_services.walk.steps.repository import AFTER_LAST_DAY, list_days
+from holdfast_services.walk.steps.resolution import resolve_review
+from holdfast_services.walk.suspension import reinstate
 from holdfast_services.walk.walkers import instant, lock_walker
 
 __all__ = ["router"]
@@ -177,30 +169,16 @@ def _reviews(holdfast: Holdfast, settings: Settings) -> APIRouter:
         _check_admin(caller)
         if _ID.fullmatch(review_id) is None:
             raise NotFoundError("there is no such review")
-        now = holdfast.clock.now()
-        walker = str((await reviews.find_review(tx, review_id))["tenant"])
-        before = (await lock_walker(tx, walker, now)).event_seq
-        resolved = await reviews.resolve_review(
-            tx, review_id, resolution, admin=caller.actor, now=now
+        resolved = await resolve_review(
+            tx,
+            holdfast.enqueue,
+            review_id,
+            resolution,
+            admin=caller.actor,
+            settings=settings,
+            now=holdfast.clock.now(),
         )
         run.describe(resource=f"review:{review_id}")
-        if resolution.decision == "suspend":
-            await suspend(tx, walker, now)
-        if resolved["kind"] == reviews.QUARANTINED_DAY:
-            day = date.fromisoformat(resolved["day"])
-            count = await _accepted_count(tx, walker, day, resolution, settings.step_max_per_day)
-            accepted = resolution.decision == "accept"
-            await save_ruling(tx, walker, day, accepted=accepted, count=count)
-            due_at = await settle_day(tx, walker, day, settings=settings, now=now)
-            if due_at is not None:
-                await holdfast.enqueue(
-                    REFUND,
-                    queue=QUEUE,
-                    tenant=walker,
-                    run_at=due_at,
-                    coalesce=due_at.isoformat(),
-                )
-        await announce(tx, walker, holdfast.enqueue, settings=settings, after=before, now=now)
         return reviews.as_view(resolved)
 
     return api
@@ -244,21 +222,6 @@ def _walkers(holdfast: Holdfast, settings: Settings) -> APIRouter:
 def _check_admin(caller: Principal) -> None:
     if _ADMIN not in caller.roles:
         raise ForbiddenError("this needs the role admin")
-
-
-async def _accepted_count(tx: Tx, tenant: str, day: date, resolution: Resolution, most: int) -> int:
-    """Return how many steps an admin accepts: the given number, else the highest reading.
-
-    Not the sum over bundles, which would count steps twice that two bundles have counted.
-    """
-    if resolution.decision != "accept":
-        return 0
-    if resolution.accepted_count is None:
-        readings, _ = await readings_of(tx, tenant, day)
-        return max(reading.count for reading in readings)
-    if resolution.accepted_count > most:
-        raise FieldNotAllowedError(f"acceptedCount: should be at most {most}")
-    return resolution.accepted_count
 
 
 def _day(row: Row) -> DayView:

@@ -1,0 +1,63 @@
+"""``holdfast trace``: one correlation id from tap to effect, for operators."""
+
+import asyncio
+from datetime import UTC, datetime
+
+from holdfast.cli.database import opened
+from holdfast.cli.output import CommandError, print_json, print_table
+from holdfast.cli.target import Target
+from holdfast.cli.tenants import tenant_or_all
+from holdfast.core.tenants import tenant_or_none
+from holdfast.server.request_trace import Moment, timeline
+
+__all__ = ["show_trace"]
+
+
+def show_trace(target: Target, correlation_id: str, *, tenant: str | None, as_json: bool) -> None:
+    """Print everything with a correlation id, oldest first. Raises ``CommandError`` for nothing."""
+    if not correlation_id or "\x00" in correlation_id:
+        raise CommandError("the correlation id is empty or contains a NUL character", 2)
+
+    async def read() -> list[Moment]:
+        async with opened(target) as store:
+            return await timeline(store, correlation_id, tenant_or_none(tenant_or_all(tenant)))
+
+    moments = asyncio.run(read())
+    if not moments:
+        raise CommandError("nothing has this correlation id, or it was deleted since")
+    if as_json:
+        print_json([_fields(moment) for moment in moments])
+        return
+    first = moments[0].at
+    print_table(
+        ("time", "after", "what", "about", "status", "request id", "tenant"),
+        [
+            (
+                _instant(moment.at),
+                f"+{(moment.at - first).total_seconds():.3f} s",
+                moment.kind,
+                moment.text,
+                "-" if moment.status is None else str(moment.status),
+                moment.request_id or "-",
+                moment.tenant,
+            )
+            for moment in moments
+        ],
+    )
+
+
+def _fields(moment: Moment) -> dict[str, object]:
+    return {
+        "at": _instant(moment.at),
+        "kind": moment.kind,
+        "text": moment.text,
+        "tenant": moment.tenant,
+        "request_id": moment.request_id,
+        "status": moment.status,
+        "key": None if moment.record_id is None else moment.record_id.key,
+        "job_id": moment.job_id,
+    }
+
+
+def _instant(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

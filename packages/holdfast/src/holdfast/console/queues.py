@@ -1,0 +1,109 @@
+"""Pages about queues and workers, for operators of all tenants."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from holdfast.console.access import Role
+from holdfast.console.jobs import job_sql
+from holdfast.console.page import ConsoleError, Page, PageRequest, Redirected, Shown
+from holdfast.core.tenants import ALL_TENANTS
+from holdfast.errors import UsageError
+from holdfast.jobs.admin import JobAdmin, QueueDepth
+from holdfast.jobs.depth_reporter import MAX_COUNTED
+from holdfast.jobs.job_store import at
+from holdfast.jobs.paused_queues import PausedQueue, PausedQueues
+from holdfast.server.app import Holdfast
+
+__all__ = ["queue_pages"]
+
+# How many jobs of each queue the page about workers reads, and how many lines it shows.
+_SCANNED: Final = 10_000
+_PAGE_ROWS: Final = 200
+
+
+def queue_pages(holdfast: Holdfast[Any]) -> list[Page]:
+    """Return the pages about queues and workers."""
+    pages = _QueuePages(holdfast)
+    return [
+        Page("queues", pages.all, title="Queues", needs_all_tenants=True, live=True),
+        Page(
+            "queues/pause", pages.pause, method="POST", role=Role.OPERATOR, needs_all_tenants=True
+        ),
+        Page(
+            "queues/resume", pages.resume, method="POST", role=Role.OPERATOR, needs_all_tenants=True
+        ),
+        Page("workers", pages.workers, title="Workers", needs_all_tenants=True, live=True),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Queue:
+    name: str
+    depth: QueueDepth
+    paused: PausedQueue | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Worker:
+    """What a worker runs of one queue."""
+
+    name: str
+    queue: str
+    jobs: int
+    first_started_at: datetime
+    first_lease_ends_at: datetime
+
+
+class _QueuePages:
+    def __init__(self, holdfast: Holdfast[Any]) -> None:
+        self._registry = holdfast.jobs
+        self._notify = holdfast.notifier.notify
+
+    async def all(self, request: PageRequest) -> Shown:
+        """List the queues that have jobs, a handler in this process, or are paused."""
+        depths = await JobAdmin(request.store).depths(most=MAX_COUNTED)
+        paused = {each.queue: each for each in await self._paused(request).all()}
+        names = sorted({*depths, *paused, *self._registry.queues})
+        queues = [
+            _Queue(name=name, depth=depths.get(name, QueueDepth()), paused=paused.get(name))
+            for name in names
+        ]
+        return Shown("queues.html", {"queues": queues, "most": MAX_COUNTED})
+
+    async def pause(self, request: PageRequest) -> Redirected:
+        """Pause a queue."""
+        queue = request.form.get("queue", "")
+        try:
+            is_paused = await self._paused(request).pause(
+                queue, actor=request.actor, reason=request.reason()
+            )
+        except UsageError as error:
+            raise ConsoleError(str(error)) from None
+        return Redirected("queues", "paused" if is_paused else "the queue was paused already")
+
+    async def resume(self, request: PageRequest) -> Redirected:
+        """Resume a queue, and wake the workers."""
+        is_resumed = await self._paused(request).resume(
+            request.form.get("queue", ""), actor=request.actor, reason=request.reason()
+        )
+        return Redirected("queues", "resumed" if is_resumed else "the queue was not paused")
+
+    async def workers(self, request: PageRequest) -> Shown:
+        """List the workers that hold leases, those with the longest running job first."""
+        sql = job_sql(request.store, "leased_jobs", ALL_TENANTS)
+        rows = await request.store.read(sql, {"scanned": _SCANNED, "most": _PAGE_ROWS})
+        workers = [
+            _Worker(
+                name=row["worker"],
+                queue=row["queue"],
+                jobs=row["jobs"],
+                first_started_at=at(row["first_started_at"]),
+                first_lease_ends_at=at(row["first_lease_ends_at"]),
+            )
+            for row in rows
+        ]
+        return Shown("workers.html", {"workers": workers, "is_capped": len(rows) == _PAGE_ROWS})
+
+    def _paused(self, request: PageRequest) -> PausedQueues:
+        return PausedQueues(request.store, self._notify)

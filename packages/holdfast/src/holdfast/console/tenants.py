@@ -1,0 +1,139 @@
+"""Pages about tenants: which there are, how large they are, export and erasure."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from holdfast.console.access import Role
+from holdfast.console.page import ConsoleError, Downloaded, Page, PageRequest, Redirected, Shown
+from holdfast.ports import Store
+from holdfast.server.app import Holdfast
+from holdfast.server.record_search import database_time
+from holdfast.server.tenant_data import EXPORT_FORMAT, TenantData, export_json
+from holdfast.stores.sql_loader import load_queries
+
+__all__ = ["tenant_pages"]
+
+_PAGE_ROWS: Final = 50
+_COUNTED: Final = 10_000
+_HOUR: Final = timedelta(hours=1)
+
+_log = logging.getLogger("holdfast.console")
+
+
+def tenant_pages(holdfast: Holdfast[Any]) -> list[Page]:
+    """Return the pages about tenants."""
+    pages = _TenantPages(holdfast)
+    return [
+        Page("tenants", pages.all, title="Tenants", group="Server", needs_all_tenants=True),
+        Page("tenants/show", pages.show),
+        Page("tenants/export", pages.export, method="POST", role=Role.ADMIN),
+        Page("tenants/erase", pages.erase, method="POST", role=Role.ADMIN),
+    ]
+
+
+class _TenantPages:
+    def __init__(self, holdfast: Holdfast[Any]) -> None:
+        self._holdfast = holdfast
+        self._erasures: set[asyncio.Task[None]] = set()
+
+    async def all(self, request: PageRequest) -> Shown:
+        """List the tenants that have records."""
+        values = {"after": request.query.get("after", ""), "limit": _PAGE_ROWS}
+        rows = await request.store.read(_sql(request.store)["tenants"], values)
+        names = [row["tenant"] for row in rows]
+        is_full = len(names) == _PAGE_ROWS
+        return Shown(
+            "tenants.html",
+            {
+                "names": names,
+                "first": "tenants" if "after" in request.query else None,
+                "next": f"tenants?{urlencode({'after': names[-1]})}" if is_full else None,
+            },
+        )
+
+    async def show(self, request: PageRequest) -> Shown:
+        """Show how much is stored of a tenant, and what it did in the last hour."""
+        tenant = request.own(request.query.get("tenant", ""))
+        store, sql = request.store, _sql(request.store)
+        since = request.now - _HOUR
+        values: dict[str, Any] = {"tenant": tenant, "most": _COUNTED}
+        recent = await store.read(
+            sql["recent_records"], values | {"since": database_time(store, since)}
+        )
+        refusals = await store.read(sql["recent_refusals"], values | {"since": since.timestamp()})
+        data = await self._data()
+        return Shown(
+            "tenant.html",
+            {
+                "name": tenant,
+                "counts": sorted((await data.count(tenant, most=_COUNTED)).items()),
+                "most": _COUNTED,
+                "executed": recent[0]["n"],
+                "refusals": refusals,
+                "uncovered": await data.uncovered(),
+            },
+        )
+
+    async def export(self, request: PageRequest) -> Downloaded:
+        """Send every row of a tenant as JSON lines."""
+        tenant = request.own(request.form.get("tenant", ""))
+        reason = request.reason()
+        data = await self._data()
+        _log.warning(
+            "a tenant is exported",
+            extra={"tenant": tenant, "actor": request.actor, "reason": reason},
+        )
+        await data.note_export(tenant, actor=request.actor, reason=reason)
+        return Downloaded("tenant.jsonl", "application/x-ndjson", _lines(data, tenant, request.now))
+
+    async def erase(self, request: PageRequest) -> Redirected:
+        """Begin to erase a tenant; audit events say when it began and ended."""
+        tenant = request.own(request.form.get("tenant", ""))
+        if request.form.get("confirmed") != tenant:
+            raise ConsoleError("to erase the tenant, type its name")
+        reason = request.reason()
+        data = await self._data()
+        forget_cached = getattr(self._holdfast.idempotency.cache, "forget_tenant", None)
+
+        async def run() -> None:
+            try:
+                await data.erase(
+                    tenant, actor=request.actor, reason=reason, forget_cached=forget_cached
+                )
+            except Exception:  # noqa: BLE001 - of a task that nothing awaits
+                _log.exception("the erasure of a tenant has failed: start it again")
+
+        task = asyncio.create_task(run())
+        self._erasures.add(task)
+        task.add_done_callback(self._erasures.discard)
+        return Redirected("tenants" if request.operator.sees_all else "", "the erasure has begun")
+
+    async def _data(self) -> TenantData:
+        holdfast = self._holdfast
+        return await TenantData.open(holdfast.store, holdfast.clock, holdfast.tenant_tables)
+
+
+async def _lines(data: TenantData, tenant: str, now: datetime) -> AsyncIterator[bytes]:
+    """Yield the same lines as ``holdfast tenant export`` writes."""
+    counts = dict.fromkeys(await data.count(tenant, most=1), 0)
+    head = {"format": EXPORT_FORMAT, "tenant": tenant, "exported_at": now, "tables": list(counts)}
+    yield _line(head)
+    async for table, row in data.rows(tenant):
+        counts[table] += 1
+        yield _line({"table": table, "row": dict(row)})
+    yield _line({"complete": True, "rows": counts})
+
+
+def _line(value: object) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, default=export_json) + "\n").encode(
+        "utf-8", "surrogatepass"
+    )
+
+
+def _sql(store: Store) -> Mapping[str, str]:
+    return load_queries("holdfast.console", "tenants.sql", names=store.table_names)

@@ -1,0 +1,42 @@
+-- Everything with one correlation id, on SQLite and PostgreSQL. :tenant is null for all tenants.
+
+-- name: audit_events
+SELECT tenant, id, actor, endpoint, status, resource, version, request_id, created_at, reason
+  FROM holdfast_audit_events
+ WHERE correlation_id = :correlation_id AND {tenant}
+ ORDER BY created_at DESC LIMIT :limit;
+
+-- name: logged_requests
+SELECT at, tenant, endpoint, outcome, status, request_id, original_request_id, differs
+  FROM holdfast_request_log
+ WHERE correlation_id = :correlation_id AND {tenant}
+ ORDER BY at DESC LIMIT :limit;
+
+-- name: requests_of_id
+-- Requests that left no record, by their own id.
+SELECT at, tenant, endpoint, key_hash, correlation_id, outcome, status, request_id,
+       original_request_id, expected_body_hash, received_body_hash,
+       expected_request_hash, received_request_hash, differs
+  FROM holdfast_request_log
+ WHERE request_id = :request_id AND {tenant}
+ ORDER BY at DESC LIMIT :limit;
+
+-- name: requests_of_key
+SELECT at, outcome, status, request_id, differs
+  FROM holdfast_request_log
+ WHERE tenant = :tenant AND key_hash = :key_hash AND endpoint = :endpoint
+ ORDER BY at DESC LIMIT :limit;
+
+-- name: jobs
+-- Jobs in any state. The placeholders in braces are times in seconds since 1970.
+SELECT tenant, id AS job_id, type, queue, request_id, state, {enqueued_at} AS enqueued_at,
+       NULL AS ended_at
+  FROM holdfast_jobs WHERE correlation_id = :correlation_id AND {tenant}
+UNION ALL
+SELECT tenant, job_id, type, queue, request_id, 'done', {enqueued_at}, {completed_at}
+  FROM holdfast_job_completions WHERE correlation_id = :correlation_id AND {tenant}
+UNION ALL
+SELECT tenant, job_id, type, queue, request_id, 'dead', {enqueued_at}, {died_at}
+  FROM holdfast_dead_letters
+ WHERE correlation_id = :correlation_id AND {tenant} AND requeued_at IS NULL
+ LIMIT :limit;

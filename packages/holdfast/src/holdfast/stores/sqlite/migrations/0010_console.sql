@@ -1,0 +1,67 @@
+-- Sessions of operators in the console. Times are seconds since 1970.
+CREATE TABLE holdfast_console_sessions (
+    id_hash       TEXT NOT NULL PRIMARY KEY,
+    subject       TEXT NOT NULL,
+    role          TEXT NOT NULL,
+    -- JSON: the tenants that may be seen, or null for all.
+    tenants       TEXT NOT NULL,
+    sees_payloads INTEGER NOT NULL,
+    form_token    TEXT NOT NULL,
+    used_at       REAL NOT NULL,
+    ends_at       REAL NOT NULL
+);
+
+-- For operators, who look requests up by what their customers and logs name. Lists by key and time
+-- have no index here: each costs a request more than ten microseconds, and a file has fewer records
+-- than a server.
+CREATE INDEX idx_holdfast_idempotency_records_request ON holdfast_idempotency_records (request_id);
+CREATE INDEX idx_holdfast_idempotency_records_trace ON holdfast_idempotency_records (correlation_id);
+CREATE INDEX idx_holdfast_audit_events_correlation_id ON holdfast_audit_events (correlation_id);
+CREATE INDEX idx_holdfast_jobs_correlation_id ON holdfast_jobs (correlation_id);
+CREATE INDEX idx_holdfast_job_completions_correlation_id ON holdfast_job_completions (correlation_id);
+CREATE INDEX idx_holdfast_job_completions_by_tenant ON holdfast_job_completions (tenant, completed_at);
+CREATE INDEX idx_holdfast_dead_letters_by_tenant ON holdfast_dead_letters (tenant, died_at);
+CREATE INDEX idx_holdfast_dead_letters_correlation_id ON holdfast_dead_letters (correlation_id);
+
+-- Replays, mismatches and refusals: what leaves no record. Written in batches after the responses,
+-- without payloads, and kept for some days. Times are seconds since 1970.
+CREATE TABLE holdfast_request_log (
+    id                    INTEGER PRIMARY KEY,
+    at                    REAL    NOT NULL,
+    tenant                TEXT    NOT NULL,
+    endpoint              TEXT    NOT NULL,
+    -- SHA-256 of the key; empty without one.
+    key_hash              TEXT    NOT NULL,
+    request_id            TEXT    NOT NULL,
+    correlation_id        TEXT    NOT NULL,
+    outcome               TEXT    NOT NULL,
+    status                INTEGER,
+    original_request_id   TEXT,
+    expected_body_hash    TEXT,
+    received_body_hash    TEXT,
+    expected_request_hash TEXT,
+    received_request_hash TEXT,
+    -- The parts in which a mismatched request differs from the first one.
+    differs               TEXT
+);
+CREATE INDEX idx_holdfast_request_log_at ON holdfast_request_log (at);
+CREATE INDEX idx_holdfast_request_log_request_id ON holdfast_request_log (request_id);
+CREATE INDEX idx_holdfast_request_log_correlation_id ON holdfast_request_log (correlation_id);
+CREATE INDEX idx_holdfast_request_log_key_hash ON holdfast_request_log (tenant, key_hash);
+
+-- Numbers of the last hours by minute, process and name, for the console and holdfast top.
+CREATE TABLE holdfast_request_counts (
+    minute  INTEGER NOT NULL,
+    process TEXT    NOT NULL,
+    name    TEXT    NOT NULL,
+    number  REAL    NOT NULL,
+    PRIMARY KEY (minute, process, name)
+) WITHOUT ROWID;
+
+-- Queues whose jobs are not claimed.
+CREATE TABLE holdfast_paused_queues (
+    queue     TEXT NOT NULL PRIMARY KEY,
+    actor     TEXT NOT NULL,
+    reason    TEXT NOT NULL,
+    paused_at REAL NOT NULL
+);

@@ -1,0 +1,147 @@
+"""``holdfast top`` and ``holdfast trace`` on SQLite and PostgreSQL."""
+
+import asyncio
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from holdfast import SINGLE_TENANT, Holdfast
+from packages.holdfast.tests.cli.harness import HOLDFAST, Here, environment, one_line
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/commands.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+def prepare(url: str) -> dict[str, str]:
+    """Send a request, its replay and a mismatch; return the request ids by outcome."""
+
+    async def send() -> dict[str, str]:
+        holdfast: Holdfast[Any] = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=3600)
+        app = FastAPI()
+        holdfast.install(app)
+
+        @app.post("/orders", status_code=201)
+        @holdfast.guard()
+        async def create() -> dict[str, bool]:
+            await holdfast.enqueue("parcel", {"n": 1}, queue="parcels")
+            return {"ok": True}
+
+        await holdfast.open()
+        try:
+            headers = {"idempotency-key": "key-1", "x-correlation-id": "tap-1"}
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+                found = [
+                    await client.post("/orders", headers=headers, params=params)
+                    for params in ({}, {}, {"other": "1"})
+                ]
+        finally:
+            await holdfast.close()
+        assert [each.status_code for each in found] == [201, 201, 409]
+        names = ("record", "replayed", "mismatched")
+        return {name: each.headers["x-request-id"] for name, each in zip(names, found, strict=True)}
+
+    return asyncio.run(send())
+
+
+def test_trace_shows_record_replay_mismatch_audit_and_job(here: Here, database: str) -> None:
+    ids = prepare(database)
+    result = here("trace", "tap-1", "--database", database, "--json")
+    moments = json.loads(result.stdout)
+    kinds = [moment["kind"] for moment in moments]
+    assert sorted(kinds) == [
+        "audit",  # of the request
+        "audit",  # of the job
+        "enqueued",
+        "mismatched",
+        "record",
+        "replayed",
+    ]
+    assert kinds[-2:] == ["replayed", "mismatched"]
+    assert [moment["at"] for moment in moments] == sorted(moment["at"] for moment in moments)
+    by_kind = {moment["kind"]: moment for moment in moments}
+    for kind, request_id in ids.items():
+        assert by_kind[kind]["request_id"] == request_id
+    assert (by_kind["mismatched"]["status"], by_kind["record"]["key"]) == (409, "key-1")
+    assert by_kind["enqueued"]["job_id"]
+    table = here("trace", "tap-1", "--database", database).stdout.decode()
+    assert len(table.splitlines()) == 7
+    assert ids["replayed"] in table
+
+
+def test_trace_of_another_tenant_or_id_is_an_error(here: Here, database: str) -> None:
+    prepare(database)
+    for arguments in (("tap-2",), ("tap-1", "--tenant", "eve")):
+        result = here("trace", *arguments, "--database", database)
+        assert result.returncode == 1
+        assert "nothing has this correlation id" in one_line(result.stderr)
+
+
+def test_top_prints_one_reading_as_table_and_json(here: Here, database: str) -> None:
+    prepare(database)
+    reading = json.loads(here("top", "--database", database, "--json").stdout)
+    assert sum(reading["minutes"]["fresh"]) == 1
+    assert sum(reading["minutes"]["replayed"]) == 1
+    assert sum(reading["minutes"]["mismatched"]) == 1
+    assert reading["queues"]["parcels"]["waiting"] == 1
+    table = here("top", "--database", database, "--once").stdout.decode()
+    assert "Executed" in table
+    assert "parcels" in table
+
+
+def test_top_on_a_terminal_is_live_until_ctrl_c(database: str) -> None:
+    prepare(database)
+    main, side = pty.openpty()
+    process = subprocess.Popen(
+        [HOLDFAST, "top", "--database", database, "--every", "0.2"],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        env=environment(TERM="xterm", COLUMNS="100", LINES="40"),
+    )
+    os.close(side)
+    try:
+        shown = read_until(main, b"Ctrl-C ends")
+        assert b"Executed" in shown
+        assert b"parcels" in shown
+        read_until(main, b"Ctrl-C ends")  # another reading
+        process.send_signal(signal.SIGINT)
+        drain(main)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(main)
+
+
+def read_until(terminal: int, text: bytes, seconds: float = 60.0) -> bytes:
+    """Read what a process writes to its terminal."""
+    found, until = b"", time.monotonic() + seconds
+    while text not in found:
+        assert time.monotonic() < until, found
+        if select.select([terminal], [], [], 1.0)[0]:
+            found += os.read(terminal, 65_536)
+    return found
+
+
+def drain(terminal: int) -> None:
+    """Read to the end: a process may wait until its last output is read."""
+    try:
+        while select.select([terminal], [], [], 60.0)[0] and os.read(terminal, 65_536):
+            pass
+    except OSError:  # the other end is closed
+        pass

@@ -1,0 +1,39 @@
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from holdfast.testing.servers import RealPostgres
+from packages.holdfast.tests.console.lab import ConsoleLab
+from packages.holdfast.tests.support.harness import fresh_database
+
+
+@pytest.fixture(scope="module")
+def module_database(postgres: RealPostgres) -> Iterator[str]:
+    url = postgres.create_database("console")
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
+
+
+@asynccontextmanager
+async def opened(lab: ConsoleLab) -> AsyncIterator[ConsoleLab]:
+    try:
+        await lab.holdfast.open()
+        yield lab
+    finally:
+        await lab.holdfast.close()
+
+
+@pytest.fixture(params=("sqlite", "postgresql"))
+async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ConsoleLab]:
+    async with opened(ConsoleLab(await fresh_database(request, tmp_path, request.param))) as lab:
+        yield lab
+
+
+@pytest.fixture
+async def sqlite_lab(tmp_path: Path) -> AsyncIterator[ConsoleLab]:
+    """For what does not depend on the database."""
+    async with opened(ConsoleLab(f"sqlite:///{tmp_path}/lab.db")) as lab:
+        yield lab

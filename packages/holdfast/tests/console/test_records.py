@@ -1,0 +1,219 @@
+"""Records, requests that did not run, and traces, as operators find them."""
+
+import asyncio
+import re
+import uuid
+from html import unescape
+
+import pytest
+
+from packages.holdfast.tests.console.lab import ConsoleLab
+
+ENDPOINT = "POST /orders/{shop}"
+
+
+async def flush(lab: ConsoleLab) -> None:
+    """Write what the log of requests has collected."""
+    await lab.holdfast.request_log.stop()
+    lab.holdfast.request_log.start()
+
+
+def keys_of(text: str) -> list[str]:
+    return re.findall(r'<code class="id">([0-9a-f-]{36})</code>', text)
+
+
+async def test_list_pages_through_all_records_once(lab: ConsoleLab) -> None:
+    for _ in range(120):
+        assert (await lab.order("bob")).status_code == 201
+    async with lab.browser("ada", "viewer") as browser:
+        found, path = list[str](), "records?tenant=bob"
+        while path:
+            page = await browser.get(path)
+            assert page.status_code == 200
+            found += keys_of(page.text)
+            following = re.search(r'rel="next" href="/console/([^"]+)"', page.text)
+            path = "" if following is None else unescape(following[1])
+    assert len(found) == len(set(found)) == 120
+
+
+@pytest.mark.parametrize("name", ["key", "request_id", "correlation_id"])
+async def test_record_is_found_by_each_of_its_ids(lab: ConsoleLab, name: str) -> None:
+    key, correlation_id = str(uuid.uuid4()), "tap-1"
+    headers = {"idempotency-key": key, "x-correlation-id": correlation_id}
+    response = await lab.order("bob", **headers)
+    assert (await lab.order("bob")).status_code == 201
+    ids = {
+        "key": key,
+        "request_id": response.headers["x-request-id"],
+        "correlation_id": correlation_id,
+    }
+    async with lab.browser("ada", "viewer") as browser:
+        listed = await browser.get(f"records?{name}={ids[name]}")
+        assert keys_of(listed.text) == [key]
+        shown = await browser.get(f"find?q={ids[name]}")
+        assert shown.url.path == "/console/records/show"
+        assert shown.url.params["key"] == key
+
+
+async def test_replay_is_found_by_its_own_request_id(lab: ConsoleLab) -> None:
+    key = str(uuid.uuid4())
+    first = await lab.order("bob", **{"idempotency-key": key})
+    again = await lab.order("bob", **{"idempotency-key": key})
+    assert again.headers["idempotency-replayed"] == "true"
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = await browser.get(f"find?q={again.headers['x-request-id']}")
+        assert "It was replayed" in page.text
+        assert first.headers["x-request-id"] in page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "part"),
+    [
+        ("/orders/mill?item=hat", "query"),
+        ("/orders/farm", "path or query"),
+    ],
+)
+async def test_conflict_is_explained_by_the_part_that_differs(
+    lab: ConsoleLab, path: str, part: str
+) -> None:
+    key = str(uuid.uuid4())
+    await lab.order("bob", **{"idempotency-key": key})
+    refused = await lab.order("bob", path, **{"idempotency-key": key})
+    assert refused.status_code == 409
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = await browser.get(f"find?q={refused.headers['x-request-id']}")
+        assert "Why 409?" in page.text
+        assert f"<strong>{part}</strong>" in page.text
+
+
+async def test_refusal_before_the_key_is_read_is_found(lab: ConsoleLab) -> None:
+    refused = await lab.order("bob", **{"idempotency-key": "two words"})
+    assert refused.status_code == 400
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = await browser.get(f"find?q={refused.headers['x-request-id']}")
+        assert "It was refused" in page.text
+
+
+async def test_refusal_of_a_stranger_is_not_logged(lab: ConsoleLab) -> None:
+    async with lab.client() as client:
+        response = await client.post("/orders/mill")
+        assert response.status_code == 401
+    await flush(lab)
+    assert await lab.holdfast.store.read("SELECT * FROM holdfast_request_log") == []
+
+
+async def test_log_of_requests_has_no_key_and_no_payload(lab: ConsoleLab) -> None:
+    key = str(uuid.uuid4())
+    for item in ("secret-hat", "secret-hat", "secret-coat"):
+        await lab.order("bob", f"/orders/mill?item={item}", **{"idempotency-key": key})
+    await flush(lab)
+    rows = await lab.holdfast.store.read("SELECT * FROM holdfast_request_log")
+    assert len(rows) == 2
+    text = str([dict(row) for row in rows])
+    assert key not in text
+    assert "secret" not in text
+
+
+async def test_trace_shows_one_action_in_the_order_of_time(lab: ConsoleLab) -> None:
+    headers = {"idempotency-key": str(uuid.uuid4()), "x-correlation-id": "tap-7"}
+    await lab.order("bob", "/orders/mill?item=job", **headers)
+    await lab.order("bob", "/orders/mill?item=job", **headers)
+    await lab.order("bob", "/orders/mill?item=hat", **headers)
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = await browser.get("trace/tap-7")
+        kinds = re.findall(r'<span class="state">(\w+)</span>', page.text)
+        assert kinds.index("record") < kinds.index("replayed") < kinds.index("mismatched")
+        assert "audit" in kinds
+
+
+async def test_bound_operator_sees_nothing_of_another_tenant(lab: ConsoleLab) -> None:
+    key = str(uuid.uuid4())
+    headers = {"idempotency-key": key, "x-correlation-id": "tap-9"}
+    first = await lab.order("bob", "/orders/mill?item=job", **headers)
+    refused = await lab.order("bob", "/orders/mill?item=hat", **headers)
+    await flush(lab)
+    jobs = await lab.holdfast.store.read("SELECT id FROM holdfast_jobs")
+    paths = [
+        "records",
+        "records?tenant=bob",
+        f"records?key={key}",
+        f"records/show?tenant=bob&endpoint={ENDPOINT}&key={key}",
+        f"records/show?tenant=eve&endpoint={ENDPOINT}&key={key}",
+        "trace/tap-9",
+        "trace/tap-9?tenant=bob",
+        f"requests/{refused.headers['x-request-id']}",
+        f"requests/{first.headers['x-request-id']}",
+        *(f"find?q={each}" for each in (key, "tap-9", refused.headers["x-request-id"])),
+        f"find?q={jobs[0]['id']}",
+        f"find?q={jobs[0]['id']}&tenant=bob",
+    ]
+    for roles in (("viewer",), ("admin",)):
+        async with lab.browser("eve", *roles) as browser:
+            for path in paths:
+                page = await browser.get(path)
+                assert "mill" not in page.text, path
+                assert first.headers["x-request-id"] not in page.text.replace(path, ""), path
+                assert page.status_code in {200, 404}, path
+            fields = {"tenant": "bob", "endpoint": ENDPOINT, "key": key, "reason": "test"}
+            response = await browser.post("records/remove", **fields)
+            assert response.status_code in {403, 404}
+    async with lab.browser("ada", "viewer") as browser:
+        assert keys_of((await browser.get(f"records?key={key}")).text) == [key]
+
+
+async def test_removed_record_leaves_an_audit_event_with_actor_and_reason(
+    lab: ConsoleLab,
+) -> None:
+    key = str(uuid.uuid4())
+    await lab.order("bob", **{"idempotency-key": key})
+    fields = {"tenant": "bob", "endpoint": ENDPOINT, "key": key}
+    async with lab.browser("ada", "admin") as browser:
+        assert (await browser.post("records/remove", reason=" ", **fields)).status_code == 400
+        response = await browser.post("records/remove", reason="customer asked", **fields)
+        assert response.status_code == 303
+        assert (await browser.post("records/remove", reason="again", **fields)).status_code == 404
+    rows = await lab.holdfast.store.read(
+        "SELECT actor, reason FROM holdfast_audit_events WHERE reason IS NOT NULL"
+    )
+    assert [dict(row) for row in rows] == [{"actor": "ada by console", "reason": "customer asked"}]
+    # Within a second or so: then the memory of this process does not count any more.
+    async with asyncio.timeout(30):
+        while (
+            "idempotency-replayed" in (await lab.order("bob", **{"idempotency-key": key})).headers
+        ):
+            await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "item",
+    ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "\u202eevil\u0000\x1b[31m"],
+)
+async def test_stored_text_is_shown_and_never_interpreted(lab: ConsoleLab, item: str) -> None:
+    response = await lab.order(
+        "bob",
+        "/orders/mill?"
+        + str(lab.client().build_request("GET", "/", params={"item": item}).url.query, "ascii"),
+    )
+    assert response.status_code == 201
+    async with lab.browser("ada", "admin") as browser:
+        page = await browser.get(f"find?q={response.headers['x-request-id']}")
+        assert page.status_code == 200
+        assert "<script>alert" not in page.text
+        assert "<img" not in page.text
+        assert "\u202e" not in page.text
+        assert "\x1b" not in page.text
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["before=yesterday", "after=x", "after=%1f%1f%1f", "key=%00", "tenant=%00", "before=9999"],
+)
+async def test_malformed_filter_is_an_error_for_the_operator(lab: ConsoleLab, query: str) -> None:
+    async with lab.browser("ada", "viewer") as browser:
+        response = await browser.get(f"records?{query}")
+        assert response.status_code in {200, 400}
+        assert "defect" not in response.text

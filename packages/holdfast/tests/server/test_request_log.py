@@ -1,0 +1,460 @@
+"""The log of requests that did not run: in each framework, once each, bounded."""
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+from fastapi import FastAPI
+from flask import Flask
+from werkzeug.test import Client
+from werkzeug.wrappers import Response
+
+from holdfast import SINGLE_TENANT, Holdfast, Policy, Principal, Staleness
+from holdfast.clock import SystemClock
+from holdfast.console import TokenAccess, console
+from holdfast.errors import CommitUnknownError, StoreUnavailableError
+from holdfast.flask import FlaskGuard
+from holdfast.server.request_log import RequestLog
+from holdfast.server.wsgi import WsgiGuard
+from holdfast.stores.postgres import PostgresStore
+from holdfast.stores.sqlite import SqliteStore
+from packages.holdfast.tests.server.test_sync_stores import Shop
+
+KEY = {"Idempotency-Key": "key-1"}
+BAD_KEY = {"Idempotency-Key": "two words"}
+KEPT = 3600.0
+Rows = list[tuple[str, int]]
+_LOGGED = "SELECT outcome, status FROM holdfast_request_log ORDER BY outcome"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/shop.db"
+    return str(request.getfixturevalue("postgres_url"))
+
+
+def logged(url: str) -> Rows:
+    """Read the table on a connection of its own."""
+    if url.startswith("sqlite"):
+        connection = sqlite3.connect(url.removeprefix("sqlite:///"))
+        try:
+            return list(connection.execute(_LOGGED))
+        finally:
+            connection.close()
+    with psycopg.connect(url.replace("+psycopg", "")) as server:
+        return list(server.execute(_LOGGED).fetchall())
+
+
+def refuse_and_replay(post: Callable[..., Any], other: dict[str, Any]) -> None:
+    """Send a request, its replay, a mismatch and a key that is not valid."""
+    assert [
+        post(headers=KEY).status_code,
+        post(headers=KEY).status_code,
+        post(headers=KEY, **other).status_code,
+        post(headers=BAD_KEY).status_code,
+    ] == [201, 201, 409, 400]
+
+
+EXPECTED: Rows = [("mismatched", 409), ("refused", 400), ("replayed", 201)]
+
+
+def wait_until_logged(read: Callable[[], Rows], expected: Rows) -> None:
+    """Wait for the background writer; generous, because a loaded machine delays it."""
+    until = time.monotonic() + 30
+    while read() != expected and time.monotonic() < until:
+        time.sleep(0.05)
+    assert read() == expected
+
+
+def test_flask_app_writes_its_log_in_the_background_and_leaves_no_thread(url: str) -> None:
+    before = set(threading.enumerate())
+    app = Flask(__name__)
+    guard = FlaskGuard(Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT), app)
+
+    @app.post("/orders")
+    @guard("orders.create")
+    def create() -> Any:
+        return {"ok": True}, 201
+
+    client = app.test_client()
+    refuse_and_replay(lambda **sent: client.post("/orders", **sent), {"query_string": "a=1"})
+    wait_until_logged(lambda: logged(url), EXPECTED)
+    client.post("/orders", headers=KEY)
+    guard.close()
+    # What was collected since the last write is written when it is closed.
+    assert logged(url) == sorted([*EXPECTED, ("replayed", 201)])
+    left = [one for one in set(threading.enumerate()) - before if not one.daemon]
+    assert left == []
+
+
+def test_app_with_sync_connections_writes_its_log(url: str) -> None:
+    shop = Shop(url.replace("postgresql", "postgresql+psycopg", 1))
+    shop.holdfast.log_requests()
+    try:
+        refuse_and_replay(
+            lambda **sent: shop.app.test_client().post("/orders/boots", **sent),
+            {"query_string": "a=1"},
+        )
+        wait_until_logged(lambda: logged(url), EXPECTED)
+    finally:
+        shop.close()
+
+
+def test_wsgi_app_writes_its_log(url: str) -> None:
+    holdfast = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT)
+    holdfast.guard_path("POST", "/orders")
+    guard = WsgiGuard(Response("made", 201), holdfast)
+    try:
+        client = Client(guard)
+        refuse_and_replay(lambda **sent: client.post("/orders", **sent), {"data": b"other"})
+    finally:
+        guard.close()
+    assert logged(url) == EXPECTED
+
+
+def test_many_threads_are_counted_without_loss(url: str) -> None:
+    app = Flask(__name__)
+    holdfast = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT)
+    guard = FlaskGuard(holdfast, app)
+    number, threads = 40, 8
+
+    @app.post("/orders")
+    @guard("orders.create")
+    def create() -> Any:
+        return {"ok": True}, 201
+
+    app.test_client().post("/orders", headers=KEY)
+    log = holdfast.request_log
+
+    def count() -> None:
+        for _ in range(number * 100):
+            log.count("thread test")
+
+    running = [threading.Thread(target=count) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    guard.close()
+    total = sum(value for (_, name), value in log._counts.items() if name == "thread test")
+    assert total == number * 100 * threads
+
+
+# -- each refusal once --------------------------------------------------------------------------
+
+
+async def test_stale_action_is_logged_once(url: str) -> None:
+    holdfast = Holdfast(
+        url,
+        tenants=SINGLE_TENANT,
+        request_log_seconds=KEPT,
+        policy=Policy(staleness=Staleness(cap=timedelta(minutes=1), grace=timedelta(0))),
+    )
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard()
+    async def create() -> dict[str, bool]:
+        return {"ok": True}
+
+    await holdfast.open()
+    try:
+        made_at = datetime.now(UTC) - timedelta(days=2)
+        body = {"clientGeneratedAt": made_at.isoformat()}
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://shop"
+        ) as client:
+            assert (await client.post("/orders", json=body, headers=KEY)).status_code == 422
+    finally:
+        await holdfast.close()
+    assert logged(url) == [("stale", 422)]
+
+
+async def test_refusal_after_a_framework_s_sign_in_is_logged_once(url: str) -> None:
+    def caller() -> Principal:
+        return Principal("ann", "ann")
+
+    holdfast = Holdfast(url, request_log_seconds=KEPT)
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard(principal=caller)
+    async def create() -> dict[str, bool]:
+        return {"ok": True}
+
+    await holdfast.open()
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://shop"
+        ) as client:
+            for headers, params, status in (
+                (KEY, {}, 201),
+                (KEY, {}, 201),
+                (KEY, {"a": "1"}, 409),
+                (BAD_KEY, {}, 400),
+            ):
+                response = await client.post("/orders", headers=headers, params=params)
+                assert response.status_code == status
+    finally:
+        await holdfast.close()
+    assert logged(url) == EXPECTED
+
+
+# -- bounded ------------------------------------------------------------------------------------
+
+
+def add(log: RequestLog, number: int) -> None:
+    log.add(
+        tenant="t",
+        endpoint="POST /orders",
+        key="key",
+        request_id=f"request-{number}",
+        correlation_id="c",
+        outcome="replayed",
+        status=200,
+    )
+
+
+async def test_flood_stays_within_the_limits_of_memory_and_table(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.server.request_log._FLUSH_SECONDS", 0.01)
+    is_sqlite = url.startswith("sqlite")
+    store: Any = SqliteStore(url.removeprefix("sqlite:///")) if is_sqlite else PostgresStore(url)
+    await store.open()
+    most = 2_000
+    log = RequestLog(store, SystemClock(), most_rows=most)
+    log.enable()
+    log.start()
+    try:
+        largest = 0
+        for number in range(100_000):
+            add(log, number)
+            largest = max(largest, len(log._waiting))
+            if number % 10_000 == 0:
+                await asyncio.sleep(0.1)
+        assert largest <= 5_000
+        async with asyncio.timeout(60):
+            while log._waiting or not 0 < len(await rows_of(store)) <= most + 1:
+                await asyncio.sleep(0.05)
+    finally:
+        await log.stop()
+        await store.close()
+
+
+async def rows_of(store: Any) -> Any:
+    return await store.read("SELECT id FROM holdfast_request_log")
+
+
+async def test_newest_rows_are_kept_when_the_table_is_full(tmp_path: Path) -> None:
+    store = SqliteStore(f"{tmp_path}/log.db")
+    await store.open()
+    log = RequestLog(store, SystemClock(), most_rows=10)
+    log.enable()
+    log.start()
+    try:
+        for number in range(30):
+            add(log, number)
+        await log._flush()
+        await log._sweep()
+        kept = await store.read("SELECT request_id FROM holdfast_request_log ORDER BY id")
+        assert [row["request_id"] for row in kept][-10:] == [f"request-{n}" for n in range(20, 30)]
+        assert len(kept) <= 11
+    finally:
+        await log.stop()
+        await store.close()
+
+
+# -- only where it is asked for -----------------------------------------------------------------
+
+
+def shop(holdfast: Holdfast[Any]) -> FastAPI:
+    app = FastAPI()
+    holdfast.install(app)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard()
+    async def create() -> dict[str, bool]:
+        return {"ok": True}
+
+    return app
+
+
+async def replay(app: FastAPI) -> None:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        for _ in range(2):
+            assert (await client.post("/orders", headers=KEY)).status_code == 201
+
+
+@pytest.mark.parametrize(
+    ("seconds", "has_console", "is_logged"),
+    [
+        (None, False, False),
+        (None, True, True),
+        (KEPT, False, True),
+        (KEPT, True, True),
+        (0, False, False),
+        (0, True, False),
+    ],
+)
+async def test_log_is_written_only_where_it_is_asked_for(
+    tmp_path: Path, seconds: float | None, has_console: bool, is_logged: bool
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    holdfast = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=seconds)
+    app = shop(holdfast)
+    if has_console:
+        app.mount("/console", console(holdfast, access=TokenAccess(holdfast.identify)))
+    tasks = len(asyncio.all_tasks())
+    await holdfast.open()
+    others = len(asyncio.all_tasks()) - tasks
+    try:
+        await replay(app)
+        assert (holdfast.idempotency.metrics is holdfast.metrics) is not is_logged
+    finally:
+        await holdfast.close()
+    assert logged(url) == ([("replayed", 201)] if is_logged else [])
+    # The sweep, the seals, the end of the loop; and the log.
+    assert others == 3 + is_logged
+
+
+async def test_console_mounted_on_an_open_app_starts_the_log_with_its_first_page(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    holdfast = Holdfast(url, tenants=SINGLE_TENANT)
+    app = shop(holdfast)
+    await holdfast.open()
+    try:
+        await replay(app)
+        app.mount("/console", console(holdfast, access=TokenAccess(holdfast.identify)))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            assert (await client.get("/console/sign-in")).status_code == 200
+        await replay_once(app)
+    finally:
+        await holdfast.close()
+    assert logged(url) == [("replayed", 201)]
+
+
+async def replay_once(app: FastAPI) -> None:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        assert (await client.post("/orders", headers=KEY)).status_code == 201
+
+
+# -- gives way to requests ----------------------------------------------------------------------
+
+
+@pytest.fixture
+async def sqlite_log(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, RequestLog]]:
+    store = SqliteStore(f"{tmp_path}/log.db")
+    await store.open()
+    log = RequestLog(store, SystemClock())
+    log.enable()
+    log.start()
+    yield store, log
+    await log.stop()
+    await store.close()
+
+
+async def test_log_does_not_wait_for_another_process_and_fails_no_request(
+    sqlite_log: tuple[SqliteStore, RequestLog], tmp_path: Path
+) -> None:
+    store, log = sqlite_log
+    other = sqlite3.connect(f"{tmp_path}/log.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    add(log, 1)
+    with pytest.raises(StoreUnavailableError, match="locked"):
+        await log._flush()
+    # A request that waits behind the log, and for the other process, is served.
+    flushing = asyncio.create_task(log._flush())
+    while not store._writer._taken:
+        await asyncio.sleep(0)
+    request = asyncio.create_task(store.write("UPDATE holdfast_request_log SET status = 201"))
+    await asyncio.sleep(0.5)
+    assert not request.done()
+    other.execute("COMMIT")
+    await request
+    await flushing
+    assert [row["request_id"] for row in await requests_of(store)] == ["request-1"]
+    other.close()
+
+
+async def test_rows_that_cannot_be_written_are_bounded_and_counted(
+    sqlite_log: tuple[SqliteStore, RequestLog],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, log = sqlite_log
+    monkeypatch.setattr("holdfast.server.request_log._MOST_WAITING", 3)
+    other = sqlite3.connect(f"{tmp_path}/log.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for number in range(5):
+        add(log, number)
+    with pytest.raises(StoreUnavailableError):
+        await log._flush()
+    other.execute("COMMIT")
+    other.close()
+    await log.stop()
+    assert [row["request_id"] for row in await requests_of(store)] == [
+        f"request-{number}" for number in range(3)
+    ]
+    assert "2 requests were not logged" in caplog.text
+    (counted,) = await store.read(
+        "SELECT number FROM holdfast_request_counts WHERE name = 'not logged'"
+    )
+    assert counted["number"] == 2
+
+
+async def test_rows_that_may_have_been_written_are_not_written_twice(
+    sqlite_log: tuple[SqliteStore, RequestLog],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, log = sqlite_log
+    write = store.write_unless_busy
+
+    async def lost_at_commit(sql: str, params: Any = None) -> Any:
+        await write(sql, params)
+        raise CommitUnknownError("the connection was lost")
+
+    monkeypatch.setattr(store, "write_unless_busy", lost_at_commit)
+    add(log, 1)
+    with pytest.raises(CommitUnknownError):
+        await log._flush()
+    monkeypatch.undo()
+    await log.stop()
+    assert len(await requests_of(store)) == 1
+    assert "1 requests were not logged" in caplog.text
+
+
+async def test_log_that_cannot_be_written_at_the_end_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SqliteStore(f"{tmp_path}/log.db")
+    await store.open()
+    log = RequestLog(store, SystemClock())
+    log.enable()
+    log.start()
+    add(log, 1)
+    await store.close()
+    await log.stop()
+    assert "1 requests were not logged" in caplog.text
+
+
+async def requests_of(store: Any) -> Any:
+    return await store.read("SELECT request_id FROM holdfast_request_log ORDER BY id")

@@ -1,0 +1,210 @@
+"""Pages of the console about walk: reviews, and devices that get pushes."""
+
+import re
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import msgspec
+from pydantic import ValidationError
+
+from holdfast import Holdfast
+from holdfast.console import (
+    ConsoleError,
+    NotShownError,
+    Page,
+    PageRequest,
+    Redirected,
+    Role,
+    Shown,
+    operator_action,
+)
+from holdfast.core.tenants import tenant_or_none
+from holdfast.errors import NotFoundError
+from holdfast.ports import Row, Store
+from holdfast.stores.sql_loader import Queries, load_queries
+from holdfast_services.settings import Settings
+from holdfast_services.walk.admin import read_review
+from holdfast_services.walk.push.delivery import PUSH
+from holdfast_services.walk.steps import reviews
+from holdfast_services.walk.steps.model import Resolution, ReviewView
+from holdfast_services.walk.steps.resolution import resolve_review
+from holdfast_services.walk.walkers import instant
+
+__all__ = ["pages"]
+
+_GROUP: Final = "Walk"
+_TEMPLATES: Final = "holdfast_services.walk"
+_PAGE_ROWS: Final = 50
+_STATES: Final = ("open", "resolved")
+_DECISIONS: Final = ("accept", "reject", "suspend")
+_MAX_DIGITS: Final = 9
+# The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
+_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_SEPARATOR: Final = "\x1f"
+
+
+def pages(holdfast: Holdfast, settings: Settings) -> list[Page]:
+    """Return the pages of walk."""
+    found = _WalkPages(holdfast, settings)
+    return [
+        Page("reviews", found.reviews, title="Reviews", group=_GROUP, templates=_TEMPLATES),
+        Page("reviews/{id}", found.review, templates=_TEMPLATES),
+        Page("reviews/{id}/resolve", found.resolve, method="POST", role=Role.ADMIN),
+        Page("devices", found.devices, title="Push", group=_GROUP, templates=_TEMPLATES),
+    ]
+
+
+class _WalkPages:
+    def __init__(self, holdfast: Holdfast, settings: Settings) -> None:
+        self._holdfast = holdfast
+        self._settings = settings
+
+    async def reviews(self, request: PageRequest) -> Shown:
+        """List reviews, oldest first."""
+        status, after = request.query.get("status", "open"), request.query.get("after", "")
+        if status not in _STATES:
+            raise ConsoleError(f"status must be one of {', '.join(_STATES)}")
+        if after and _ID.fullmatch(after) is None:
+            raise ConsoleError("after is not a place in this list")
+        found = await _list_reviews(request, status, after)
+        shown = found[:_PAGE_ROWS]
+        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
+        following = kept | {"after": shown[-1].id} if len(found) > _PAGE_ROWS else None
+        return Shown(
+            "reviews.html",
+            {
+                "reviews": shown,
+                "status": status,
+                "states": _STATES,
+                "first": f"reviews?{urlencode(kept)}" if after else None,
+                "next": f"reviews?{urlencode(following)}" if following else None,
+            },
+        )
+
+    async def review(self, request: PageRequest) -> Shown:
+        """Show one review with its evidence."""
+        await _check_shown(request)
+        try:
+            review = await read_review(request.store, request.path["id"])
+        except NotFoundError as error:
+            raise NotShownError(str(error)) from error
+        sees = request.operator.sees_payloads
+        return Shown(
+            "review.html",
+            {
+                "review": review,
+                "decisions": _DECISIONS,
+                "summaries": [
+                    _pretty(each.summary) if sees else None for each in review.attestations
+                ],
+            },
+        )
+
+    async def resolve(self, request: PageRequest) -> Redirected:
+        """Resolve a review; the reason is its note and is kept in the audit log."""
+        row = await _check_shown(request)
+        review_id, resolution = request.path["id"], _resolution(request)
+        async with operator_action(
+            self._holdfast,
+            request,
+            tenant=row["tenant"],
+            name="admin.review.resolve",
+            resource=f"review:{review_id}",
+        ) as action:
+            await resolve_review(
+                action.transaction,
+                action.enqueue,
+                review_id,
+                resolution,
+                admin=request.actor,
+                settings=self._settings,
+                now=request.now,
+            )
+        query = urlencode({"tenant": row["tenant"]})
+        return Redirected(f"reviews/{review_id}?{query}", f"resolved: {resolution.decision}")
+
+    async def devices(self, request: PageRequest) -> Shown:
+        """List devices, and what was not pushed to them yet."""
+        store, tenant = request.store, tenant_or_none(request.tenant)
+        after = request.query.get("after", "")
+        after_tenant, _, after_id = after.rpartition(_SEPARATOR)
+        values: dict[str, Any] = {"after_id": after_id, "limit": _PAGE_ROWS + 1}
+        if tenant is None:
+            sql, values = _sql(store)["devices"], values | {"after_tenant": after_tenant}
+        else:
+            sql, values = _sql(store)["devices_of_walker"], values | {"tenant": tenant}
+        rows = await store.read(sql, values)
+        shown = [await _device(store, row) for row in rows[:_PAGE_ROWS]]
+        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
+        following = None
+        if len(rows) > _PAGE_ROWS:
+            last = rows[_PAGE_ROWS - 1]
+            following = kept | {"after": f"{last['tenant']}{_SEPARATOR}{last['id']}"}
+        return Shown(
+            "devices.html",
+            {
+                "devices": shown,
+                "push": self._settings.walk_push,
+                "job_type": PUSH,
+                "first": f"devices?{urlencode(kept)}" if after else None,
+                "next": f"devices?{urlencode(following)}" if following else None,
+            },
+        )
+
+
+async def _list_reviews(request: PageRequest, status: str, after: str) -> list[ReviewView]:
+    """Return one review more than a page has, if there is one."""
+    tenant, limit = tenant_or_none(request.tenant), _PAGE_ROWS + 1
+    if tenant is None:
+        found = await reviews.list_reviews(request.store, status=status, after=after, limit=limit)
+        return list(found.items)
+    values = {"tenant": tenant, "status": status, "after": after, "limit": limit}
+    rows = await request.store.read(_sql(request.store)["reviews_of_walker"], values)
+    return [reviews.as_view(row) for row in rows]
+
+
+async def _check_shown(request: PageRequest) -> Row:
+    """Return the review of the path. Raises ``NotShownError`` for one of a hidden tenant."""
+    try:
+        if _ID.fullmatch(request.path["id"]) is None:
+            raise NotFoundError("there is no such review")  # noqa: TRY301 - the same as without a row
+        row = await reviews.read_review(request.store, request.path["id"])
+    except NotFoundError as error:
+        raise NotShownError(str(error)) from error
+    if not request.operator.sees(row["tenant"]):
+        raise NotShownError("there is no such review")
+    return row
+
+
+def _resolution(request: PageRequest) -> Resolution:
+    fields: dict[str, Any] = {"decision": request.form.get("decision"), "note": request.reason()}
+    count = request.form.get("accepted_count", "").strip()
+    if count:
+        if not (count.isascii() and count.isdigit() and len(count) <= _MAX_DIGITS):
+            raise ConsoleError("the accepted count must be a whole number")
+        fields["acceptedCount"] = int(count)
+    try:
+        return Resolution.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"])) or "resolution"
+        raise ConsoleError(f"nothing was changed: {name}: {first['msg']}") from error
+
+
+async def _device(store: Store, row: Row) -> dict[str, Any]:
+    about = {"tenant": row["tenant"], "after": row["pushed_seq"]}
+    waiting = await store.read(_sql(store)["pushes_waiting"], about)
+    return {
+        **row,
+        "registered_at": instant(row["registered_at"]),
+        "waiting": waiting[0]["type"] if waiting else None,
+        "waiting_since": instant(waiting[0]["created_at"]) if waiting else None,
+    }
+
+
+def _pretty(value: Any) -> str:
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+
+
+def _sql(store: Store) -> Queries:
+    return load_queries("holdfast_services.walk", "console.sql", names=store.table_names)
