@@ -268,9 +268,9 @@ class SimulatedStore(SqliteStore):
             await self.confirm_replicated()
         return record
 
-    async def _in_transaction(self, work: Any) -> Any:
+    async def _in_transaction(self, work: Any, *, waits: bool = True) -> Any:
         try:
-            return await super()._in_transaction(work)
+            return await super()._in_transaction(work, waits=waits)
         except CommitUnknownError as error:
             raise InjectedCutError(str(error), reason="outcome_unknown") from error
 
