@@ -156,6 +156,7 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
         ("version_not_sent", 41),
         ("hold_ignored_by_the_next_user", 2),
         ("retry_after_forgotten_after_a_restart", 149),
+        ("chunk_that_needs_savepoints_is_committed", 0),
         ("refused_item_not_rolled_back", 1),
         ("records_of_a_chunk_in_another_transaction", 470),
         ("lane_goes_on_after_a_failure", 7),

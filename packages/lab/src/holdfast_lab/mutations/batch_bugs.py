@@ -73,6 +73,15 @@ def records_of_a_chunk_in_another_transaction() -> list[Replacement]:
 
 
 @bug
+def chunk_that_needs_savepoints_is_committed() -> list[Replacement]:
+    def is_broken(self: Any) -> bool:
+        chunk = self._chunk
+        return chunk is not None and chunk.is_broken and not chunk.needs_savepoints
+
+    return [(RequestChunk, "is_broken", property(is_broken))]
+
+
+@bug
 def refused_item_not_rolled_back() -> list[Replacement]:
     right = RequestChunk.finish
 

@@ -188,9 +188,10 @@ class SimulatedWriter(Writer):
 
 
 class SimulatedChunk(SqliteChunk):
-    """A chunk whose records are confirmed before they are replayed."""
+    """A chunk that confirms records before they are replayed, and may lack savepoints."""
 
     store: "SimulatedStore"
+    has_savepoints = True
 
     async def claim(
         self, record_ids: Sequence[RecordId], now: datetime
@@ -200,6 +201,14 @@ class SimulatedChunk(SqliteChunk):
         if any(isinstance(claim, Found) for claim in claims):
             await self.store.confirm_replicated()
         return claims
+
+    async def end_item(self, *, is_kept: bool) -> None:
+        """End the part of a request; without savepoints as on PostgreSQL."""
+        if not self.has_savepoints and self._is_touched and not is_kept:
+            self._is_touched = False
+            self.is_broken = self.needs_savepoints = True
+            return
+        await super().end_item(is_kept=is_kept)
 
 
 class SimulatedNotifier(LocalNotifier):
@@ -255,11 +264,12 @@ class SimulatedStore(SqliteStore):
         if self._barrier is not None:
             await self._barrier.wait()
 
-    async def begin_chunk(self) -> SqliteChunk:
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> SqliteChunk:
         """Return a transaction for several requests."""
         chunk = await super().begin_chunk()
         confirmed = SimulatedChunk(chunk._unit, self._sql, super()._probe)  # noqa: SLF001
         confirmed.store = self
+        confirmed.has_savepoints = has_savepoints
         return confirmed
 
     async def _probe(self, record_id: RecordId) -> Record | None:
