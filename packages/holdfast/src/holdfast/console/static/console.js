@@ -33,5 +33,6 @@ document.addEventListener("htmx:sseOpen", () => {
 });
 document.addEventListener("htmx:afterSwap", () => setStale(false));
 
-// On a phone the navigation is one line: the current page is scrolled into view.
-document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+// On a phone the navigation is one line, which begins before the current page.
+const current = document.querySelector("nav [aria-current]");
+if (current) current.closest("nav").scrollLeft = current.offsetLeft - 64;
