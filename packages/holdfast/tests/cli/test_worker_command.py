@@ -186,6 +186,8 @@ def test_reload_restarts_the_worker_with_the_new_code(
         (["--database", "sqlite:///x.db"], "give --app or --database, not both"),
         (["--metrics-port", "0"], "Invalid value for '--metrics-port'"),
         (["--lease-seconds", "0"], "Invalid value for '--lease-seconds'"),
+        (["--require-durability", "twice"], "--require-durability should be replicated, not twice"),
+        (["--require-durability", "replicated"], "--require-durability needs PostgresStore"),
     ],
 )
 def test_worker_with_bad_options_is_an_error_in_one_line(
@@ -220,6 +222,17 @@ def test_worker_of_an_unreachable_database_is_an_error(here: Here, tmp_path: Pat
     done = here("worker", "--app", app)
     assert (done.returncode, done.stdout) == (1, b"")
     assert one_line(done.stderr).startswith(f"holdfast: {app}: ")
+
+
+def test_worker_of_a_database_that_is_not_replicated_as_required_is_an_error(
+    here: Here, tmp_path: Path, postgres_url: str
+) -> None:
+    code = APP.replace("sqlite:///app.db", postgres_url)
+    required, other = (f"{write_module(tmp_path, code)}:holdfast" for _ in range(2))
+    done = here("worker", "--app", required, "--once", "--require-durability", "replicated")
+    assert (done.returncode, done.stdout) == (1, b"")
+    assert "set synchronous_standby_names" in one_line(done.stderr)
+    assert here("worker", "--app", other, "--once").returncode == 0
 
 
 def test_worker_without_app_names_the_option_where_no_package_has_jobs(
