@@ -20,7 +20,6 @@ from holdfast.server.tenant_data import OPERATOR_TENANT, StillWrittenError, Tena
 from holdfast.stores.redis import RedisRecords
 from holdfast.stores.tenant_tables import TenantTable, covered_tables, delete_batch
 from packages.holdfast.tests.cli.harness import Here, one_line
-from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.harness import HeldClock
 from packages.holdfast.tests.support.shop import CREATE, make_app
 from packages.holdfast.tests.support.tenant_rows import add_rows
@@ -35,12 +34,10 @@ ORDERS = (
 LIBRARY = 11
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "postgresql+psycopg in a schema", *ON_CITUS])
+@pytest.fixture(params=["sqlite", "postgresql", "postgresql+psycopg in a schema"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/tenants.db"
-    if request.param == "citus":
-        return str(request.getfixturevalue("citus_url"))
     url = str(request.getfixturevalue("postgres_url"))
     if request.param == "postgresql":
         return url
