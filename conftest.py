@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
+from packages.holdfast.tests.support.citus import empty_citus
 
 
 def pytest_collection_finish() -> None:
@@ -28,6 +29,12 @@ def postgres_url(postgres: RealPostgres) -> Iterator[str]:
     yield url
     postgres.start()
     postgres.drop_database(url)
+
+
+@pytest.fixture
+async def citus_url() -> str:
+    """Return the URL of a database on Citus whose tables are distributed and empty."""
+    return await empty_citus()
 
 
 @pytest.fixture(scope="session")

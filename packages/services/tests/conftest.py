@@ -16,6 +16,7 @@ from holdfast.testing.servers import RealPostgres
 from holdfast_services.app import create_app
 from holdfast_services.registry import SERVICES
 from holdfast_services.settings import load_settings
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.reset_db import empty_postgres
 from packages.holdfast.tests.support.shared_validators import shared_validators
 from packages.services.tests.support.services_database import migrate
@@ -56,11 +57,11 @@ async def postgres_url(postgres: RealPostgres, services_database: str) -> str:
     return services_database
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/services.db"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture

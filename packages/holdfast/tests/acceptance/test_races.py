@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from packages.holdfast.tests.support.citus import ON_CITUS, empty_citus
 from packages.holdfast.tests.support.raw_http import RawConnections
 from packages.holdfast.tests.support.serving import ShopProcess
 
@@ -19,7 +20,7 @@ AT_ONCE = 50
 
 DATABASES = [
     pytest.param(name, marks=pytest.mark.xdist_group(f"races-{name}"))
-    for name in ("sqlite", "postgresql")
+    for name in ("sqlite", "postgresql", *ON_CITUS)
 ]
 
 
@@ -27,10 +28,15 @@ DATABASES = [
 def shops(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[list[ShopProcess]]:
-    """Start one process on SQLite and two on one PostgreSQL; each test has its own items."""
+    """Start one process on SQLite, two on others; each test has its own items."""
     if request.param == "sqlite":
         with ShopProcess(f"sqlite:///{tmp_path_factory.mktemp('races')}/shop.db") as shop:
             yield [shop]
+        return
+    if request.param == "citus":
+        url = asyncio.run(empty_citus())
+        with ShopProcess(url) as first, ShopProcess(url) as second:
+            yield [first, second]
         return
     postgres: Any = request.getfixturevalue("postgres")
     postgres.start()  # a test before this one may have stopped it

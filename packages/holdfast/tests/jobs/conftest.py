@@ -9,7 +9,7 @@ from holdfast import open_store
 from holdfast.jobs.context import JobContext
 from holdfast.ports import Store
 from holdfast.testing.servers import RealNats, RealPostgres
-from packages.holdfast.tests.support.citus import ON_CITUS, empty_citus
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.jobs_harness import JobsLab, make_effects, write_effect
 from packages.holdfast.tests.support.nats_harness import NatsLab
 from packages.holdfast.tests.support.reset_db import empty_postgres
@@ -33,17 +33,13 @@ async def clean_jobs_url(postgres: RealPostgres, jobs_database: str) -> str:
     return jobs_database
 
 
-@pytest.fixture
-async def clean_citus_url() -> str:
-    return await empty_citus()
-
-
 @pytest.fixture(params=["sqlite", "postgresql", *ON_CITUS])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/jobs.db"
-    kind = "citus" if request.param == "citus" else "jobs"
-    return str(request.getfixturevalue(f"clean_{kind}_url"))
+    if request.param == "citus":
+        return str(request.getfixturevalue("citus_url"))
+    return str(request.getfixturevalue("clean_jobs_url"))
 
 
 @pytest.fixture

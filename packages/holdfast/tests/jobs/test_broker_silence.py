@@ -14,6 +14,7 @@ from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Delivery, Store
 from holdfast.testing.engine_contract import EngineContract
 from holdfast.testing.nats_server import RealNatsCluster
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.jobs_harness import (
     JobsLab,
     eventually,
@@ -25,7 +26,7 @@ from packages.holdfast.tests.support.nats_harness import NatsLab
 pytestmark = pytest.mark.long
 
 ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql", *ON_CITUS], indirect=True)
 
 # The default is 5 seconds.
 SOON = 0.6

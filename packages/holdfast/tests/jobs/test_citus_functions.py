@@ -90,3 +90,29 @@ async def test_sweep_deletes_expired_records_of_all_tenants_up_to_the_limit(stor
     assert [await store.sweep(later, 5) for _ in range(3)] == [5, 4, 0]
     for tenant in TENANTS:
         assert await store.find(a_record("key-0", tenant=tenant).id, later) is not None
+
+
+async def test_old_rows_of_jobs_are_deleted_in_batches(store: Store, job_store: JobStore) -> None:
+    await enqueue_for_all(store, 3)
+    first, second, *others = await job_store.claim(
+        ("default",), worker="w", limit=9, lease_seconds=60
+    )
+    for job in (first, *others):
+        await job_store.save_step(job.lease, "mail", "1", worker="w")
+    assert await job_store.retry(second, worker="w", reason="e", error="e", delay_seconds=9)
+    assert await job_store.dead_letter(first, worker="w", reason="e", error="e")
+    await job_store.complete_alone([(job.lease, None) for job in others], worker="w")
+
+    async def clean(what: str) -> list[int]:
+        return [
+            await job_store.clean(f"clean_{what}", older_than_seconds=-9, limit=4) for _ in range(3)
+        ]
+
+    # Those of a waiting job and of a dead letter that was not requeued are kept.
+    assert await clean("completions") == [4, 3, 0]
+    assert await clean("steps") == [4, 3, 0]
+    assert await clean("failures") == [0, 0, 0]
+    assert await clean("dead_letters") == [0, 0, 0]
+    assert await job_store.requeue(first.lease.tenant, first.lease.job_id, actor="a")
+    assert await clean("dead_letters") == [1, 0, 0]
+    assert await clean("steps") == [0, 0, 0]

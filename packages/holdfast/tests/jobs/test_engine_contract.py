@@ -12,6 +12,7 @@ from holdfast.ports import Store
 from holdfast.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from holdfast.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from holdfast.testing.engine_contract import EngineContract
+from packages.holdfast.tests.support.citus import ON_CITUS
 
 
 class TestSqlEngine(EngineContract):
@@ -30,14 +31,16 @@ class TestSqlEngine(EngineContract):
 
 
 class TestSqlEngineOnPsycopg(TestSqlEngine):
+    @pytest.fixture(params=["clean_jobs", *ON_CITUS])
+    def url(self, request: pytest.FixtureRequest) -> str:
+        return str(request.getfixturevalue(f"{request.param}_url"))
+
     @pytest.fixture(params=["psycopg", "psycopg, sync", "SQLAlchemy, sync"])
-    async def store(
-        self, request: pytest.FixtureRequest, clean_jobs_url: str
-    ) -> AsyncIterator[Store]:
-        engine = create_engine(clean_jobs_url.replace("postgresql", "postgresql+psycopg", 1))
+    async def store(self, request: pytest.FixtureRequest, url: str) -> AsyncIterator[Store]:
+        engine = create_engine(url.replace("postgresql", "postgresql+psycopg", 1))
         stores: dict[str, Store] = {
-            "psycopg": PsycopgStore(clean_jobs_url),
-            "psycopg, sync": PsycopgSyncStore(clean_jobs_url),
+            "psycopg": PsycopgStore(url),
+            "psycopg, sync": PsycopgSyncStore(url),
             "SQLAlchemy, sync": SqlAlchemySyncStore(engine),
         }
         store = stores[request.param]

@@ -15,6 +15,7 @@ from holdfast.jobs.engines import relay
 from holdfast.jobs.worker import EngineMaker
 from holdfast.ports import Finished, Store
 from holdfast.testing.engine_contract import EngineContract
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.jobs_harness import (
     eventually,
     write_effect,
@@ -23,7 +24,7 @@ from packages.holdfast.tests.support.nats_harness import NatsLab, taken
 
 # For what has to do with the broker alone, or with one database more than with the other.
 ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql", *ON_CITUS], indirect=True)
 
 SOON = RetryPolicy(first_seconds=0.05, ceiling_seconds=0.05, jitter=Jitter.UP_TO, attempts=5)
 

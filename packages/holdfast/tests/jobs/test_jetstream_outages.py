@@ -15,6 +15,7 @@ from holdfast.jobs.context import JobContext
 from holdfast.jobs.engines.jetstream import JetStreamEngine
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Delivery, Finished, Retry
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.jobs_harness import (
     JobsLab,
     eventually,
@@ -25,7 +26,7 @@ from packages.holdfast.tests.support.nats_harness import NatsLab, taken
 
 # For what has to do with the broker alone, or with one database more than with the other.
 ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
+ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql", *ON_CITUS], indirect=True)
 
 
 # -- the database and the broker disagree ---------------------------------------------------------

@@ -34,15 +34,6 @@ class TestPostgresStore(StoreContract):
         return lambda: PostgresStore(clean_postgres_url)
 
 
-if CITUS_URL:
-
-    class TestPostgresStoreOnCitus(StoreContract):
-        @pytest.fixture
-        async def new_store(self) -> Callable[[], Store]:
-            url = await empty_citus()
-            return lambda: PostgresStore(url)
-
-
 class TestPsycopgStore(StoreContract):
     rounds = 20
 
@@ -141,3 +132,28 @@ class TestSqlAlchemySyncStoreOnPostgres(OnSyncSqlAlchemy):
     @pytest.fixture
     def url(self, clean_postgres_url: str) -> str:
         return clean_postgres_url.replace("postgresql://", "postgresql+psycopg://")
+
+
+if CITUS_URL:
+
+    class OnCitus:
+        """The tables of ``clean_postgres_url`` are distributed."""
+
+        @pytest.fixture
+        async def clean_postgres_url(self) -> str:
+            return await empty_citus()
+
+    class TestPostgresStoreOnCitus(OnCitus, TestPostgresStore):
+        pass
+
+    class TestPsycopgStoreOnCitus(OnCitus, TestPsycopgStore):
+        pass
+
+    class TestPsycopgSyncStoreOnCitus(OnCitus, TestPsycopgSyncStore):
+        pass
+
+    class TestSqlAlchemyStoreOnCitus(OnCitus, TestSqlAlchemyStoreOnPostgres):
+        pass
+
+    class TestSqlAlchemySyncStoreOnCitus(OnCitus, TestSqlAlchemySyncStoreOnPostgres):
+        pass

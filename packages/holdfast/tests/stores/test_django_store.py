@@ -1,5 +1,6 @@
 """The Django store on PostgreSQL: claims and commits, in one message each or one by one."""
 
+import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
@@ -26,6 +27,7 @@ from holdfast.server.request_thread import DirectThread, run_in_request_thread, 
 from holdfast.stores.sqlite.backup import back_up
 from holdfast.testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record, an_audit_event
 from packages.holdfast.tests.support import django_project
+from packages.holdfast.tests.support.citus import ON_CITUS, empty_citus
 
 assert django_project
 
@@ -60,10 +62,13 @@ def in_another_thread(work: Any) -> Any:
     return found[0]
 
 
-@pytest.fixture(scope="module", params=["one message", "one by one"])
+@pytest.fixture(scope="module", params=["one message", "one by one", *ON_CITUS])
 def database(request: pytest.FixtureRequest, postgres: Any) -> Iterator[DjangoStore]:
-    postgres.start()
-    url = postgres.create_database("django_store")
+    if request.param == "citus":
+        url = asyncio.run(empty_citus())
+    else:
+        postgres.start()
+        url = postgres.create_database("django_store")
     parts = urlsplit(url)
     alias = f"postgres {request.param}"
     # An isolation level makes psycopg's BEGIN differ, so that no message can begin.
@@ -85,7 +90,8 @@ def database(request: pytest.FixtureRequest, postgres: Any) -> Iterator[DjangoSt
     yield store
     connections[alias].close()
     del connections[alias], connections.databases[alias]
-    postgres.drop_database(url)
+    if request.param != "citus":
+        postgres.drop_database(url)
 
 
 @pytest.fixture
@@ -233,7 +239,7 @@ def test_connection_lost_at_commit_is_reported_and_replaced(store: DjangoStore) 
         lambda: store.fetch(f"SELECT pg_terminate_backend({pid}, 5000)")  # waits for its end
     )
     # With COMMIT in the message, its outcome is not known; before it, nothing was committed.
-    is_unknown = store.using.endswith("one message")
+    is_unknown = not store.using.endswith("one by one")
     with pytest.raises(CommitUnknownError if is_unknown else StoreUnavailableError):
         run(unit.commit(first, None))
     run(claimed(store, first.id).commit(first, None))

@@ -1,6 +1,7 @@
 """A database of Citus for the tests: only if ``HOLDFAST_TEST_CITUS_URL`` is set.
 
 The URL is that of a database on the coordinator, with the extension and without tables of others.
+All tests share it, so they run in one process: ``pytest -k citus`` without ``-n``.
 """
 
 import os
@@ -21,6 +22,10 @@ __all__ = ["CITUS_URL", "ON_CITUS", "empty_citus"]
 CITUS_URL: Final = os.environ.get("HOLDFAST_TEST_CITUS_URL", "")
 # One more parameter for tests of all databases: no test is collected without a server.
 ON_CITUS: Final = ("citus",) if CITUS_URL else ()
+# The table that is distributed last; a test of migrations replaces it.
+IS_DISTRIBUTED: Final = """
+SELECT count(*) > 0 FROM pg_dist_partition WHERE logicalrelid = to_regclass('holdfast_migrations')
+"""
 LOCAL_TABLES: Final = """
 SELECT quote_ident(tablename) AS name FROM pg_tables
  WHERE schemaname = 'public' AND NOT EXISTS (
@@ -31,11 +36,25 @@ SELECT quote_ident(tablename) AS name FROM pg_tables
 async def empty_citus() -> str:
     """Distribute the tables of the library and of all services, if needed; delete all rows."""
     connection = await asyncpg.connect(CITUS_URL)
-    try:  # a test of migrations may have recorded one that no version knows
+    try:
         if await connection.fetchval("SELECT to_regclass('holdfast_migrations') IS NOT NULL"):
+            # A test of migrations may have recorded one that no version knows.
             await connection.execute("DELETE FROM holdfast_migrations WHERE number > 999")
+        if not await connection.fetchval(IS_DISTRIBUTED):
+            await _distribute()
+        await empty_postgres(CITUS_URL)
+    finally:
+        connection.terminate()
+    connection = await asyncpg.connect(CITUS_URL)
+    try:  # tables of tests
+        for table in await connection.fetch(LOCAL_TABLES):
+            await connection.execute(f"DROP TABLE {table['name']}")
     finally:
         await connection.close()
+    return CITUS_URL
+
+
+async def _distribute() -> None:
     store = open_store(CITUS_URL, migration_packages=installed_migrations())
     await store.open()
     try:
@@ -44,11 +63,3 @@ async def empty_citus() -> str:
         await distribute_store(store, [(table.name, table.column) for table in covered])
     finally:
         await store.close()
-    await empty_postgres(CITUS_URL)
-    connection = await asyncpg.connect(CITUS_URL)
-    try:  # tables of tests
-        for table in await connection.fetch(LOCAL_TABLES):
-            await connection.execute(f"DROP TABLE {table['name']}")
-    finally:
-        await connection.close()
-    return CITUS_URL

@@ -12,6 +12,7 @@ async def empty_postgres(url: str) -> None:
         await connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            " AND backend_type = 'client backend'"
         )
         tables = await connection.fetch(
             "SELECT quote_ident(tablename) AS name FROM pg_tables WHERE schemaname = 'public'"

@@ -5,10 +5,13 @@ import json
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from holdfast import open_store
 from holdfast_services.registry import migration_packages
 from packages.holdfast.tests.cli.conftest import here as here  # noqa: PLC0414 - the fixture
 from packages.holdfast.tests.cli.harness import Here
+from packages.holdfast.tests.support.citus import ON_CITUS
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 
@@ -29,10 +32,14 @@ async def fill(url: str) -> None:
     await store.close()
 
 
-def test_tables_of_services_are_moved(here: Here, tmp_path: Path, postgres_url: str) -> None:
+@pytest.mark.parametrize("target", ["postgres", *ON_CITUS])
+def test_tables_of_services_are_moved(
+    here: Here, tmp_path: Path, target: str, request: pytest.FixtureRequest
+) -> None:
+    to = str(request.getfixturevalue(f"{target}_url"))
     url = f"sqlite:///{tmp_path}/shop.db"
     asyncio.run(fill(url))
-    done = here("move", "--from", url, "--to", postgres_url, "--json")
+    done = here("move", "--from", url, "--to", to, "--json")
     assert done.returncode == 0, done
     report = json.loads(done.stdout)
     rows = {table["table"]: table["rows"] for table in report["tables"]}
@@ -40,7 +47,7 @@ def test_tables_of_services_are_moved(here: Here, tmp_path: Path, postgres_url: 
     assert (report["verified"], report["not_moved"]) == (True, [])
 
     async def read() -> None:
-        store = open_store(postgres_url, migration_packages=migration_packages())
+        store = open_store(to, migration_packages=migration_packages())
         await store.open()
         (allocation,) = await store.read("SELECT * FROM tree_allocations")
         assert (allocation["provisional"], allocation["allocated_at"]) == (True, NOW)

@@ -15,6 +15,7 @@ from holdfast.server.tenant_data import TenantData
 from holdfast_services.bootstrap import create_store
 from holdfast_services.registry import tenant_tables
 from holdfast_services.settings import load_settings
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.tenant_rows import add_rows
 
 from .conftest import Here
@@ -40,11 +41,11 @@ VALUES = {
 }
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/services.db"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 async def opened(url: str) -> Store:

@@ -318,6 +318,9 @@ def literal(name: str, **values: Any) -> str:
     return re.sub(r"(?<!:):(\w+)", lambda found: repr(values[found[1]]), text)
 
 
+@pytest.mark.parametrize(
+    "database_url", ["sqlite", "postgres"], indirect=True
+)  # plans of one server
 async def test_a_page_is_a_range_of_an_index_whatever_the_history(
     planning: PlanningServer,
 ) -> None:

@@ -25,8 +25,8 @@ _FORMERLY_UNPREFIXED: Final = (
     "job_failures",
     "job_steps",
 )
-# The other tables, and functions. Every table and function of the migrations is in one of the two
-# lists: they are what a schema qualifies, unlike indexes and triggers.
+# The other tables, and functions. Every table and function of the migrations and of citus.sql is in
+# one of the two lists: they are what a schema qualifies, unlike indexes and triggers.
 _OTHERS: Final = (
     "secret",
     "migrations",
@@ -49,6 +49,7 @@ _OTHERS: Final = (
     "requeue_job",
     "cancel_job",
     "lease_jobs",
+    "lease_locked_jobs",
     "claim_jobs",
     "claim_named_jobs",
     "mark_published",
@@ -58,6 +59,8 @@ _OTHERS: Final = (
     "jobs_to_publish",
     "some_depths",
     "sweep_records",
+    "clean_jobs",
+    "find_records",
 )
 
 # The longest first: claim_jobs is not an index of claim.

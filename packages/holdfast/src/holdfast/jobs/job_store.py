@@ -418,7 +418,7 @@ class JobStore:
     async def clean(self, name: str, *, older_than_seconds: float, limit: int) -> int:
         """Run one of the ``clean_…`` queries; return how many rows it deleted."""
         values = {"older_than_seconds": older_than_seconds, "limit": limit}
-        return len(await self._alone(name, values))
+        return sum(row["deleted"] for row in await self._alone(name, values))
 
     # -- inside -------------------------------------------------------------------------------
 

@@ -400,63 +400,27 @@ SELECT extract(epoch FROM statement_timestamp())::float8 AS now;
 
 -- name: clean_completions
 -- A key counts as completed until its marker is deleted here.
-DELETE FROM holdfast_job_completions
- WHERE (tenant, job_id) IN (
-       SELECT tenant, job_id FROM holdfast_job_completions
-        WHERE completed_at
-              < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
-        ORDER BY completed_at LIMIT :limit::integer)
-RETURNING job_id::text;
+SELECT holdfast_clean_jobs(
+           'completions', statement_timestamp() - make_interval(secs => :older_than_seconds::float8),
+           :limit::integer) AS deleted;
 
 -- name: clean_dead_letters
--- Only requeued ones: an operator decides about the others. (One that died again while this statement
--- waited for it is kept.)
-DELETE FROM holdfast_dead_letters
- WHERE (tenant, job_id) IN (
-       SELECT tenant, job_id FROM holdfast_dead_letters
-        WHERE requeued_at
-              < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
-        LIMIT :limit::integer)
-   AND requeued_at IS NOT NULL
-RETURNING job_id::text;
+-- Only requeued ones: an operator decides about the others.
+SELECT holdfast_clean_jobs(
+           'dead_letters', statement_timestamp() - make_interval(secs => :older_than_seconds::float8),
+           :limit::integer) AS deleted;
 
 -- name: clean_steps
-DELETE FROM holdfast_job_steps
- WHERE (tenant, job_id, name) IN (
-       SELECT step.tenant, step.job_id, step.name
-         FROM holdfast_job_steps AS step
-        WHERE finished_at < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
-          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
-                           WHERE job.tenant = step.tenant AND job.id = step.job_id)
-          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
-                           WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
-        LIMIT :limit::integer)
-RETURNING job_id::text;
+SELECT holdfast_clean_jobs(
+           'steps', statement_timestamp() - make_interval(secs => :older_than_seconds::float8),
+           :limit::integer) AS deleted;
 
 -- name: clean_failures
-DELETE FROM holdfast_job_failures
- WHERE (tenant, job_id, seq) IN (
-       SELECT failure.tenant, failure.job_id, failure.seq
-         FROM holdfast_job_failures AS failure
-        WHERE failed_at < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
-          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
-                           WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
-          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
-                           WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
-        LIMIT :limit::integer)
-RETURNING job_id::text;
+SELECT holdfast_clean_jobs(
+           'failures', statement_timestamp() - make_interval(secs => :older_than_seconds::float8),
+           :limit::integer) AS deleted;
 
 -- name: clean_causes
-DELETE FROM holdfast_job_causes
- WHERE (tenant, job_id, request_id) IN (
-       SELECT cause.tenant, cause.job_id, cause.request_id
-         FROM holdfast_job_causes AS cause
-        WHERE caused_at < statement_timestamp() - make_interval(secs => :older_than_seconds::float8)
-          AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
-                           WHERE job.tenant = cause.tenant AND job.id = cause.job_id)
-          AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
-                           WHERE done.tenant = cause.tenant AND done.job_id = cause.job_id)
-          AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
-                           WHERE dead.tenant = cause.tenant AND dead.job_id = cause.job_id)
-        LIMIT :limit::integer)
-RETURNING job_id::text;
+SELECT holdfast_clean_jobs(
+           'causes', statement_timestamp() - make_interval(secs => :older_than_seconds::float8),
+           :limit::integer) AS deleted;

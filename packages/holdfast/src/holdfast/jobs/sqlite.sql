@@ -536,14 +536,14 @@ DELETE FROM holdfast_job_completions
  WHERE rowid IN (SELECT rowid FROM holdfast_job_completions
                   WHERE completed_at < NOW_MS - :older_than_seconds * 1000
                   ORDER BY completed_at LIMIT :limit)
-RETURNING job_id;
+RETURNING 1 AS deleted;
 
 -- name: clean_dead_letters
 -- Only requeued ones: an operator decides about the others.
 DELETE FROM holdfast_dead_letters
  WHERE rowid IN (SELECT rowid FROM holdfast_dead_letters
                   WHERE requeued_at < NOW_MS - :older_than_seconds * 1000 LIMIT :limit)
-RETURNING job_id;
+RETURNING 1 AS deleted;
 
 -- name: clean_steps
 DELETE FROM holdfast_job_steps
@@ -555,7 +555,7 @@ DELETE FROM holdfast_job_steps
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
         LIMIT :limit)
-RETURNING job_id;
+RETURNING 1 AS deleted;
 
 -- name: clean_failures
 DELETE FROM holdfast_job_failures
@@ -567,7 +567,7 @@ DELETE FROM holdfast_job_failures
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
         LIMIT :limit)
-RETURNING job_id;
+RETURNING 1 AS deleted;
 
 -- name: clean_causes
 DELETE FROM holdfast_job_causes
@@ -581,4 +581,4 @@ DELETE FROM holdfast_job_causes
           AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
                            WHERE dead.tenant = cause.tenant AND dead.job_id = cause.job_id)
         LIMIT :limit)
-RETURNING job_id;
+RETURNING 1 AS deleted;

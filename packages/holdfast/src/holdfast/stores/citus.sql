@@ -1,12 +1,16 @@
--- Functions of the migrations that lock rows of several tenants in one statement, as Citus needs them:
--- one statement for each tenant, which Citus sends to the shard of that tenant. They work on every
--- PostgreSQL, and are slower where one statement is possible: see docs/decisions/0056-portable-sql.md.
+-- Functions of the migrations that lock rows of several tenants in one statement, or find rows by ctid,
+-- as Citus needs them: rows are found by their keys, and locked with one statement for each tenant,
+-- which Citus sends to the shard of that tenant. They work on every PostgreSQL, and are slower where
+-- one statement is possible: see docs/decisions/0056-portable-sql.md.
 
--- Leases the given jobs, if they are due and have the given states. Rows that another transaction has locked are skipped. A lease that expired while a worker held it is
--- recorded as a failed attempt. It counts only if the worker ran no other job (alone): else any of them
--- may be the cause. A claim after the last attempt only dead-letters the job, and does not count as an
--- attempt. "completed" is true if the key has a completion marker: the job is then acknowledged without
--- running.
+DROP FUNCTION IF EXISTS holdfast_lease_locked_jobs(
+    tid[], boolean, timestamptz, text, float8, boolean);
+
+-- Leases the given jobs, if they are due and have the given states. Rows that another transaction has
+-- locked are skipped. A lease that expired while a worker held it is recorded as a failed attempt. It
+-- counts only if the worker ran no other job (alone): else any of them may be the cause. A claim after
+-- the last attempt only dead-letters the job, and does not count as an attempt. "completed" is true if
+-- the key has a completion marker: the job is then acknowledged without running.
 CREATE OR REPLACE FUNCTION holdfast_lease_jobs(
     p_tenants text[], p_ids uuid[], p_states text[], p_now timestamptz,
     p_worker text, p_lease_seconds float8, p_alone boolean
@@ -66,6 +70,100 @@ BEGIN
     END LOOP;
 END $$;
 
+-- Leases due jobs, oldest first, up to the limit from each queue. Finds a page of them without a lock,
+-- then leases them; if others have locked some, it goes on with the next page.
+-- The settings make PostgreSQL use the indexes. A queue is empty most of the time, and a plan that was
+-- made for an empty table would read all of a long one.
+CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
+    p_queues text[], p_limit integer, p_worker text, p_lease_seconds float8, p_alone boolean
+) RETURNS TABLE (
+    tenant text, job_id uuid, lease bigint, key text, queue text, type text, payload text,
+    attempts integer, max_attempts integer, lost integer, request_id text, correlation_id text,
+    traceparent text, version bigint, resource_id text, order_key text, enqueued_at timestamptz,
+    completed boolean
+) LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+  SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := statement_timestamp();
+    v_left integer := p_limit;
+    v_skipped integer := 0;
+    v_queue text;
+    v_page record;
+    v_due record;
+    v_is_last boolean;
+    v_leased integer;
+BEGIN
+    LOOP
+        v_due := NULL;
+        v_is_last := true;
+        FOREACH v_queue IN ARRAY p_queues LOOP
+            SELECT array_agg(tenant) AS tenants, array_agg(id) AS ids, array_agg(state) AS states,
+                   array_agg(visible_at) AS times
+              INTO v_page
+              FROM (SELECT tenant, id, state, visible_at FROM holdfast_jobs
+                     WHERE queue = v_queue AND visible_at <= v_now
+                     ORDER BY visible_at LIMIT p_limit OFFSET v_skipped) AS page;
+            IF v_page.ids IS NULL THEN
+                CONTINUE;
+            END IF;
+            v_is_last := v_is_last AND cardinality(v_page.ids) < p_limit;
+            IF v_due IS NULL THEN
+                v_due := v_page;
+            ELSE
+                v_due.tenants := v_due.tenants || v_page.tenants;
+                v_due.ids := v_due.ids || v_page.ids;
+                v_due.states := v_due.states || v_page.states;
+                v_due.times := v_due.times || v_page.times;
+            END IF;
+        END LOOP;
+        EXIT WHEN v_due IS NULL;
+        IF cardinality(v_due.ids) > v_left THEN
+            SELECT array_agg(tenant) AS tenants, array_agg(id) AS ids, array_agg(state) AS states,
+                   array_agg(visible_at) AS times
+              INTO v_due
+              FROM (SELECT * FROM unnest(v_due.tenants, v_due.ids, v_due.states, v_due.times)
+                           AS due(tenant, id, state, visible_at)
+                     ORDER BY visible_at LIMIT v_left) AS oldest;
+        END IF;
+        RETURN QUERY
+        SELECT * FROM holdfast_lease_jobs(
+            v_due.tenants, v_due.ids, v_due.states, v_now, p_worker, p_lease_seconds, p_alone);
+        GET DIAGNOSTICS v_leased = ROW_COUNT;
+        v_left := v_left - v_leased;
+        v_skipped := v_skipped + cardinality(v_due.ids) - v_leased;
+        EXIT WHEN v_left <= 0 OR v_is_last;
+    END LOOP;
+END $$;
+
+-- Leases the jobs that a broker has named, if they are due and not leased.
+CREATE OR REPLACE FUNCTION holdfast_claim_named_jobs(
+    p_tenants text[], p_ids uuid[], p_worker text, p_lease_seconds float8, p_alone boolean
+) RETURNS TABLE (
+    tenant text, job_id uuid, lease bigint, key text, queue text, type text, payload text,
+    attempts integer, max_attempts integer, lost integer, request_id text, correlation_id text,
+    traceparent text, version bigint, resource_id text, order_key text, enqueued_at timestamptz,
+    completed boolean
+) LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := statement_timestamp();
+    v_due record;
+BEGIN
+    SELECT array_agg(job.tenant) AS tenants, array_agg(job.id) AS ids, array_agg(job.state) AS states
+      INTO v_due
+      FROM unnest(p_tenants, p_ids) AS named(tenant, id)
+      JOIN holdfast_jobs AS job ON job.tenant = named.tenant AND job.id = named.id
+     WHERE job.visible_at <= v_now;
+    IF v_due.ids IS NOT NULL THEN
+        RETURN QUERY
+        SELECT * FROM holdfast_lease_jobs(
+            v_due.tenants, v_due.ids, v_due.states, v_now, p_worker, p_lease_seconds, p_alone);
+    END IF;
+END $$;
+
 -- Records which jobs were published. Rows that another transaction has locked are skipped: waiting for
 -- them could deadlock, and publishing them once more does no harm. A job that was dead-lettered and
 -- requeued meanwhile is another row (seq), which has not been published.
@@ -98,10 +196,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- Deletes a batch of the records that expired first, one statement for each tenant, and returns a row
--- for each. Rows that another transaction has locked are skipped.
+-- Deletes a batch of the records that expired first, one statement for each tenant, and returns how
+-- many. Rows that another transaction has locked are skipped.
 CREATE OR REPLACE FUNCTION holdfast_sweep_records(p_now timestamptz, p_limit integer)
-RETURNS SETOF integer LANGUAGE plpgsql VOLATILE
+RETURNS integer LANGUAGE plpgsql VOLATILE
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
   SET enable_hashjoin = off SET enable_mergejoin = off AS $$
 DECLARE
@@ -138,9 +236,67 @@ BEGIN
             GET DIAGNOSTICS v_rows = ROW_COUNT;
             v_deleted := v_deleted + v_rows;
         END LOOP;
-        RETURN QUERY SELECT generate_series(1, v_deleted);
         v_left := v_left - v_deleted;
         v_skipped := v_skipped + least(cardinality(v_page.keys), v_left + v_deleted) - v_deleted;
         EXIT WHEN v_left <= 0 OR cardinality(v_page.keys) < p_limit;
     END LOOP;
+    RETURN p_limit - v_left;
+END $$;
+
+-- Deletes a batch of old rows of jobs, found by their primary keys, and returns how many. A dead letter
+-- that died again while this waited for it is kept.
+CREATE OR REPLACE FUNCTION holdfast_clean_jobs(
+    p_what text, p_before timestamptz, p_limit integer
+) RETURNS integer LANGUAGE plpgsql VOLATILE SET enable_sort = off AS $$
+DECLARE
+    v_deleted integer;
+BEGIN
+    IF p_what = 'completions' THEN
+        DELETE FROM holdfast_job_completions
+         WHERE (tenant, job_id) IN (
+               SELECT tenant, job_id FROM holdfast_job_completions
+                WHERE completed_at < p_before ORDER BY completed_at LIMIT p_limit);
+    ELSIF p_what = 'dead_letters' THEN
+        DELETE FROM holdfast_dead_letters
+         WHERE (tenant, job_id) IN (
+               SELECT tenant, job_id FROM holdfast_dead_letters
+                WHERE requeued_at < p_before LIMIT p_limit)
+           AND requeued_at IS NOT NULL;
+    ELSIF p_what = 'steps' THEN
+        DELETE FROM holdfast_job_steps
+         WHERE (tenant, job_id, name) IN (
+               SELECT step.tenant, step.job_id, step.name FROM holdfast_job_steps AS step
+                WHERE finished_at < p_before
+                  AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                                   WHERE job.tenant = step.tenant AND job.id = step.job_id)
+                  AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
+                                   WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
+                LIMIT p_limit);
+    ELSIF p_what = 'failures' THEN
+        DELETE FROM holdfast_job_failures
+         WHERE (tenant, job_id, seq) IN (
+               SELECT failure.tenant, failure.job_id, failure.seq FROM holdfast_job_failures AS failure
+                WHERE failed_at < p_before
+                  AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                                   WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
+                  AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
+                                   WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
+                LIMIT p_limit);
+    ELSIF p_what = 'causes' THEN
+        DELETE FROM holdfast_job_causes
+         WHERE (tenant, job_id, request_id) IN (
+               SELECT cause.tenant, cause.job_id, cause.request_id FROM holdfast_job_causes AS cause
+                WHERE caused_at < p_before
+                  AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
+                                   WHERE job.tenant = cause.tenant AND job.id = cause.job_id)
+                  AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
+                                   WHERE done.tenant = cause.tenant AND done.job_id = cause.job_id)
+                  AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
+                                   WHERE dead.tenant = cause.tenant AND dead.job_id = cause.job_id)
+                LIMIT p_limit);
+    ELSE
+        RAISE EXCEPTION 'there are no % of jobs to clean up', p_what;
+    END IF;
+    GET DIAGNOSTICS v_deleted = ROW_COUNT;
+    RETURN v_deleted;
 END $$;

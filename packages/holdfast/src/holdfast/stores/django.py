@@ -270,8 +270,8 @@ class DjangoStore:
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
         values = (self.instant(now), limit)
-        deleted: int = await self.in_thread(lambda: self.run(self.sql["sweep_records"], values)[1])
-        return deleted
+        rows, changed = await self.in_thread(lambda: self.run(self.sql["sweep_records"], values))
+        return int(rows[0][0]) if rows else changed
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""

@@ -357,7 +357,7 @@ class SqlAlchemyStore:
 
         async def delete(connection: AsyncConnection) -> int:
             result = await connection.exec_driver_sql(self._sql["sweep_records"], values)
-            return len(result.all()) if result.returns_rows else result.rowcount
+            return int(result.scalar_one()) if result.returns_rows else result.rowcount
 
         return await self._transact(delete)
 

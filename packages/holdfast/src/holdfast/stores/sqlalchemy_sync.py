@@ -317,7 +317,7 @@ class SqlAlchemySyncStore:
 
         def delete(connection: Connection) -> int:
             result = self.run(connection, self._sql["sweep_records"], values)
-            return len(result.all()) if result.returns_rows else result.rowcount
+            return int(result.scalar_one()) if result.returns_rows else result.rowcount
 
         return await self._transact(delete)
 

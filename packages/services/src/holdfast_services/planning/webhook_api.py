@@ -98,7 +98,8 @@ def _add_registration(
     async def create(webhook: NewWebhook, tx: Tx, caller: Caller, run: Run) -> Response:
         _check_url(sender, webhook.url)
         tenant, secret = caller.tenant, new_secret()
-        if await tx.fetch_one(webhook_sql("count_up"), {"tenant": tenant, "most": most}) is None:
+        counted = {"tenant": tenant, "most": most}
+        if most < 1 or await tx.fetch_one(webhook_sql("count_up"), counted) is None:
             run.no_store()  # once another is deleted, the same request may be sent again
             raise ServiceError(
                 409,

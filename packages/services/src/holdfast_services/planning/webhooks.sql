@@ -1,7 +1,7 @@
 -- name: count_up
--- Counts a new webhook, unless the organization has as many as it may have: then it returns no row.
-INSERT INTO planning_webhook_counts (tenant, webhooks)
-SELECT :tenant, 1 WHERE :most > 0
+-- Counts a new webhook, unless the organization has as many as it may have, which is at least one: then
+-- it returns no row.
+INSERT INTO planning_webhook_counts (tenant, webhooks) VALUES (:tenant, 1)
     ON CONFLICT (tenant) DO UPDATE SET webhooks = planning_webhook_counts.webhooks + 1
  WHERE planning_webhook_counts.webhooks < :most
 RETURNING webhooks;

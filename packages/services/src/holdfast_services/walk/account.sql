@@ -26,7 +26,7 @@ SELECT 'walker' AS what, w.event_seq AS seq, s.tz AS id, d.day AS name, w.points
                                       THEN p.provisional_energy - p.credited_energy
                                       ELSE 0 END), 0) AS bigint)
           FROM step_logs p
-         WHERE p.tenant = w.tenant AND p.status <> 'ACCEPTED' AND p.status = 'PENDING')
+         WHERE p.tenant = :tenant AND p.status <> 'ACCEPTED' AND p.status = 'PENDING')
            AS promised
   FROM walkers w
   LEFT JOIN streak_states s ON s.tenant = w.tenant

@@ -3,7 +3,7 @@
 -- name: walker_for_admins
 SELECT w.points_banked, w.energy_balance, w.created_at, w.updated_at, w.suspended_at, w.deleting_at,
        (SELECT count(*) FROM walk_reviews r
-         WHERE r.tenant = w.tenant AND r.status = 'open') AS open_reviews
+         WHERE r.tenant = :tenant AND r.status = 'open') AS open_reviews
   FROM walkers w
  WHERE w.tenant = :tenant;
 

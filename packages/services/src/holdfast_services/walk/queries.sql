@@ -58,7 +58,7 @@ SELECT w.points_banked, w.energy_balance, w.event_seq, s.tz, s.total_lifetime_st
                                       THEN p.provisional_energy - p.credited_energy
                                       ELSE 0 END), 0) AS bigint)
           FROM step_logs p
-         WHERE p.tenant = w.tenant AND p.status <> 'ACCEPTED' AND p.status = 'PENDING')
+         WHERE p.tenant = :tenant AND p.status <> 'ACCEPTED' AND p.status = 'PENDING')
            AS provisional_energy
   FROM walkers w
   LEFT JOIN streak_states s ON s.tenant = w.tenant
@@ -73,7 +73,7 @@ SELECT w.energy_balance, w.energy_held, w.energy_debt, e.seq, h.seq AS hold_seq,
                                       THEN d.provisional_energy - d.credited_energy
                                       ELSE 0 END), 0) AS bigint)
           FROM step_logs d
-         WHERE d.tenant = w.tenant AND d.status <> 'ACCEPTED' AND d.status = 'PENDING')
+         WHERE d.tenant = :tenant AND d.status <> 'ACCEPTED' AND d.status = 'PENDING')
            AS provisional_energy
   FROM walkers w
   LEFT JOIN energy_ledger e
@@ -133,7 +133,7 @@ SELECT w.points_banked, w.energy_balance, w.energy_held, w.energy_debt,
                                       THEN p.provisional_energy - p.credited_energy
                                       ELSE 0 END), 0) AS bigint)
           FROM step_logs p
-         WHERE p.tenant = w.tenant AND p.status <> 'ACCEPTED' AND p.status = 'PENDING')
+         WHERE p.tenant = :tenant AND p.status <> 'ACCEPTED' AND p.status = 'PENDING')
            AS promised_energy,
        a.seq, a.node_id, a.kind, a.points_cost, a.energy_cost, a.provisional, a.allocated_at,
        a.refund_due_at, a.generated_at, a.refund_reason, a.rejected_day

@@ -16,9 +16,9 @@ INSERT INTO holdfast_audit_events
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: sweep_records
--- A batch of the records that expired first; one row for each that was deleted. Rows that another
--- sweep has locked are skipped.
-SELECT holdfast_sweep_records($1, $2);
+-- Deletes a batch of the records that expired first, and returns how many. Rows that another sweep has
+-- locked are skipped.
+SELECT holdfast_sweep_records($1, $2) AS deleted;
 
 -- name: list_records
 SELECT tenant, endpoint, idempotency_key,
@@ -41,20 +41,8 @@ SELECT secret FROM holdfast_secret;
 SELECT lock, pg_try_advisory_xact_lock(lock) FROM unnest($1::bigint[]) AS wanted(lock);
 
 -- name: find_records
--- The records of several keys, expired or not, with the places of their keys. One index look-up for
--- each key: a plain join is sometimes planned as a scan of the table.
-SELECT wanted.place, found.*
-  FROM unnest($1::text[], $2::text[], $3::text[])
-       WITH ORDINALITY AS wanted(tenant, endpoint, idempotency_key, place)
- CROSS JOIN LATERAL
-       (SELECT canonical_body_hash, request_fingerprint, response_status, response_body,
-               response_headers, request_id, correlation_id, audit_id, created_at, expires_at,
-               client_generated_at
-          FROM holdfast_idempotency_records AS record
-         WHERE record.tenant = wanted.tenant
-           AND record.endpoint = wanted.endpoint
-           AND record.idempotency_key = wanted.idempotency_key
-         LIMIT 1) AS found;
+-- The records of several keys, expired or not, with the places of their keys.
+SELECT * FROM holdfast_find_records($1::text[], $2::text[], $3::text[]);
 
 -- name: save_records
 -- Writes the records and audit events of several requests, and returns how many records were

@@ -46,7 +46,6 @@ from holdfast.stores.postgres.params import (
     claim_literals,
     instant_literal,
     positional,
-    rows_changed,
 )
 from holdfast.stores.postgres.pooling import refuse_transaction_pooling
 from holdfast.stores.postgres.session import UsedSession, outlives_statement
@@ -376,7 +375,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
         """Delete one batch of expired records."""
         connection = await self._acquire()
         try:
-            tag: str = await connection.execute(self.sql["sweep_records"], now, limit)
+            row = await connection.fetchrow(self.sql["sweep_records"], now, limit)
         except self.driver.outages as error:
             raise unavailable(error) from error
         except asyncio.CancelledError:
@@ -384,7 +383,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise
         finally:
             self.release(connection)
-        return rows_changed(tag)
+        return int(row[0])
 
     async def records(self, query: RecordQuery) -> Sequence[Record]:
         """List records for operators."""
