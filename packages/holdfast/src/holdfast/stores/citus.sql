@@ -70,10 +70,9 @@ BEGIN
     END LOOP;
 END $$;
 
--- Leases due jobs, oldest first, up to the limit from each queue. Finds a page of them without a lock,
--- then leases them; if others have locked some, it goes on with the next page.
--- The settings make PostgreSQL use the indexes. A queue is empty most of the time, and a plan that was
--- made for an empty table would read all of a long one.
+-- Leases due jobs, oldest first, up to the limit from each queue that is not paused. Finds a page of
+-- them without a lock, then leases them; if others have locked some, it goes on with the next page.
+-- The names of the paused queues are read first, not joined: on Citus they are on the coordinator only.
 CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
     p_queues text[], p_limit integer, p_worker text, p_lease_seconds float8, p_alone boolean
 ) RETURNS TABLE (
@@ -90,6 +89,7 @@ DECLARE
     v_left integer := p_limit;
     v_skipped integer := 0;
     v_queue text;
+    v_paused text[] := ARRAY(SELECT queue FROM holdfast_paused_queues);
     v_page record;
     v_due record;
     v_is_last boolean;
@@ -99,6 +99,7 @@ BEGIN
         v_due := NULL;
         v_is_last := true;
         FOREACH v_queue IN ARRAY p_queues LOOP
+            CONTINUE WHEN v_queue = ANY (v_paused);
             SELECT array_agg(tenant) AS tenants, array_agg(id) AS ids, array_agg(state) AS states,
                    array_agg(visible_at) AS times
               INTO v_page
@@ -137,7 +138,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- Leases the jobs that a broker has named, if they are due and not leased.
+-- Leases the jobs that a broker has named, if they are due, not leased, and their queue is not paused.
 CREATE OR REPLACE FUNCTION holdfast_claim_named_jobs(
     p_tenants text[], p_ids uuid[], p_worker text, p_lease_seconds float8, p_alone boolean
 ) RETURNS TABLE (
@@ -151,12 +152,13 @@ CREATE OR REPLACE FUNCTION holdfast_claim_named_jobs(
 DECLARE
     v_now timestamptz := statement_timestamp();
     v_due record;
+    v_paused text[] := ARRAY(SELECT queue FROM holdfast_paused_queues);
 BEGIN
     SELECT array_agg(job.tenant) AS tenants, array_agg(job.id) AS ids, array_agg(job.state) AS states
       INTO v_due
       FROM unnest(p_tenants, p_ids) AS named(tenant, id)
       JOIN holdfast_jobs AS job ON job.tenant = named.tenant AND job.id = named.id
-     WHERE job.visible_at <= v_now;
+     WHERE job.visible_at <= v_now AND job.queue <> ALL (v_paused);
     IF v_due.ids IS NOT NULL THEN
         RETURN QUERY
         SELECT * FROM holdfast_lease_jobs(

@@ -68,9 +68,10 @@ CREATE TABLE holdfast_paused_queues (
     paused_at double precision NOT NULL
 );
 
--- Leases due jobs, oldest first, up to the limit from each queue that is not paused. Finds a page of
--- them without a lock, then leases them; if others have locked some, it goes on with the next page.
--- The names of the paused queues are read first, not joined: on Citus they are on the coordinator only.
+-- Leases due jobs, oldest first, up to the limit from each queue that is not paused. Rows that another
+-- transaction has locked are skipped.
+-- The settings make PostgreSQL use the indexes. A queue is empty most of the time, and a plan that was
+-- made for an empty table would read all of a long one.
 CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
     p_queues text[], p_limit integer, p_worker text, p_lease_seconds float8, p_alone boolean
 ) RETURNS TABLE (
@@ -84,56 +85,25 @@ CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := statement_timestamp();
-    v_left integer := p_limit;
-    v_skipped integer := 0;
-    v_queue text;
+    v_rows tid[];
+    v_has_lost boolean;
     v_paused text[] := ARRAY(SELECT queue FROM holdfast_paused_queues);
-    v_page record;
-    v_due record;
-    v_is_last boolean;
-    v_leased integer;
 BEGIN
-    LOOP
-        v_due := NULL;
-        v_is_last := true;
-        FOREACH v_queue IN ARRAY p_queues LOOP
-            CONTINUE WHEN v_queue = ANY (v_paused);
-            SELECT array_agg(tenant) AS tenants, array_agg(id) AS ids, array_agg(state) AS states,
-                   array_agg(visible_at) AS times
-              INTO v_page
-              FROM (SELECT tenant, id, state, visible_at FROM holdfast_jobs
-                     WHERE queue = v_queue AND visible_at <= v_now
-                     ORDER BY visible_at LIMIT p_limit OFFSET v_skipped) AS page;
-            IF v_page.ids IS NULL THEN
-                CONTINUE;
-            END IF;
-            v_is_last := v_is_last AND cardinality(v_page.ids) < p_limit;
-            IF v_due IS NULL THEN
-                v_due := v_page;
-            ELSE
-                v_due.tenants := v_due.tenants || v_page.tenants;
-                v_due.ids := v_due.ids || v_page.ids;
-                v_due.states := v_due.states || v_page.states;
-                v_due.times := v_due.times || v_page.times;
-            END IF;
-        END LOOP;
-        EXIT WHEN v_due IS NULL;
-        IF cardinality(v_due.ids) > v_left THEN
-            SELECT array_agg(tenant) AS tenants, array_agg(id) AS ids, array_agg(state) AS states,
-                   array_agg(visible_at) AS times
-              INTO v_due
-              FROM (SELECT * FROM unnest(v_due.tenants, v_due.ids, v_due.states, v_due.times)
-                           AS due(tenant, id, state, visible_at)
-                     ORDER BY visible_at LIMIT v_left) AS oldest;
-        END IF;
+    SELECT array_agg(due.ctid), bool_or(due.state = 'running') INTO v_rows, v_has_lost
+      FROM (SELECT found.ctid, found.state
+              FROM unnest(p_queues) AS wanted(queue)
+             CROSS JOIN LATERAL (
+                   SELECT job.ctid, job.state, job.visible_at FROM holdfast_jobs AS job
+                    WHERE job.queue = wanted.queue AND job.visible_at <= v_now
+                    ORDER BY job.visible_at LIMIT p_limit
+                      FOR UPDATE SKIP LOCKED) AS found
+             WHERE wanted.queue <> ALL (v_paused)
+             ORDER BY found.visible_at LIMIT p_limit) AS due;
+    IF v_rows IS NOT NULL THEN
         RETURN QUERY
-        SELECT * FROM holdfast_lease_jobs(
-            v_due.tenants, v_due.ids, v_due.states, v_now, p_worker, p_lease_seconds, p_alone);
-        GET DIAGNOSTICS v_leased = ROW_COUNT;
-        v_left := v_left - v_leased;
-        v_skipped := v_skipped + cardinality(v_due.ids) - v_leased;
-        EXIT WHEN v_left <= 0 OR v_is_last;
-    END LOOP;
+        SELECT * FROM holdfast_lease_locked_jobs(
+            v_rows, v_has_lost, v_now, p_worker, p_lease_seconds, p_alone);
+    END IF;
 END $$;
 
 -- Leases the jobs that a broker has named, if they are due, not leased, and their queue is not paused.
@@ -149,18 +119,20 @@ CREATE OR REPLACE FUNCTION holdfast_claim_named_jobs(
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := statement_timestamp();
-    v_due record;
+    v_rows tid[];
+    v_has_lost boolean;
     v_paused text[] := ARRAY(SELECT queue FROM holdfast_paused_queues);
 BEGIN
-    SELECT array_agg(job.tenant) AS tenants, array_agg(job.id) AS ids, array_agg(job.state) AS states
-      INTO v_due
-      FROM unnest(p_tenants, p_ids) AS named(tenant, id)
-      JOIN holdfast_jobs AS job ON job.tenant = named.tenant AND job.id = named.id
-     WHERE job.visible_at <= v_now AND job.queue <> ALL (v_paused);
-    IF v_due.ids IS NOT NULL THEN
+    SELECT array_agg(due.ctid), bool_or(due.state = 'running') INTO v_rows, v_has_lost
+      FROM (SELECT job.ctid, job.state
+              FROM unnest(p_tenants, p_ids) AS named(tenant, id)
+              JOIN holdfast_jobs AS job ON job.tenant = named.tenant AND job.id = named.id
+             WHERE job.visible_at <= v_now AND job.queue <> ALL (v_paused)
+               FOR UPDATE OF job SKIP LOCKED) AS due;
+    IF v_rows IS NOT NULL THEN
         RETURN QUERY
-        SELECT * FROM holdfast_lease_jobs(
-            v_due.tenants, v_due.ids, v_due.states, v_now, p_worker, p_lease_seconds, p_alone);
+        SELECT * FROM holdfast_lease_locked_jobs(
+            v_rows, v_has_lost, v_now, p_worker, p_lease_seconds, p_alone);
     END IF;
 END $$;
 
