@@ -174,7 +174,8 @@ async def test_command_after_a_restart_connects_again(batches, redis_server: Rea
     assert await batches.get(b"name") is None
 
 
-async def test_connection_that_redis_has_closed_while_idle_is_replaced(batches, raw):
+async def test_connection_that_redis_has_closed_while_idle_is_replaced(batches, raw, monkeypatch):
+    monkeypatch.setattr(redis_batches, "_IDLE_SECONDS", 0.0)
     assert await batches.get(b"name") is None
     await raw.client_kill_filter(skipme=True)
     await until_connections(raw, 0)

@@ -37,8 +37,10 @@ _MAX_WAITING_BYTES: Final = 16 * 1024 * 1024
 # A larger value has its own round trip: the rest of a batch would wait for it.
 _MAX_BATCHED_BYTES: Final = 64 * 1024
 _CLOSE_SECONDS: Final = 1.0
+# Servers close connections that are idle for longer.
+_IDLE_SECONDS: Final = 1.0
 
-# In Redis' own encoding, which takes redis-py's ``pack_commands`` four times as long.
+# In Redis' own encoding, for which redis-py's ``pack_commands`` takes eight times as long.
 _SET: Final = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
 _MGET: Final = b"*%d\r\n$4\r\nMGET\r\n%b"
 
@@ -150,6 +152,9 @@ class _Commands:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._batch: Sequence[_Waiting] = ()
+        # Kept between batches: to take it out of the pool costs more than a batch.
+        self._connection: Any = None
+        self._used_at = 0.0
         self._sending: Task[None] | None = None
         # Commands that are not in a batch.
         self._running = 0
@@ -222,24 +227,29 @@ class _Commands:
 
     async def _send(self) -> None:
         """Send batches until no command waits."""
-        connection: Any = None
+        if self._connection is not None and self._loop.time() > self._used_at + _IDLE_SECONDS:
+            await self._give_back()  # the pool looks whether Redis has closed it
         try:
             while batch := self._next_batch():
                 self._batch = batch
                 try:
                     # Of the command that has waited for longest: none waits beyond its limit.
                     async with timeout_at(batch[0].due):
-                        if connection is None:
-                            connection = await self._pool.get_connection()
-                        await _exchange(connection, batch)
+                        if self._connection is None:
+                            self._connection = await self._pool.get_connection()
+                        await _exchange(self._connection, batch)
                 except Exception as error:  # noqa: BLE001 - raised by the commands of the batch
                     _fail(batch, error)
-                    if connection is not None:
+                    if self._connection is not None:
                         # A response that is still to come must not be that of another command.
-                        await connection.disconnect(nowait=True)
+                        await self._connection.disconnect(nowait=True)
+                        await self._give_back()
         finally:
-            if connection is not None:
-                await self._pool.release(connection)
+            self._used_at = self._loop.time()
+
+    async def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        await self._pool.release(connection)
 
     def _sent(self, task: "Task[None]") -> None:
         self._sending = None
