@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from holdfast.stores import redis_batches
 from holdfast.stores.redis_batches import OUTAGES, RedisBatches
@@ -174,7 +174,8 @@ async def test_command_after_a_restart_connects_again(batches, redis_server: Rea
     assert await batches.get(b"name") is None
 
 
-async def test_connection_that_redis_has_closed_while_idle_is_replaced(batches, raw):
+async def test_connection_that_redis_has_closed_while_idle_is_replaced(batches, raw, monkeypatch):
+    monkeypatch.setattr(redis_batches, "_IDLE_SECONDS", 0.0)
     assert await batches.get(b"name") is None
     await raw.client_kill_filter(skipme=True)
     await until_connections(raw, 0)
@@ -257,8 +258,33 @@ async def test_late_response_is_not_that_of_the_next_command(link):
     await batches.close()
 
 
+@pytest.mark.parametrize("response", [b"*2\r\n$1\r\n1\r\n$1\r\n2\r\n", b"+OK\r\n", b"x\r\n"])
+async def test_what_is_no_response_fails_and_disconnects(response):
+    connections = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while data := await reader.read(65_536):
+            if b"MGET" in data:
+                writer.write(response if connections == 1 else b"*1\r\n$5\r\nvalue\r\n")
+            else:
+                writer.write(b"+OK\r\n" * data.count(b"SETINFO"))
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    batches = RedisBatches(f"redis://127.0.0.1:{port}", timeout_seconds=PATIENCE)
+    with pytest.raises(InvalidResponse):
+        await batches.get(b"name")
+    assert await batches.get(b"name") == b"value"
+    assert connections == 2
+    await batches.close()
+    server.close()
+
+
 @pytest.mark.parametrize(
-    ("limit", "value"), [("_MAX_WAITING", 10), ("_MAX_WAITING_BYTES", 10 * 1000)]
+    ("limit", "value"), [("_MAX_WAITING", 10), ("_MAX_WAITING_BYTES", 10 * 1100)]
 )
 async def test_waiting_commands_are_bounded(link, monkeypatch, limit, value):
     monkeypatch.setattr(redis_batches, limit, value)
@@ -295,11 +321,25 @@ async def test_close_waits_for_commands_and_leaves_no_connection(redis_url, raw,
     await batches.close()
 
 
+async def test_close_waits_for_a_command_on_its_own(redis_url, raw):
+    batches = RedisBatches(redis_url, timeout_seconds=PATIENCE)
+    running = asyncio.create_task(batches.run(lambda redis: redis.blpop("list", 0)))
+    async with asyncio.timeout(PATIENCE):
+        while not any(one["cmd"] == "blpop" for one in await raw.client_list()):
+            await asyncio.sleep(0.01)
+    closing = asyncio.create_task(batches.close())
+    await raw.ping()
+    await raw.lpush("list", "x")
+    await closing
+    assert await running == (b"list", b"x")
+    await until_connections(raw, 0)
+
+
 def run_with_warnings_as_errors(code: str, *arguments: str) -> None:
     """Run a program that must end in time, without a warning and without a traceback."""
     program = textwrap.dedent(code) + "\nimport gc\ngc.collect()\nprint('ended')\n"
     done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", program, *arguments],
+        [sys.executable, "-W", "error", "-c", program, *arguments],
         capture_output=True,
         text=True,
         timeout=PATIENCE * 2,

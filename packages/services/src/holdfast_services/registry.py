@@ -87,10 +87,9 @@ SERVICES: Final = (
 )
 
 
-# Of each path: the path, what the paths below it begin with, and its service.
-_PREFIXES: Final = tuple(
-    (prefix, prefix + "/", service) for service in SERVICES for prefix in service.paths
-)
+_BY_PATH: Final = {path: service for service in SERVICES for path in service.paths}
+# What the paths below each path begin with, and its service.
+_BELOW: Final = tuple((f"{path}/", service) for path, service in _BY_PATH.items())
 
 
 def migration_packages() -> list[tuple[str, str]]:
@@ -105,7 +104,9 @@ def tenant_tables() -> Mapping[str, Sequence[TenantTable]]:
 
 def service_for_path(path: str) -> Service | None:
     """Return the service that has this path, or None."""
-    for prefix, below, service in _PREFIXES:
-        if path.startswith(below) or path == prefix:
-            return service
-    return None
+    found = _BY_PATH.get(path)
+    if found is None:
+        for below, service in _BELOW:
+            if path.startswith(below):
+                return service
+    return found

@@ -3,7 +3,7 @@
 redis-py takes a connection out of its pool, sets timers and runs about fifty functions for each
 command, which is more than the rest of a guarded request does. Here all commands of a turn of the
 event loop, and those that come while a batch is under way, are sent together and read together, so
-the cost of a round trip is shared. redis-py connects, pools, packs and parses.
+the cost of a round trip is shared. redis-py connects, keeps the connections, sends and parses.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ with needs_extra("redis"):
     from redis.asyncio.retry import Retry
     from redis.backoff import NoBackoff
     from redis.exceptions import ConnectionError as RedisConnectionError
-    from redis.exceptions import RedisError, ResponseError
+    from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 __all__ = ["OUTAGES", "RedisBatches"]
 
@@ -37,6 +37,12 @@ _MAX_WAITING_BYTES: Final = 16 * 1024 * 1024
 # A larger value has its own round trip: the rest of a batch would wait for it.
 _MAX_BATCHED_BYTES: Final = 64 * 1024
 _CLOSE_SECONDS: Final = 1.0
+# Servers close connections that are idle for longer.
+_IDLE_SECONDS: Final = 1.0
+
+# In Redis' own encoding, for which redis-py's ``pack_commands`` takes eight times as long.
+_SET: Final = b"*5\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$2\r\nPX\r\n$%d\r\n%b\r\n"
+_MGET: Final = b"*%d\r\n$4\r\nMGET\r\n%b"
 
 
 class RedisBatches:
@@ -58,14 +64,17 @@ class RedisBatches:
     async def get(self, name: bytes) -> bytes | None:
         """Return a value; None if there is none, or one of another type."""
         commands = self._by_loop.get(get_running_loop()) or await self._new_commands()
-        value: bytes | None = await commands.add((name,), 0)
+        encoded = b"$%d\r\n%b\r\n" % (len(name), name)
+        value: bytes | None = await commands.add(encoded, is_read=True)
         return value
 
     async def set(self, name: bytes, value: bytes, life_ms: int) -> None:
         """Set a value for this many milliseconds."""
         commands = self._by_loop.get(get_running_loop()) or await self._new_commands()
         if len(value) <= _MAX_BATCHED_BYTES:
-            await commands.add((b"SET", name, value, b"PX", b"%d" % life_ms), len(value))
+            life = b"%d" % life_ms
+            command = _SET % (len(name), name, len(value), value, len(life), life)
+            await commands.add(command, is_read=False)
         else:
             await commands.run(lambda redis: redis.set(name, value, px=life_ms))
 
@@ -117,9 +126,9 @@ class RedisBatches:
 class _Waiting(NamedTuple):
     """A command, and the future of its response."""
 
-    # A write; of a look-up the name alone.
-    words: tuple[bytes, ...]
-    size: int
+    # Encoded: a write, or the name to look up.
+    command: bytes
+    is_read: bool
     response: "Future[Any]"
     # Time of the event loop at which it has waited for too long.
     due: float
@@ -143,6 +152,9 @@ class _Commands:
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = 0
         self._batch: Sequence[_Waiting] = ()
+        # Kept between batches: to take it out of the pool costs more than a batch.
+        self._connection: Any = None
+        self._used_at = 0.0
         self._sending: Task[None] | None = None
         # Commands that are not in a batch.
         self._running = 0
@@ -154,17 +166,17 @@ class _Commands:
         self._registry[self._loop] = self
         await anext(self._until_end)
 
-    def add(self, words: tuple[bytes, ...], size: int) -> "Future[Any]":
+    def add(self, command: bytes, *, is_read: bool) -> "Future[Any]":
         """Add a command to the next batch and return the future of its response."""
         if self._is_closed:
             raise RedisConnectionError("the connection was closed")
-        self._waiting_bytes += size
-        if len(self._waiting) >= _MAX_WAITING or self._waiting_bytes > _MAX_WAITING_BYTES:
-            self._waiting_bytes -= size
+        bytes_after = self._waiting_bytes + len(command)
+        if len(self._waiting) >= _MAX_WAITING or bytes_after > _MAX_WAITING_BYTES:
             raise RedisConnectionError("too many commands wait for Redis")
         response: Future[Any] = self._loop.create_future()
         due = self._loop.time() + self._timeout_seconds
-        self._waiting.append(_Waiting(words, size, response, due))
+        self._waiting.append(_Waiting(command, is_read, response, due))
+        self._waiting_bytes = bytes_after
         if self._sending is None:
             self._start_sending()
         return response
@@ -215,30 +227,37 @@ class _Commands:
 
     async def _send(self) -> None:
         """Send batches until no command waits."""
-        connection: Any = None
+        if self._connection is not None and self._loop.time() > self._used_at + _IDLE_SECONDS:
+            await self._give_back()  # the pool looks whether Redis has closed it
         try:
             while batch := self._next_batch():
                 self._batch = batch
                 try:
                     # Of the command that has waited for longest: none waits beyond its limit.
                     async with timeout_at(batch[0].due):
-                        if connection is None:
-                            connection = await self._pool.get_connection()
-                        await _exchange(connection, batch)
+                        if self._connection is None:
+                            self._connection = await self._pool.get_connection()
+                        await _exchange(self._connection, batch)
                 except Exception as error:  # noqa: BLE001 - raised by the commands of the batch
                     _fail(batch, error)
-                    if connection is not None:
+                    if self._connection is not None:
                         # A response that is still to come must not be that of another command.
-                        await connection.disconnect(nowait=True)
+                        await self._connection.disconnect(nowait=True)
+                        await self._give_back()
         finally:
-            if connection is not None:
-                await self._pool.release(connection)
+            self._used_at = self._loop.time()
+
+    async def _give_back(self) -> None:
+        connection, self._connection = self._connection, None
+        await self._pool.release(connection)
 
     def _sent(self, task: "Task[None]") -> None:
         self._sending = None
         if task.cancelled():  # as all tasks are when the event loop ends
             for waiting in (*self._batch, *self._waiting):
                 waiting.response.cancel()
+            self._waiting.clear()
+            self._waiting_bytes = 0
         elif error := task.exception():
             _fail(self._batch, error)
         self._batch = ()
@@ -250,7 +269,7 @@ class _Commands:
         batch: list[_Waiting] = []
         while self._waiting and len(batch) < _MAX_BATCH:
             waiting = self._waiting.popleft()
-            self._waiting_bytes -= waiting.size
+            self._waiting_bytes -= len(waiting.command)
             if not waiting.response.done():
                 batch.append(waiting)
         return batch
@@ -261,13 +280,14 @@ async def _exchange(connection: Any, batch: Sequence[_Waiting]) -> None:
 
     Writes come first, so that a look-up finds what was written before it.
     """
-    writes = [waiting for waiting in batch if len(waiting.words) > 1]
-    reads = [waiting for waiting in batch if len(waiting.words) == 1]
-    commands = [waiting.words for waiting in writes]
+    writes = [waiting for waiting in batch if not waiting.is_read]
+    reads = [waiting for waiting in batch if waiting.is_read]
+    commands = [waiting.command for waiting in writes]
     if reads:
         # One response for all, and a value of another type is none.
-        commands.append((b"MGET", *[waiting.words[0] for waiting in reads]))
-    await connection.send_packed_command(connection.pack_commands(commands))
+        names = b"".join([waiting.command for waiting in reads])
+        commands.append(_MGET % (1 + len(reads), names))
+    await connection.send_packed_command(b"".join(commands))
     for waiting in writes:
         try:
             await connection.read_response(disable_decoding=True)
@@ -281,6 +301,8 @@ async def _exchange(connection: Any, batch: Sequence[_Waiting]) -> None:
         except ResponseError as error:
             _fail(reads, error)
         else:
+            if not isinstance(values, list) or len(values) != len(reads):
+                raise InvalidResponse("Redis has sent what is no response to MGET")
             for waiting, value in zip(reads, values, strict=True):
                 _respond(waiting, value)
 

@@ -153,10 +153,10 @@ class NetworkLink:
             ]
             await asyncio.wait(directions, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            far_writer.transport.abort()  # first: the wait below may be cancelled
             for direction in directions:
                 direction.cancel()
             await asyncio.gather(*directions, return_exceptions=True)
-            far_writer.transport.abort()
 
     @staticmethod
     async def _pump(

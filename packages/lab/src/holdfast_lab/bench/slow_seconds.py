@@ -54,7 +54,8 @@ class Activity:
         self.waits: dict[int, Counter[str]] = {}
         self.statements: dict[int, Counter[str]] = {}
         self.samples: Counter[int] = Counter()
-        # Share of one CPU that the server used; idle, stolen and waiting shares of the machine.
+        # Share of one CPU that the server used; shares of the machine's time: idle, stolen and
+        # waiting, and the time in which a process that could run had no CPU or waited for a disk.
         self.server_cpu: dict[int, float] = {}
         self.machine: dict[int, dict[str, float]] = {}
         self.checkpoints: set[int] = set()
@@ -65,6 +66,7 @@ class Activity:
         try:
             checkpoints = await connection.fetchval(_CHECKPOINTS)
             before, cpu, machine = time.perf_counter(), self._cpu.read(), _machine_ticks()
+            stalled = _stalled_micros()
             while True:
                 await asyncio.sleep(_EVERY_SECONDS)
                 at = int(time.perf_counter())
@@ -75,13 +77,17 @@ class Activity:
                         counts[name] += count
                 now = time.perf_counter()
                 if now - before >= 1:
-                    used, ticks = self._cpu.read(), _machine_ticks()
+                    used, ticks, stalls = self._cpu.read(), _machine_ticks(), _stalled_micros()
                     self.server_cpu[at] = (used - cpu) / (now - before)
-                    self.machine[at] = _shares(machine, ticks)
+                    self.machine[at] = _shares(machine, ticks) | {
+                        f"{name} pressure": (stalls[name] - stalled[name]) / (now - before) / 1e6
+                        for name in stalls
+                    }
                     found = await connection.fetchval(_CHECKPOINTS)
                     if found != checkpoints:
                         self.checkpoints.add(at)
                     before, cpu, machine, checkpoints = now, used, ticks, found
+                    stalled = stalls
         finally:
             connection.terminate()
 
@@ -143,6 +149,16 @@ def _about(seconds: set[int], activity: Activity) -> dict[str, Any]:
 def _machine_ticks() -> list[int]:
     """Return the first line of ``/proc/stat``: ticks of all CPUs by kind."""
     return [int(text) for text in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+
+
+def _stalled_micros() -> dict[str, int]:
+    """Return for how long some process has waited for a CPU or a disk, where the kernel says it."""
+    found: dict[str, int] = {}
+    for name in ("cpu", "io"):
+        path = Path("/proc/pressure") / name
+        if path.exists():
+            found[name] = int(path.read_text().splitlines()[0].rpartition("total=")[2])
+    return found
 
 
 def _shares(before: list[int], after: list[int]) -> dict[str, float]:
