@@ -1,6 +1,7 @@
 """A broker that is silent or away: workers take jobs from the table, and go back afterwards."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncIterator
 
@@ -13,7 +14,6 @@ from holdfast.jobs.worker import EngineMaker
 from holdfast.observability.metrics import PrometheusMetrics
 from holdfast.ports import Delivery, Store
 from holdfast.testing.engine_contract import EngineContract
-from holdfast.testing.nats_server import RealNatsCluster
 from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.jobs_harness import (
     JobsLab,
@@ -21,9 +21,6 @@ from packages.holdfast.tests.support.jobs_harness import (
     write_effect,
 )
 from packages.holdfast.tests.support.nats_harness import NatsLab
-
-# Each waits for a real broker to be found silent.
-pytestmark = pytest.mark.long
 
 ON_SQLITE = pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql", *ON_CITUS], indirect=True)
@@ -79,17 +76,26 @@ async def until_effects(lab: JobsLab, count: int) -> None:
     await eventually(check)
 
 
-async def assert_broker_is_used(
-    lab: JobsLab, nats: NatsLab, counts: BrokerCounts, *names: str
-) -> None:
-    """Enqueue jobs, and check that each came by a message and none from the table."""
-    await counts.until_silent(is_silent=False)
-    await nats.until_empty()
-    messages, bypassed = await delivered(nats, lab.store), counts.bypassed
-    for name in names:
-        await lab.until(await lab.enqueued(resource_id=name), "done")
-    assert await delivered(nats, lab.store) - messages == len(names)
-    assert counts.bypassed == bypassed
+async def until_broker_is_used(
+    lab: JobsLab, nats: NatsLab, counts: BrokerCounts, prefix: str
+) -> list[str]:
+    """Enqueue jobs until one comes by a message and not from the table; return their names.
+
+    On a busy machine the broker may be found silent again in between.
+    """
+    names: list[str] = []
+
+    async def comes_by_message() -> bool:
+        await counts.until_silent(is_silent=False)
+        await nats.until_consumer(lab.store)
+        await nats.until_empty()
+        messages, bypassed = await delivered(nats, lab.store), counts.bypassed
+        names.append(f"{prefix} {len(names)}")
+        await lab.until(await lab.enqueued(resource_id=names[-1]), "done")
+        return await delivered(nats, lab.store) == messages + 1 and counts.bypassed == bypassed
+
+    await eventually(comes_by_message)
+    return names
 
 
 async def test_jobs_are_done_while_the_broker_is_frozen_and_it_is_used_again(
@@ -99,20 +105,20 @@ async def test_jobs_are_done_while_the_broker_is_frozen_and_it_is_used_again(
     await effect_lab.start_worker(
         engine=nats.engine(**NEVER_AGAIN), metrics=counts, lease_seconds=LONG_LEASE
     )
-    await effect_lab.until(await effect_lab.enqueued(resource_id="before"), "done")
-    assert counts.bypassed == 0
+    before = await until_broker_is_used(effect_lab, nats, counts, "before")
     with own_nats.frozen():
+        bypassed = counts.bypassed
         for name in ("first", "second"):
             await effect_lab.until(await effect_lab.enqueued(resource_id=name), "done")
         assert counts.is_silent
-        assert counts.bypassed == 2
-    await assert_broker_is_used(effect_lab, nats, counts, "third", "fourth")
-    assert await effect_lab.effects() == ["before", "first", "second", "third", "fourth"]
-    assert counts.silences == 1
+        assert counts.bypassed == bypassed + 2
+    after = await until_broker_is_used(effect_lab, nats, counts, "after")
+    assert await effect_lab.effects() == [*before, "first", "second", *after]
+    await effect_lab.stop_workers()
     logged = [record.message for record in caplog.records if record.name == "holdfast.jobs"]
     switched = "NATS has not responded for 0.6 seconds: jobs are taken from the database"
-    assert logged.count(switched) == 1
-    assert logged.count("NATS responds again: jobs are taken from it") == 1
+    assert logged.count(switched) == counts.silences >= 1
+    assert "NATS responds again: jobs are taken from it" in logged
 
 
 @ON_SQLITE
@@ -217,6 +223,7 @@ async def test_broker_killed_while_jobs_run_from_the_table(lab, own_nats, counts
     )
     await lab.until(await lab.enqueued(resource_id="before"), "done")
     await begun.acquire()
+    await nats.until_empty()  # an acknowledgement that is lost is repeated after the lease
     released.clear()
     with own_nats.frozen():
         for number in range(5):
@@ -231,14 +238,13 @@ async def test_broker_killed_while_jobs_run_from_the_table(lab, own_nats, counts
     released.set()
     await until_effects(lab, 9)
     await asyncio.to_thread(own_nats.start)
-    await assert_broker_is_used(lab, nats, counts, "after 1", "after 2")
+    after = await until_broker_is_used(lab, nats, counts, "after")
     assert Counter(await lab.effects()) == Counter(
         [
             "before",
             *(f"frozen {number}" for number in range(5)),
             *(f"killed {number}" for number in range(3)),
-            "after 1",
-            "after 2",
+            *after,
         ]
     )
 
@@ -330,11 +336,17 @@ async def test_flapping_broker_and_many_workers_lose_and_repeat_no_job(
         )
     await nats.until_consumer(lab.store)
 
+    async def all_are_silent() -> bool:
+        return all(worker.engine._broker.is_silent for worker in lab.workers)
+
+    async def none_is_silent() -> bool:
+        return not any(worker.engine._broker.is_silent for worker in lab.workers)
+
     async def flap() -> None:
         for _ in range(2):
             with own_nats.frozen():
-                await asyncio.sleep(1.0)
-            await asyncio.sleep(1.0)
+                await eventually(all_are_silent)
+            await eventually(none_is_silent)
 
     flapping = asyncio.create_task(flap())
     number = 0
@@ -345,21 +357,28 @@ async def test_flapping_broker_and_many_workers_lose_and_repeat_no_job(
     await flapping
     await lab.until_idle()
     assert Counter(await lab.effects()) == Counter(str(each) for each in range(number))
-    assert counts.silences >= 6  # each worker at least once
 
 
 @ON_POSTGRES
 async def test_overdue_job_is_taken_from_the_table_while_the_broker_responds(
-    effect_lab, nats, counts
+    effect_lab, nats, counts, caplog
 ):
     """Its message was delivered to a connection that broke: the broker waits for its lease."""
+    caplog.set_level(logging.INFO, "holdfast.jobs")
     await effect_lab.start_worker(
         engine=nats.engine(**NEVER_AGAIN, relay=False), metrics=counts, lease_seconds=LONG_LEASE
     )
     await nats.until_consumer(effect_lab.store)
-    await effect_lab.until(await effect_lab.enqueued(resource_id="one"), "done")
-    assert counts.bypassed == 1
-    assert counts.silences == 0
+    names: list[str] = []
+
+    async def is_overdue() -> bool:  # not taken because a busy machine made the broker silent
+        names.append(str(len(names)))
+        await effect_lab.until(await effect_lab.enqueued(resource_id=names[-1]), "done")
+        return "1 overdue jobs are taken from the database" in caplog.text
+
+    await eventually(is_overdue)
+    assert counts.bypassed == len(names)
+    assert await effect_lab.effects() == names
 
 
 @ON_POSTGRES
@@ -381,40 +400,34 @@ async def test_overdue_jobs_of_all_queues_are_found_oldest_first(lab):
 @pytest.mark.xdist_group("nats-cluster")
 @ON_POSTGRES
 async def test_frozen_and_killed_leaders_of_three_nodes_lose_and_repeat_no_job(
-    lab, counts, another_store
+    effect_lab, counts, another_store, nats_cluster
 ):
     """A node that is frozen responds to nothing, and the others elect another leader."""
-
-    @lab.jobs.handler("effect")
-    async def effect(job: JobContext) -> None:
-        await write_effect(job)
-
-    with RealNatsCluster() as cluster:
-        nats = NatsLab(cluster.url())
-        for _ in range(2):
-            await lab.start_worker(
-                await another_store(),
-                engine=nats.engine(table_after_seconds=1.0),
-                metrics=counts,
-                lease_seconds=3,
-            )
-        await nats.until_consumer(lab.store)
-        leader = await asyncio.to_thread(cluster.leader, nats.stream)
-        with leader.frozen():
-            for number in range(20):
-                await lab.enqueue(resource_id=f"frozen {number}")
-            await until_effects(lab, 20)
-        leader = await asyncio.to_thread(cluster.leader, nats.stream)
-        leader.kill()
+    nats = NatsLab(nats_cluster.url())
+    for _ in range(2):
+        await effect_lab.start_worker(
+            await another_store(),
+            engine=nats.engine(table_after_seconds=1.0),
+            metrics=counts,
+            lease_seconds=3,
+        )
+    await nats.until_consumer(effect_lab.store)
+    leader = await asyncio.to_thread(nats_cluster.leader, nats.stream)
+    with leader.frozen():
         for number in range(20):
-            await lab.enqueue(resource_id=f"killed {number}")
-        await until_effects(lab, 40)
-        await asyncio.to_thread(leader.start)
-        await asyncio.to_thread(cluster.leader, nats.stream)
-        await counts.until_silent(is_silent=False)
-        await lab.until_idle()
-        await lab.stop_workers()
-    assert Counter(await lab.effects()) == Counter(
+            await effect_lab.enqueue(resource_id=f"frozen {number}")
+        await until_effects(effect_lab, 20)
+    leader = await asyncio.to_thread(nats_cluster.leader, nats.stream)
+    leader.kill()
+    for number in range(20):
+        await effect_lab.enqueue(resource_id=f"killed {number}")
+    await until_effects(effect_lab, 40)
+    await asyncio.to_thread(leader.start)
+    await asyncio.to_thread(nats_cluster.leader, nats.stream)
+    await counts.until_silent(is_silent=False)
+    await effect_lab.until_idle()
+    await effect_lab.stop_workers()
+    assert Counter(await effect_lab.effects()) == Counter(
         f"{what} {number}" for what in ("frozen", "killed") for number in range(20)
     )
 
