@@ -18,7 +18,6 @@ from holdfast_services.health import router
 from packages.holdfast.tests.support.standby import (
     HANG_SECONDS,
     absent_standby,
-    frozen,
     set_standbys,
 )
 
@@ -96,6 +95,6 @@ async def test_readiness_says_that_a_frozen_database_does_not_respond(
 ) -> None:
     url = server.create_database()
     async with ready(url) as (_, client):
-        with frozen(server):
+        with server.frozen():
             assert await get(client) == unavailable("the store does not respond")
         await until(client, (200, {"status": "ok", "store": "postgresql", "replicated": False}))
