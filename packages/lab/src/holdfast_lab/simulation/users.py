@@ -92,7 +92,9 @@ class Users:
             self._act_later(action, tries)
             return
         world = self._world
-        action.enqueued_at = world.loop.time()
+        # If the app died after the commit, it was made then, and this try finds its entry.
+        is_there = tries > 1 and _has_key(app.queue, action)
+        action.enqueued_at = action.enqueued_at if is_there else world.loop.time()
         if self._devices[action.device].clock_was_set and action.kind == "step":
             # With a wrong clock, the action may seem older or newer than it is.
             action.expect = Expect.EITHER if action.expect is Expect.EFFECT else action.expect
@@ -108,7 +110,6 @@ class Users:
             world.note(action.device, f"action {action.id}: {type(error).__name__}")
         else:
             action.acknowledged = True
-            action.enqueued_at = world.loop.time()
             self._enqueued += 1
             action.position, action.first_try = self._enqueued, tries == 1
             action.key = entry.idempotency_key
@@ -481,6 +482,12 @@ class Users:
         target = "/steps" if action.kind == "step" else "/notes"
         request = Request("POST", target, headers, msgspec.json.encode(payload))
         self._world.network.send("elsewhere", request, lambda _: None)
+
+
+def _has_key(queue: OutboxQueue, action: PlannedAction) -> bool:
+    """Return whether the queue has an entry with the key of an action."""
+    entries = queue.entries(action.user, limit=1000)
+    return any(entry.idempotency_key == action.key for entry in entries)
 
 
 def _is_overtaken(queue: OutboxQueue, entry: Entry) -> bool:
