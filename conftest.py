@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
-
+from packages.holdfast.tests.support.databases import SpareDatabases
 
 def pytest_collection_finish() -> None:
     """Spare the collector what stays: thousands of tests and modules, looked at again and again."""
@@ -21,13 +21,15 @@ def postgres() -> Iterator[RealPostgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def spare_databases(postgres: RealPostgres) -> SpareDatabases:
+    return SpareDatabases(postgres)
+
+
 @pytest.fixture
-def postgres_url(postgres: RealPostgres) -> Iterator[str]:
-    postgres.start()  # a test before this one may have stopped it
-    url = postgres.create_database()
-    yield url
-    postgres.start()
-    postgres.drop_database(url)
+def postgres_url(spare_databases: SpareDatabases) -> Iterator[str]:
+    with spare_databases.lend() as url:
+        yield url
 
 
 @pytest.fixture(scope="session")
