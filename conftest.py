@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.testing.nats_server import RealNatsCluster
 from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
 from packages.holdfast.tests.support.databases import SpareDatabases
 
@@ -49,3 +50,19 @@ def redis_url(redis_server: RealRedis) -> str:
 def nats_server() -> Iterator[RealNats]:
     with RealNats() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def started_nats_cluster() -> Iterator[RealNatsCluster]:
+    with RealNatsCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def nats_cluster(started_nats_cluster: RealNatsCluster) -> RealNatsCluster:
+    """Return three nodes that a test may freeze, kill and isolate.
+
+    Its tests are in the group ``nats-cluster``, so that one process starts it.
+    """
+    started_nats_cluster.restore()
+    return started_nats_cluster
