@@ -9,6 +9,25 @@ from holdfast.testing.nats_server import RealNatsCluster
 from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
 from packages.holdfast.tests.support.databases import SpareDatabases
 
+# Files with tests that take long. These begin first: in the end, the other processes would wait
+# for the last of them.
+LONG = (
+    "packages/lab/tests/test_chaos.py",
+    "packages/lab/tests/test_simulation.py",
+    "packages/holdfast/tests/acceptance/",
+    "packages/services/tests/cli/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by file; tests of an xdist group begin before all others anyway."""
+    order = {
+        item: next((at for at, file in enumerate(LONG) if item.nodeid.startswith(file)), len(LONG))
+        for item in items
+    }
+    items.sort(key=order.__getitem__)
+
+
 def pytest_collection_finish() -> None:
     """Spare the collector what stays: thousands of tests and modules, looked at again and again."""
     gc.collect()
