@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 SERVER := $(VENV)/.server
 SETUP  := $(VENV)/.setup
+# Processes that run tests. Most tests wait for a server now and then, so more than there are cores.
+WORKERS ?= 4
 
 # With bytecode switched off, each of the many test processes would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=
@@ -61,7 +63,7 @@ demo: $(SETUP) ## lost responses, kill -9, and one effect per action
 
 test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill -9)
 	$(MAKE) --no-print-directory -j2 lint compiled chromium
-	$(BIN)/python -m pytest -n 4 --dist loadgroup
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup
 
 # Each direct requirement in the lowest version that pyproject.toml allows; then the tools, which
 # keep what is installed. Old releases warn about the new ones below them: not an error here.

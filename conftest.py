@@ -5,8 +5,28 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.testing.nats_server import RealNatsCluster
 from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
 from packages.holdfast.tests.support.citus import empty_citus
+from packages.holdfast.tests.support.databases import SpareDatabases
+
+# Files with tests that take long. These begin first: in the end, the other processes would wait
+# for the last of them.
+LONG = (
+    "packages/lab/tests/test_chaos.py",
+    "packages/lab/tests/test_simulation.py",
+    "packages/holdfast/tests/acceptance/",
+    "packages/services/tests/cli/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort by file; tests of an xdist group begin before all others anyway."""
+    order = {
+        item: next((at for at, file in enumerate(LONG) if item.nodeid.startswith(file)), len(LONG))
+        for item in items
+    }
+    items.sort(key=order.__getitem__)
 
 
 def pytest_collection_finish() -> None:
@@ -22,13 +42,15 @@ def postgres() -> Iterator[RealPostgres]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def spare_databases(postgres: RealPostgres) -> SpareDatabases:
+    return SpareDatabases(postgres)
+
+
 @pytest.fixture
-def postgres_url(postgres: RealPostgres) -> Iterator[str]:
-    postgres.start()  # a test before this one may have stopped it
-    url = postgres.create_database()
-    yield url
-    postgres.start()
-    postgres.drop_database(url)
+def postgres_url(spare_databases: SpareDatabases) -> Iterator[str]:
+    with spare_databases.lend() as url:
+        yield url
 
 
 @pytest.fixture
@@ -54,3 +76,19 @@ def redis_url(redis_server: RealRedis) -> str:
 def nats_server() -> Iterator[RealNats]:
     with RealNats() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def started_nats_cluster() -> Iterator[RealNatsCluster]:
+    with RealNatsCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def nats_cluster(started_nats_cluster: RealNatsCluster) -> RealNatsCluster:
+    """Return three nodes that a test may freeze, kill and isolate.
+
+    Its tests are in the group ``nats-cluster``, so that one process starts it.
+    """
+    started_nats_cluster.restore()
+    return started_nats_cluster

@@ -1,6 +1,6 @@
 """Servers, workers and devices are killed and stopped, and no guarantee is violated.
 
-``HOLDFAST_CHAOS_SECONDS`` is the total time with faults, divided among the databases.
+``HOLDFAST_CHAOS_SECONDS`` is about the total time with faults, divided among the databases.
 """
 
 import asyncio
@@ -22,6 +22,8 @@ from holdfast_lab.history import Effect, History, UserAction
 
 # Starting and draining take extra time.
 SECONDS = float(os.environ.get("HOLDFAST_CHAOS_SECONDS", "60"))
+# A third: a failover takes several seconds.
+FAILOVER_SECONDS = SECONDS / 3
 DATABASES = [("sqlite", False), ("postgres", False), ("postgres", True)]
 
 
@@ -29,16 +31,15 @@ DATABASES = [("sqlite", False), ("postgres", False), ("postgres", True)]
     ("kind", "nats"), DATABASES, ids=["sqlite", "postgres", "postgres and nats"]
 )
 def test_killed_processes_lose_and_double_nothing(kind: str, nats: bool) -> None:
-    report = asyncio.run(run_chaos(SECONDS / len(DATABASES), kind=kind, nats=nats))  # type: ignore[arg-type]
+    report = asyncio.run(run_chaos(SECONDS / 4, kind=kind, nats=nats))  # type: ignore[arg-type]
     assert report.violations == ()
     assert (report.doubled, report.lost) == (0, 0)
     assert had_faults(report)
     assert ("postgres" in report.kills, "nats" in report.kills) == (kind == "postgres", nats)
 
 
-@pytest.mark.long
 def test_failovers_lose_and_double_nothing() -> None:
-    report = asyncio.run(run_chaos(SECONDS / len(DATABASES), kind="postgres-ha"))
+    report = asyncio.run(run_chaos(FAILOVER_SECONDS, kind="postgres-ha"))
     assert report.violations == ()
     assert (report.doubled, report.lost) == (0, 0)
     assert had_faults(report)

@@ -201,20 +201,21 @@ async def assert_a_stream_grows(lab: JobsLab, nats: NatsLab) -> None:
 
 
 @pytest.mark.xdist_group("nats-cluster")
-async def test_killed_leader_under_load_loses_and_repeats_no_job(soon, postgres_url):
+async def test_killed_leader_under_load_loses_and_repeats_no_job(
+    soon, postgres_url, nats_cluster: RealNatsCluster
+):
     jobs = 300
-    with RealNatsCluster() as cluster:
-        nats = NatsLab(cluster.url())
-        async with factory(postgres_url, nats) as works:
-            clerk = asyncio.create_task(works.enqueue(jobs, seconds=6))
-            await works.until_done(0.2, jobs)
-            info = await nats.stream_info()
-            leader = await asyncio.to_thread(cluster.leader, nats.stream)
-            leader.kill()
-            await clerk
-            next_leader = await asyncio.to_thread(cluster.leader, nats.stream)
-            await asyncio.to_thread(leader.start)
-            await works.assert_each_ended_once(jobs)
-            await assert_a_stream_grows(works.lab, NatsLab(cluster.url()))
+    nats = NatsLab(nats_cluster.url())
+    async with factory(postgres_url, nats) as works:
+        clerk = asyncio.create_task(works.enqueue(jobs, seconds=6))
+        await works.until_done(0.2, jobs)
+        info = await nats.stream_info()
+        leader = await asyncio.to_thread(nats_cluster.leader, nats.stream)
+        leader.kill()
+        await clerk
+        next_leader = await asyncio.to_thread(nats_cluster.leader, nats.stream)
+        await asyncio.to_thread(leader.start)
+        await works.assert_each_ended_once(jobs)
+        await assert_a_stream_grows(works.lab, NatsLab(nats_cluster.url()))
     assert info.config.num_replicas == 3
     assert next_leader is not leader

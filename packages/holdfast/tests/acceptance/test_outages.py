@@ -231,8 +231,9 @@ async def test_redis_is_flushed_stopped_and_started_under_load(
         for end in (redis_server.stop, redis_server.kill):
             await asyncio.to_thread(end)
             before = crowd.statuses[201]
-            await asyncio.sleep(0.5)
-            assert crowd.statuses[201] > before, "without the cache nothing works"
+            async with asyncio.timeout(60):  # without the cache the others go on
+                while crowd.statuses[201] <= before:
+                    await asyncio.sleep(0.02)
             await asyncio.to_thread(redis_server.start)
             await asyncio.sleep(0.3)
 

@@ -1,11 +1,13 @@
-"""One PostgreSQL database for all tests of stores, emptied before each: to make one is slow."""
+"""PostgreSQL databases for all tests of stores, emptied before each: to make one is slow."""
 
+import asyncio
 from collections.abc import Iterator
 
-import asyncpg
 import pytest
 
+from holdfast import open_store
 from holdfast.testing.servers import RealPostgres
+from packages.holdfast.tests.support.reset_db import drop_postgres_tables, empty_postgres
 
 
 @pytest.fixture(scope="session")
@@ -17,15 +19,34 @@ def stores_database(postgres: RealPostgres) -> Iterator[str]:
 
 
 @pytest.fixture
-async def clean_postgres_url(postgres: RealPostgres, stores_database: str) -> str:
+def clean_postgres_url(postgres: RealPostgres, stores_database: str) -> str:
+    """Return the URL of a database without tables."""
     postgres.start()  # a test before this one may have stopped it
-    connection = await asyncpg.connect(stores_database)
-    try:
-        await connection.execute(
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid();"
-        )
-        await connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    finally:
-        await connection.close()
+    drop_postgres_tables(stores_database)
     return stores_database
+
+
+@pytest.fixture(scope="session")
+def migrated_database(postgres: RealPostgres) -> Iterator[str]:
+    async def migrate() -> None:
+        store = open_store(url)
+        await store.open()
+        await store.close()
+
+    postgres.start()
+    url = postgres.create_database("migrated")
+    asyncio.run(migrate())
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+async def migrated_postgres_url(postgres: RealPostgres, migrated_database: str) -> str:
+    """Return the URL of a database with Holdfast's tables, which are empty.
+
+    For tests of what is done with them: to create them takes longer than most tests.
+    """
+    postgres.start()
+    await empty_postgres(migrated_database, keep_tables=False)
+    return migrated_database

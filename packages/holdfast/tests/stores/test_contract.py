@@ -22,6 +22,14 @@ from holdfast.testing.store_contract import StoreContract
 from packages.holdfast.tests.support.citus import CITUS_URL, empty_citus
 
 
+@pytest.fixture
+def postgres_url_of_contract(request: pytest.FixtureRequest) -> str:
+    """Return the URL of a new database for tests of migrations, else of a migrated one."""
+    name: str = request.node.name
+    is_new = "migrat" in name or "new_database" in name
+    return str(request.getfixturevalue(f"{'clean' if is_new else 'migrated'}_postgres_url"))
+
+
 class TestSqliteStore(StoreContract):
     @pytest.fixture
     def new_store(self, tmp_path: Path) -> Callable[[], Store]:
@@ -30,24 +38,24 @@ class TestSqliteStore(StoreContract):
 
 class TestPostgresStore(StoreContract):
     @pytest.fixture
-    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
-        return lambda: PostgresStore(clean_postgres_url)
+    def new_store(self, postgres_url_of_contract: str) -> Callable[[], Store]:
+        return lambda: PostgresStore(postgres_url_of_contract)
 
 
 class TestPsycopgStore(StoreContract):
     rounds = 20
 
     @pytest.fixture
-    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
-        return lambda: PsycopgStore(clean_postgres_url)
+    def new_store(self, postgres_url_of_contract: str) -> Callable[[], Store]:
+        return lambda: PsycopgStore(postgres_url_of_contract)
 
 
 class TestPsycopgSyncStore(StoreContract):
     rounds = 10  # each statement changes threads
 
     @pytest.fixture
-    def new_store(self, clean_postgres_url: str) -> Callable[[], Store]:
-        return lambda: PsycopgSyncStore(clean_postgres_url)
+    def new_store(self, postgres_url_of_contract: str) -> Callable[[], Store]:
+        return lambda: PsycopgSyncStore(postgres_url_of_contract)
 
     async def execute(
         self, unit: UnitOfWork, sql: str, params: Mapping[str, str] | None = None
@@ -93,8 +101,8 @@ class TestSqlAlchemyStoreOnSqlite(OnSqlAlchemy):
 
 class TestSqlAlchemyStoreOnPostgres(OnSqlAlchemy):
     @pytest.fixture
-    def url(self, clean_postgres_url: str) -> str:
-        return clean_postgres_url.replace("postgresql://", "postgresql+asyncpg://")
+    def url(self, postgres_url_of_contract: str) -> str:
+        return postgres_url_of_contract.replace("postgresql://", "postgresql+asyncpg://")
 
 
 class OnSyncSqlAlchemy(StoreContract):
@@ -130,17 +138,17 @@ class TestSqlAlchemySyncStoreOnSqlite(OnSyncSqlAlchemy):
 
 class TestSqlAlchemySyncStoreOnPostgres(OnSyncSqlAlchemy):
     @pytest.fixture
-    def url(self, clean_postgres_url: str) -> str:
-        return clean_postgres_url.replace("postgresql://", "postgresql+psycopg://")
+    def url(self, postgres_url_of_contract: str) -> str:
+        return postgres_url_of_contract.replace("postgresql://", "postgresql+psycopg://")
 
 
 if CITUS_URL:
 
     class OnCitus:
-        """The tables of ``clean_postgres_url`` are distributed."""
+        """The tables of ``postgres_url_of_contract`` are distributed."""
 
         @pytest.fixture
-        async def clean_postgres_url(self) -> str:
+        async def postgres_url_of_contract(self) -> str:
             return await empty_citus()
 
     class TestPostgresStoreOnCitus(OnCitus, TestPostgresStore):

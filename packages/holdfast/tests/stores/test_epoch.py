@@ -4,7 +4,7 @@ import asyncio
 import logging
 import shutil
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -250,6 +250,16 @@ async def opened(driver: str, place: str, report: Callable[[EpochReading], None]
             await made.dispose()
         elif isinstance(made, Engine):
             made.dispose()
+
+
+@pytest.fixture
+def postgres_url(postgres: RealPostgres) -> Iterator[str]:
+    """Return a database that no other test uses: some tests change its functions' privileges."""
+    postgres.start()
+    url = postgres.create_database()
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
 
 
 @pytest.fixture

@@ -22,8 +22,12 @@ from packages.holdfast.tests.support.session_standby import (
     opened,
     pair,
     until_commits_wait,
+    until_replayed,
     waiting_commits,
 )
+
+# All tests share one pair.
+pytestmark = pytest.mark.xdist_group("session-failover")
 
 Pair = tuple[RealPostgres, RealPostgres]
 
@@ -128,7 +132,6 @@ async def test_commits_that_were_cut_are_counted_and_refuse_work_until_they_have
         assert await found(family, record) == Found(record)
 
 
-@pytest.mark.long
 async def test_late_and_cancelled_commits_are_cut_and_are_unknown_after_a_restart(
     family: Family, servers: Pair, url: str
 ) -> None:
@@ -185,38 +188,39 @@ async def test_requests_to_a_frozen_database_are_refused_until_it_responds(
     await observer.close()
 
 
-@pytest.mark.long
-async def test_promoted_standby_is_used_while_the_first_host_is_frozen() -> None:
-    with pair() as (primary, standby):
-        database = primary.create_database("hosts")
-        primary.run("psql", "-Xq", "-d", database, "-c", "CREATE TABLE orders (item text)")
-        name = urlsplit(database).path[1:]
-        hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
-        url = f"postgresql://postgres@{hosts}/{name}"
-        limits: dict[str, Any] = dict.fromkeys(("claim_seconds", "commit_seconds"), 1.0)
-        async with AsyncExitStack() as stack:
-            families = [
-                await stack.enter_async_context(opened(each, url, **limits)) for each in FAMILIES
-            ]
-            before = [a_record(f"before-{number}") for number in range(3)]
+async def test_promoted_standby_is_used_while_the_first_host_is_frozen(servers: Pair) -> None:
+    """The last of the file: the pair is two primaries afterwards."""
+    primary, standby = servers
+    database = primary.create_database("hosts")
+    primary.run("psql", "-Xq", "-d", database, "-c", "CREATE TABLE orders (item text)")
+    until_replayed(primary)
+    name = urlsplit(database).path[1:]
+    hosts = f"127.0.0.1:{primary.port},127.0.0.1:{standby.port}"
+    url = f"postgresql://postgres@{hosts}/{name}"
+    limits: dict[str, Any] = dict.fromkeys(("claim_seconds", "commit_seconds"), 1.0)
+    async with AsyncExitStack() as stack:
+        families = [
+            await stack.enter_async_context(opened(each, url, **limits)) for each in FAMILIES
+        ]
+        before = [a_record(f"before-{number}") for number in range(3)]
+        for family, record in zip(families, before, strict=True):
+            assert await family.write(record) is None
+        with primary.frozen():
+            standby.promote()
+            await _stop_waiting_for_a_standby(standby)
+            for number, family in enumerate(families):
+                assert await found(family, a_record(f"after-{number}")) is None
             for family, record in zip(families, before, strict=True):
-                assert await family.write(record) is None
-            with primary.frozen():
-                standby.promote()
-                await _stop_waiting_for_a_standby(standby)
-                for number, family in enumerate(families):
-                    assert await found(family, a_record(f"after-{number}")) is None
-                for family, record in zip(families, before, strict=True):
-                    assert await found(family, record) == Found(record)
-            # The old primary responds again, and believes that it is the primary.
-            for number, family in enumerate(families[:2]):
-                await family.forget_connections()
-                assert await found(family, a_record(f"thawed-{number}")) is None
-            with pytest.raises(StoreUnavailableError, match="replaced"):
-                await families[2].write(a_record("thawed-2"))  # Django takes the first host
-            connection = await asyncpg.connect(standby.url(name))
-            assert await connection.fetchval("SELECT count(*) FROM orders") == 8
-            await connection.close()
+                assert await found(family, record) == Found(record)
+        # The old primary responds again, and believes that it is the primary.
+        for number, family in enumerate(families[:2]):
+            await family.forget_connections()
+            assert await found(family, a_record(f"thawed-{number}")) is None
+        with pytest.raises(StoreUnavailableError, match="replaced"):
+            await families[2].write(a_record("thawed-2"))  # Django takes the first host
+        connection = await asyncpg.connect(standby.url(name))
+        assert await connection.fetchval("SELECT count(*) FROM orders") == 8
+        await connection.close()
 
 
 async def _stop_waiting_for_a_standby(server: RealPostgres) -> None:

@@ -15,8 +15,6 @@ from holdfast.cli.plugins import declared_by_packages
 from holdfast.stores.citus import distribute_store
 from holdfast.stores.tenant_tables import covered_tables
 
-from .reset_db import empty_postgres
-
 __all__ = ["CITUS_URL", "ON_CITUS", "empty_citus"]
 
 CITUS_URL: Final = os.environ.get("HOLDFAST_TEST_CITUS_URL", "")
@@ -25,6 +23,14 @@ ON_CITUS: Final = ("citus",) if CITUS_URL else ()
 # The table that is distributed last; a test of migrations replaces it.
 IS_DISTRIBUTED: Final = """
 SELECT count(*) > 0 FROM pg_dist_partition WHERE logicalrelid = to_regclass('holdfast_migrations')
+"""
+END_OTHERS: Final = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+FILLED_TABLES: Final = """
+SELECT quote_ident(tablename) AS name FROM pg_tables
+ WHERE schemaname = 'public' AND tablename NOT IN ('holdfast_migrations', 'holdfast_secret')
 """
 LOCAL_TABLES: Final = """
 SELECT quote_ident(tablename) AS name FROM pg_tables
@@ -42,12 +48,11 @@ async def empty_citus() -> str:
             await connection.execute("DELETE FROM holdfast_migrations WHERE number > 999")
         if not await connection.fetchval(IS_DISTRIBUTED):
             await _distribute()
-        await empty_postgres(CITUS_URL)
-    finally:
-        connection.terminate()
-    connection = await asyncpg.connect(CITUS_URL)
-    try:  # tables of tests
-        for table in await connection.fetch(LOCAL_TABLES):
+        await connection.execute(END_OTHERS)
+        # Each in its own transaction: one for tables of both kinds is refused.
+        for table in await connection.fetch(FILLED_TABLES):
+            await connection.execute(f"DELETE FROM {table['name']}")
+        for table in await connection.fetch(LOCAL_TABLES):  # of tests
             await connection.execute(f"DROP TABLE {table['name']}")
     finally:
         await connection.close()

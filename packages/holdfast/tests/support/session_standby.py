@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -48,6 +49,15 @@ def pair() -> Iterator[tuple[RealPostgres, RealPostgres]]:
 
 
 WAIT_FOR_STANDBY = "ALTER SYSTEM SET synchronous_standby_names = '*'"
+
+
+def until_replayed(primary: RealPostgres) -> None:
+    """Wait until the standby shows what was committed: by default it only has it on disk."""
+    sql = "SELECT count(*) FROM pg_stat_replication WHERE replay_lsn >= pg_current_wal_flush_lsn()"
+    deadline = time.monotonic() + HANG_SECONDS
+    while primary.run("psql", "-XqAt", "-d", primary.url(), "-c", sql).strip() == "0":
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 class Family:

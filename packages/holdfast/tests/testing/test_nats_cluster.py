@@ -1,6 +1,7 @@
 """The cluster of the test kit: three nodes that agree, and a server that can be robbed."""
 
 import json
+import secrets
 import time
 from contextlib import suppress
 
@@ -12,47 +13,49 @@ from holdfast.testing.servers import RealNats
 pytestmark = pytest.mark.xdist_group("nats-cluster")
 
 
-def test_three_nodes_keep_a_stream_and_know_its_leader():
-    config = {"name": "kept", "subjects": ["kept.>"], "num_replicas": 3, "storage": "file"}
-    with RealNatsCluster() as cluster:
-        assert len(cluster.running) == 3
-        assert cluster.url().count("nats://127.0.0.1:") == 3
-        made = cluster.nodes[0].request("$JS.API.STREAM.CREATE.kept", json.dumps(config).encode())
-        assert made["config"]["num_replicas"] == 3
-        leader = cluster.leader("kept")
-        assert leader.request("kept.one", b"1")["seq"] == 1
-        follower = next(node for node in cluster.nodes if node is not leader)
-        follower.kill()
-        assert follower not in cluster.running
-        assert cluster.leader("kept") is leader
-        assert leader.request("kept.two", b"2")["seq"] == 2  # two of three are enough
-        cluster.start()
-        assert cluster.running == cluster.nodes
-        directories = [node.directory for node in cluster.nodes]
-    assert not any(directory.exists() for directory in directories)
-    cluster.close()
+def created(cluster: RealNatsCluster) -> str:
+    """Create a stream on all nodes; return its name, which is also the prefix of its subjects."""
+    name = f"kept-{secrets.token_hex(4)}"
+    config = {"name": name, "subjects": [f"{name}.>"], "num_replicas": 3, "storage": "file"}
+    body = json.dumps(config).encode()
+    made = cluster.nodes[0].request(f"$JS.API.STREAM.CREATE.{name}", body)
+    assert made["config"]["num_replicas"] == 3
+    return name
 
 
-@pytest.mark.long
-def test_an_isolated_node_takes_no_messages_until_the_network_is_healed():
-    config = {"name": "split", "subjects": ["split.>"], "num_replicas": 3, "storage": "file"}
-    with RealNatsCluster() as cluster:
-        made = cluster.nodes[0].request("$JS.API.STREAM.CREATE.split", json.dumps(config).encode())
-        assert made["config"]["num_replicas"] == 3
-        leader = cluster.leader("split")
-        cluster.isolate(leader)
-        others = [node for node in cluster.nodes if node is not leader]
-        # The other two elect one of themselves; the old leader is not told.
-        new = others_leader(others, "split")
-        assert new in {node.server_name for node in others}
-        assert others[0].request("split.one", b"1")["seq"] == 1
-        with pytest.raises(OSError):
-            leader.request("split.two", b"2")
-        cluster.heal_network()
-        deadline = time.monotonic() + 60
-        while current_replicas(others[0], "split") < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+def test_three_nodes_keep_a_stream_and_know_its_leader(nats_cluster: RealNatsCluster) -> None:
+    assert len(nats_cluster.running) == 3
+    assert nats_cluster.url().count("nats://127.0.0.1:") == 3
+    stream = created(nats_cluster)
+    leader = nats_cluster.leader(stream)
+    assert leader.request(f"{stream}.one", b"1")["seq"] == 1
+    follower = next(node for node in nats_cluster.nodes if node is not leader)
+    follower.kill()
+    assert follower not in nats_cluster.running
+    assert nats_cluster.leader(stream) is leader
+    assert leader.request(f"{stream}.two", b"2")["seq"] == 2  # two of three are enough
+    nats_cluster.start()
+    assert nats_cluster.running == nats_cluster.nodes
+
+
+def test_an_isolated_node_takes_no_messages_until_the_network_is_healed(
+    nats_cluster: RealNatsCluster,
+) -> None:
+    stream = created(nats_cluster)
+    leader = nats_cluster.leader(stream)
+    nats_cluster.isolate(leader)
+    others = [node for node in nats_cluster.nodes if node is not leader]
+    # The other two elect one of themselves; the old leader is not told.
+    new = others_leader(others, stream)
+    assert new in {node.server_name for node in others}
+    assert others[0].request(f"{stream}.one", b"1")["seq"] == 1
+    with pytest.raises(OSError):
+        leader.request(f"{stream}.two", b"2")
+    nats_cluster.heal_network()
+    deadline = time.monotonic() + 60
+    while current_replicas(others[0], stream) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def others_leader(nodes, stream: str) -> str:
@@ -85,8 +88,10 @@ def test_cluster_that_cannot_start_leaves_no_files(monkeypatch):
         started.append(node)
 
     monkeypatch.setattr(RealNats, "start", fails_at_the_second)
-    with pytest.raises(RuntimeError, match="no more"), RealNatsCluster():
+    cluster = RealNatsCluster()
+    with pytest.raises(RuntimeError, match="no more"), cluster:
         pytest.fail("it started")
+    cluster.close()  # idempotent
     assert started[0].pid is None
     with pytest.raises(RuntimeError, match="no directory"):
         _ = started[0].directory

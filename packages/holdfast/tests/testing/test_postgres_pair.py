@@ -122,7 +122,6 @@ def test_commits_wait_while_the_network_is_cut(pair: RealPostgresPair, url: str)
     assert kept(url) == [1]
 
 
-@pytest.mark.long
 def test_commits_wait_for_a_killed_standby(pair: RealPostgresPair, url: str) -> None:
     async def commit_without_the_standby() -> None:
         writing = asyncio.create_task(execute(url, "INSERT INTO kept VALUES (1)"))
@@ -158,7 +157,6 @@ def test_an_old_primary_that_continues_acknowledges_nothing(
     assert kept(url) == [1]
 
 
-@pytest.mark.long
 def test_a_strict_failover_waits_for_the_old_primary(pair: RealPostgresPair, url: str) -> None:
     async def commit_after_the_failover() -> None:
         writing = asyncio.create_task(execute(url, "INSERT INTO kept VALUES (1)"))
@@ -195,7 +193,6 @@ def test_a_standby_that_is_down_cannot_be_promoted(pair: RealPostgresPair) -> No
     pair.start_standby()
 
 
-@pytest.mark.long
 def test_a_standby_that_cannot_follow_is_reported_with_both_logs(
     pair: RealPostgresPair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from holdfast.server.jwt_auth import mint_token
-from holdfast.testing.servers import RealPostgres
 from holdfast_services.dev_secrets import development_secret
 from packages.holdfast.tests.cli.conftest import cli, here
 from packages.holdfast.tests.cli.harness import (
@@ -24,6 +23,7 @@ from packages.holdfast.tests.cli.harness import (
     environment,
     one_line,
 )
+from packages.holdfast.tests.support.databases import SpareDatabases
 
 __all__ = ["HOLDFAST", "Cli", "Done", "Here", "cli", "environment", "here", "one_line"]
 
@@ -81,13 +81,10 @@ class Server:
 
 
 @pytest.fixture
-def postgres_url(postgres: RealPostgres) -> Iterator[str]:
+def postgres_url(spare_databases: SpareDatabases) -> Iterator[str]:
     """Return the URL of an empty database, without the services' tables."""
-    postgres.start()  # a test before this one may have stopped it
-    url = postgres.create_database()
-    yield url
-    postgres.start()
-    postgres.drop_database(url)
+    with spare_databases.lend() as url:
+        yield url
 
 
 @pytest.fixture

@@ -97,6 +97,13 @@ class RealNatsCluster:
         for link in self._links.values():
             link.heal()
 
+    def restore(self) -> None:
+        """Let all nodes continue, connect them, and start those that are stopped."""
+        for node in self.nodes:
+            node.thaw()
+        self.heal_network()
+        self.start()
+
     def close(self) -> None:
         """Kill all nodes and remove their files. Idempotent."""
         for node in self.nodes:
