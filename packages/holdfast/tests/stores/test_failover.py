@@ -260,6 +260,17 @@ async def test_frozen_server_fails_each_call_and_recovers_after_the_thaw(
         await commit(store, a_record(key="after"))
 
 
+async def test_claim_on_an_open_connection_to_a_frozen_server_is_cut(
+    driver: str, server: RealPostgres, url: str
+) -> None:
+    others = dict.fromkeys(("connect_seconds", "statement_seconds", "commit_seconds"), 600)
+    async with opened(driver, url, **others) as store:
+        await store.ping()
+        with frozen(server), pytest.raises(StoreUnavailableError):
+            await asyncio.wait_for(store.claim(a_record().id, NOW), HANG_SECONDS)
+        await commit(store, a_record(key="after"))
+
+
 def test_raw_statement_past_its_limit_ends_in_503(driver: str, url: str) -> None:
     holdfast = Holdfast(STORES[driver](url, **SHORT), tenants=SINGLE_TENANT)
     app = FastAPI()

@@ -29,12 +29,14 @@ from holdfast.stores.replication import CommitNotices, unconfirmed
 from holdfast.stores.session_limits import CONFIRM, SessionLimits
 
 __all__ = [
+    "LateConnections",
     "LimitedTransaction",
     "SharedTransaction",
     "begin_with",
     "confirm_read",
     "in_commit_time",
     "in_time",
+    "late_connections",
     "limited_transaction",
     "notices_of",
 ]
@@ -48,17 +50,35 @@ _ROLLBACK_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.2
 
 
+class Watched(Protocol):
+    """Something that may be late."""
+
+    def look(self, now: float) -> None:
+        """Close the connection if it is late. ``now`` is in monotonic seconds."""
+
+
 class LateConnections:
     """Closes connections whose response is late, by one timer: one for each message costs more.
 
     The timer runs while something is waited for. It looks a few times a second.
     """
 
-    __slots__ = ("_deadlines", "_timer")
+    __slots__ = ("_deadlines", "_timer", "_watched")
 
     def __init__(self) -> None:
         self._deadlines: dict[Any, float] = {}
+        self._watched: set[Watched] = set()
         self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, watched: Watched) -> None:
+        """Call ``look`` a few times a second, until ``leave``."""
+        self._watched.add(watched)
+        if self._timer is None:
+            self._look_later()
+
+    def leave(self, watched: Watched) -> None:
+        """Call ``look`` no more."""
+        self._watched.discard(watched)
 
     def add(self, driver: Any, seconds: float) -> None:
         """Close a connection in ``seconds``, unless it is removed before."""
@@ -80,7 +100,9 @@ class LateConnections:
             if deadline <= now:
                 del self._deadlines[driver]
                 driver.terminate()
-        if self._deadlines:
+        for watched in list(self._watched):
+            watched.look(now)
+        if self._deadlines or self._watched:
             self._look_later()
 
 

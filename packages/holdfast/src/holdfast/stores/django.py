@@ -360,8 +360,9 @@ class DjangoStore:
 
     def _run_in_time(self, work: Callable[[], Any], seconds: float) -> Any:
         """Run a function with a time limit for connecting, and for each response."""
+        connection = connections[self.using]
         with self._driver.thread_limit(seconds):
-            connection = connections[self.using]
+            self._leave_old_connection(connection)
             # Django connects when it is asked for a cursor, and again after some errors.
             connection.get_connection_params = partial(
                 _connection_params, connection, self.limits.claim_seconds
@@ -408,7 +409,7 @@ class DjangoStore:
         """Close the connections of all threads at their next use: the server is read-only."""
         self._renewals += 1
 
-    def leave_old_connection(self, connection: Any) -> None:
+    def _leave_old_connection(self, connection: Any) -> None:
         """Close a connection from before the last ``renew``; Django opens another one."""
         known = connection.__dict__
         if known.get(_RENEWALS, 0) != self._renewals and not connection.in_atomic_block:
@@ -460,7 +461,8 @@ class DjangoStore:
         connection = connections[self.using]
         if is_read_only(error):
             self.renew()
-            self.leave_old_connection(connection)
+            if not connection.in_atomic_block:
+                connection.close()
         elif not connection.in_atomic_block:
             with suppress(DatabaseError):
                 connection.close_if_unusable_or_obsolete()
@@ -570,7 +572,6 @@ class DjangoUnit:
         self._is_read_only = False
         # Django's connection of this thread, which the ORM uses.
         self.transaction = connection = get_connection(store.using)
-        store.leave_old_connection(connection)
         if connection.in_atomic_block and not is_in_test_case(connection):
             raise ConfigurationError(
                 "a transaction is open already, but the guard begins and commits its own. If "
@@ -660,7 +661,8 @@ class DjangoUnit:
             self._end_limits()
             if self._is_read_only:
                 self._store.renew()
-                self._store.leave_old_connection(self.transaction)
+                if not self.transaction.in_atomic_block:
+                    self.transaction.close()
 
     def end(self) -> None:
         """Commit, in the request's thread."""

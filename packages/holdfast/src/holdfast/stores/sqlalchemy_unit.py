@@ -32,9 +32,11 @@ from holdfast.ports import (
     Row,
 )
 from holdfast.stores.asyncpg_messages import (
+    LateConnections,
     LimitedTransaction,
     SharedTransaction,
     begin_with,
+    late_connections,
     limited_transaction,
 )
 from holdfast.stores.connection_gate import ConnectionGate, Visit, current_visit
@@ -100,8 +102,6 @@ _CONNECTING: Final = (
 )
 
 _ROLLBACK_SECONDS: Final = 6.0
-# How often a statement is looked at before it is late.
-_LOOKS: Final = 8
 
 
 class UnitStore(Protocol):
@@ -208,7 +208,8 @@ class SqlAlchemyUnit(GuardedUnit):
         self._own_visit: Visit | None = None
         self._shared_transaction: SharedTransaction | None = None
         # Looks for a statement that the server does not respond to.
-        self._timer: asyncio.TimerHandle | None = None
+        self._late: LateConnections | None = None
+        self._adapter: Any = None
         self._is_guarded = False
         self._has_turn = False
         self._ended = False
@@ -262,22 +263,20 @@ class SqlAlchemyUnit(GuardedUnit):
 
     def _limit_statements(self, connection: Any) -> None:
         """Close the connection if the server does not respond to a statement of the handler."""
-        if self._timer is None:
+        self._adapter = connection.connection.dbapi_connection
+        if self._late is None:
             self.statement_at = time.monotonic()
-            self._look_later(connection.connection.dbapi_connection)
+            self._late = late_connections()
+            self._late.watch(self)
 
-    def _look_later(self, adapter: Any) -> None:
-        every = self._store.limits.statement_seconds / _LOOKS
-        self._timer = asyncio.get_running_loop().call_later(every, self._look, adapter)
-
-    def _look(self, adapter: Any) -> None:
+    def look(self, now: float) -> None:
+        """Close the connection if the server does not respond to a statement of the handler."""
+        if now - self.statement_at < self._store.limits.statement_seconds:
+            return
         # SQLAlchemy's adapter holds this lock while a statement runs.
-        running: asyncio.Lock | None = getattr(adapter, "_execute_mutex", None)
-        lasts = time.monotonic() - self.statement_at
-        if running is None or not running.locked() or lasts < self._store.limits.statement_seconds:
-            self._look_later(adapter)
-        else:
-            adapter.driver_connection.terminate()
+        running: asyncio.Lock | None = getattr(self._adapter, "_execute_mutex", None)
+        if running is not None and running.locked():
+            self._adapter.driver_connection.terminate()
 
     async def confirm(self) -> None:
         """Commit what the claim has read, so that a synchronous standby has it too.
@@ -422,9 +421,9 @@ class SqlAlchemyUnit(GuardedUnit):
 
     def _leave(self) -> None:
         self._shared_transaction = None  # which refers to the unit
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._late is not None:
+            self._late.leave(self)
+            self._late = self._adapter = None
         if self._own_visit is not None:
             self._own_visit.leave()
 
