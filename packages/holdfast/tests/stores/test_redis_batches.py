@@ -214,6 +214,18 @@ async def test_command_that_was_cancelled_while_it_waited_is_not_sent(batches, r
     assert await batches.get(b"cancelled") is None
 
 
+async def test_commands_end_with_the_task_that_sends_them(batches):
+    others = asyncio.all_tasks()
+    waiting = [asyncio.create_task(batches.get(b"name")) for _ in range(2)]
+    await asyncio.sleep(0)
+    (sending,) = asyncio.all_tasks() - others - set(waiting)
+    sending.cancel()
+    async with asyncio.timeout(PATIENCE):
+        found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(one) for one in found] == [asyncio.CancelledError] * 2
+    assert await batches.get(b"name") is None
+
+
 async def test_silent_redis_fails_all_commands_at_their_limit(link):
     batches = through(link, timeout_seconds=0.3)
     await batches.get(b"connects")

@@ -228,7 +228,7 @@ class _Commands:
     async def _send(self) -> None:
         """Send batches until no command waits."""
         if self._connection is not None and self._loop.time() > self._used_at + _IDLE_SECONDS:
-            await self._give_back()  # the pool looks whether Redis has closed it
+            await self._release()  # the pool looks whether Redis has closed it
         try:
             while batch := self._next_batch():
                 self._batch = batch
@@ -243,11 +243,11 @@ class _Commands:
                     if self._connection is not None:
                         # A response that is still to come must not be that of another command.
                         await self._connection.disconnect(nowait=True)
-                        await self._give_back()
+                        await self._release()
         finally:
             self._used_at = self._loop.time()
 
-    async def _give_back(self) -> None:
+    async def _release(self) -> None:
         connection, self._connection = self._connection, None
         await self._pool.release(connection)
 
