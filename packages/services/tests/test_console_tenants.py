@@ -30,9 +30,8 @@ TENANTS = ("bob", "acme", "wanda")
 
 def pages_of(app: FastAPI) -> list[Page]:
     """Return all pages and actions of the console of an app."""
-    (console,) = (
-        route.app for route in app.routes if isinstance(getattr(route, "app", None), ConsoleApp)
-    )
+    mounted = [getattr(route, "app", None) for route in app.routes]
+    (console,) = (each for each in mounted if isinstance(each, ConsoleApp))
     return [page for _, page in console._pages]
 
 
