@@ -21,7 +21,7 @@ async def served(app: Any) -> AsyncIterator[str]:
     """Serve an app on a free port, in this process."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical")
     server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[assignment]
+    vars(server)["capture_signals"] = nullcontext  # those of the tests stay
     task = asyncio.create_task(server.serve())
     try:
         async with asyncio.timeout(60):
