@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -58,7 +58,7 @@ class Stream:
         await self.disconnected.wait()
         return {"type": "http.disconnect"}
 
-    async def send(self, message: dict[str, Any]) -> None:
+    async def send(self, message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         else:
@@ -137,7 +137,7 @@ async def test_shared_content_has_the_form_token_of_each_session(sqlite_lab: Con
         stream(lab, two, "queues"),
     ):
         await update(lab)
-        tokens = []
+        tokens: list[str] = []
         for browser in (one, two):
             part = await browser.get("queues", headers=PART)
             whole = await browser.get("records")
