@@ -492,15 +492,33 @@ async def test_depths_for_metrics_read_a_limited_number_of_jobs(lab: JobsLab) ->
         await lab.enqueued("x", resource_id=f"{n}", queue="other")
     (first, *_) = await lab.job_store.claim(("mail",), worker="w", limit=2, lease_seconds=30)
     await lab.job_store.dead_letter(first, worker="w", reason="error", error="no")
-    exact = await lab.admin.depths(most=100)
+    exact, counted = await lab.admin.capped_depths(most=100)
+    assert counted == 100
     assert {
         queue: (depth.waiting, depth.running, depth.dead) for queue, depth in exact.items()
     } == {"mail": (6, 1, 1), "other": (3, 0, 0)}
     assert 0 <= exact["mail"].oldest_seconds < 60
     assert exact.keys() == (await lab.admin.depths()).keys()
-    few = await lab.admin.depths(most=2)
-    # Two of three due ones, and of the others the running one, which is visible next.
-    assert (few["mail"].waiting, few["mail"].running, few["other"].waiting) == (3, 1, 2)
+    few, counted = await lab.admin.capped_depths(most=2)
+    assert counted == 2
+    assert (few["mail"].waiting, few["mail"].running, few["other"].waiting) == (2, 1, 2)
+
+
+async def test_depths_of_many_queues_count_fewer_jobs_of_each(lab: JobsLab) -> None:
+    for n in range(4):
+        await lab.enqueued("x", queue=f"queue-{n}")
+    (job, *_) = await lab.job_store.claim(("queue-3",), worker="w", limit=1, lease_seconds=30)
+    await lab.job_store.dead_letter(job, worker="w", reason="error", error="no")
+    assert (await lab.admin.capped_depths(most=10_000, budget=2_500))[1] == 600
+    assert (await lab.admin.capped_depths(most=500, budget=2_500))[1] == 500
+    depths, counted = await lab.admin.capped_depths(most=10_000, budget=1)
+    assert counted == 100
+    assert {queue: (depth.waiting, depth.dead) for queue, depth in depths.items()} == {
+        "queue-0": (1, 0),
+        "queue-1": (1, 0),
+        "queue-2": (1, 0),
+        "queue-3": (0, 1),
+    }
 
 
 async def test_clean_up_deletes_old_rows_and_keeps_dead_letters_not_requeued(

@@ -266,7 +266,7 @@ async def test_claim_on_an_open_connection_to_a_frozen_server_is_cut(
     others = dict.fromkeys(("connect_seconds", "statement_seconds", "commit_seconds"), 600)
     async with opened(driver, url, **others) as store:
         await store.ping()
-        with frozen(server), pytest.raises(StoreUnavailableError):
+        with server.frozen(), pytest.raises(StoreUnavailableError):
             await asyncio.wait_for(store.claim(a_record().id, NOW), HANG_SECONDS)
         await commit(store, a_record(key="after"))
 

@@ -63,6 +63,8 @@ class Rule(StrEnum):
     JOB_ENDS_ONCE = "every job ends in one marker or one dead letter"
     JOB_EFFECT_ONCE = "a completed job has one effect, a dead-lettered job none"
     FENCED = "a stale fencing token never commits"
+    PAUSED = "no job of a paused queue is started"
+    CANCELLED = "a job that was cancelled while it waited does not run"
     JOB_ORDER = "ordered jobs run in the order of their commits"
     FOLLOWED = "a job that follows a state sees the last state"
     RESTORED = "after a restore: no success without its effect"
@@ -307,6 +309,17 @@ def _job_endings(history: History) -> Iterator[Violation]:
                 )
 
 
+def _operator_actions(history: History) -> Iterator[Violation]:
+    for effect in history.job_effects:
+        if effect.is_of_paused_queue:
+            yield Violation(Rule.PAUSED, f"job {effect.job_id} was claimed while it was paused")
+    ran = {(effect.tenant, effect.job_id) for effect in history.job_effects}
+    ran |= {(job.tenant, job.job_id) for job in history.jobs if job.marker is not None}
+    for tenant, job_id in history.cancelled_jobs:
+        if (tenant, job_id) in ran:
+            yield Violation(Rule.CANCELLED, f"job {job_id} of {tenant} has run")
+
+
 def _job_order(history: History) -> Iterator[Violation]:
     last: dict[tuple[str, str], int] = {}
     for effect in sorted(history.job_effects, key=lambda effect: effect.number):
@@ -507,6 +520,7 @@ RULES: Final[tuple[Callable[[History], Iterator[Violation]], ...]] = (
     _after_restore,
     _jobs_of_effects,
     _job_endings,
+    _operator_actions,
     _job_order,
     _follow_ups,
     _overwrites,

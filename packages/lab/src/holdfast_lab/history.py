@@ -247,6 +247,8 @@ class JobEffect(msgspec.Struct, frozen=True, kw_only=True):
     position: int = 0
     # Another attempt held the lease when the row was written.
     is_stale: bool = False
+    # It was claimed while its queue was paused.
+    is_of_paused_queue: bool = False
 
 
 class JobState(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,6 +284,8 @@ class History(msgspec.Struct, kw_only=True):
     responses: Sequence[ResponseSeen] = ()
     jobs: Sequence[JobState] = ()
     job_effects: Sequence[JobEffect] = ()
+    # Tenant and id of jobs that an operator has cancelled while they waited.
+    cancelled_jobs: Sequence[tuple[str, str]] = ()
     follow_ups: Sequence[FollowUp] = ()
     writes: Sequence[Write] = ()
     moves: Sequence[Move] = ()

@@ -236,3 +236,13 @@ async def test_pages_of_the_console_are_measured(postgres: RealPostgres) -> None
     found = await console.measure_pages(*urls, console.Sizes(500, 100), rounds=1)
     assert {"overview", "records", "one record", "jobs waiting", "system"} <= set(found)
     assert all(row["ratio"] > 0 for row in found.values())
+
+
+def test_intake_with_live_pages_is_measured(
+    postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "LIVE_SLICES", 1)
+    monkeypatch.setattr(console, "LIVE_PAGES", 2)
+    found = console.measure_live(postgres.create_database(), 1, 0.5, lambda: None)
+    assert found["ratio"] > 0
+    assert found["per_second"] > 0

@@ -51,7 +51,8 @@ async def _read_once(target: Target) -> _Reading:
 
 async def _read(store: Store) -> _Reading:
     minutes = await read_request_counts(store, SystemClock().now())
-    return _Reading(dict(minutes), await JobAdmin(store).depths(most=MAX_COUNTED))
+    depths, _ = await JobAdmin(store).capped_depths(most=MAX_COUNTED)
+    return _Reading(dict(minutes), depths)
 
 
 async def _show_live(target: Target, every_seconds: float) -> None:

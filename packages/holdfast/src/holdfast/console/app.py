@@ -6,7 +6,9 @@ Closed by default: without a session there is the sign-in page and its style she
 import asyncio
 import inspect
 import logging
-from collections.abc import Sequence
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from http.cookies import CookieError, SimpleCookie
 from importlib.resources import files
 from typing import Any, Final
@@ -20,8 +22,8 @@ with needs_extra("console"):
     from starlette.routing import Match as RouteMatch
     from starlette.routing import Route
 
-from holdfast.console.access import Access, Role
-from holdfast.console.live import LiveUpdates
+from holdfast.console.access import Access, Operator, Role
+from holdfast.console.live import LiveUpdates, View
 from holdfast.console.page import (
     ConsoleError,
     Downloaded,
@@ -89,7 +91,9 @@ class ConsoleApp:
         self._sessions = Sessions(
             self._store, self._clock, idle_seconds=idle_seconds, max_seconds=max_seconds
         )
-        self._live = LiveUpdates(self._store)
+        self._live = LiveUpdates(self._store, self._render_view)
+        # Stands for the token of the session in what is rendered for several sessions.
+        self._any_form_token = secrets.token_urlsafe()
         self._pages = [(_route(page), page) for page in pages]
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -125,7 +129,7 @@ class ConsoleApp:
             if session is None:
                 return self._to_sign_in(request, path)
             if path == "events" and request.method == "GET":
-                return self._events(session)
+                return self._events(request, session)
             if path == "sign-out" and request.method == "POST":
                 return await self._sign_out(request, session)
             return await self._serve(request, session, path)
@@ -187,7 +191,7 @@ class ConsoleApp:
         return None if secret is None else await self._sessions.find(secret)
 
     def _to_sign_in(self, request: Request, path: str) -> Response:
-        if request.headers.get("hx-request") == "true":  # a part of a page: load the whole page
+        if _is_part(request):  # load the whole page
             return Response(status_code=401, headers={"hx-refresh": "true"})
         if request.method == "POST":
             return self._redirect(request, "sign-in")
@@ -207,47 +211,61 @@ class ConsoleApp:
             samesite="strict",
         )
 
-    def _events(self, session: Session) -> Response:
+    def _events(self, request: Request, session: Session) -> Response:
         """Return a stream that ends before the session may have ended: the browser reconnects."""
         self._live.check()
+        address = urlsplit(request.query_params.get("page", ""))
+        path, query = address.path, _shown_query(dict(parse_qsl(address.query)))
+        page, parts = self._find("GET", path)
+        self._asked(session.operator, page, parts, query)  # raises if it may not be seen
+        if not page.live:
+            raise NotShownError("this page is not live")
         until = asyncio.get_running_loop().time() + _STREAM_SECONDS
         ends_at = session.operator.expires_at
         if ends_at is not None:
             left = (ends_at - self._clock.now()).total_seconds()
             until = min(until, asyncio.get_running_loop().time() + left)
+        view = _view(_root(request), path, query, session.operator)
         return StreamingResponse(
-            self._live.stream(until=until),
+            self._live.stream(view, until=until),
             media_type="text/event-stream",
             headers={"x-accel-buffering": "no"},
         )
+
+    async def _render_view(self, view: View) -> str:
+        """Render what a live page loads again. It is nobody's own: see ``Page.live``."""
+        operator = Operator(
+            subject="", role=view.role, tenants=view.tenants, sees_payloads=view.sees_payloads
+        )
+        page, parts = self._find("GET", view.path)
+        asked = self._asked(operator, page, parts, dict(view.query))
+        shown = await page.handler(asked)
+        if not isinstance(shown, Shown):
+            raise NotShownError("this page is not live")
+        values = _values(page, asked, shown) | {
+            "root": view.root,
+            "path": view.path,
+            "operator": operator,
+            "form_token": self._any_form_token,
+            "is_part": True,
+        }
+        return self._html(shown.template, values, package=page.templates)
 
     # -- pages -----------------------------------------------------------------------------------
 
     async def _serve(self, request: Request, session: Session, path: str) -> Response:
         page, parts = self._find(request.method, path)
-        operator = session.operator
-        if not operator.may(page.role) or (page.needs_all_tenants and not operator.sees_all):
-            needed = f"the role {page.role.label}" if not operator.may(page.role) else "all tenants"
-            raise _RefusedError(f"this needs {needed}")
-        form: dict[str, str] = {}
+        query = _shown_query(request.query_params)
+        asked = self._asked(session.operator, page, parts, query)
         if page.method == "POST":
             form = await _form_of(request)
             self._check_form(session, form)
-        query = {name: value for name, value in request.query_params.items() if value}
-        _check_texts(*query.values(), *form.values(), *parts.values())
-        tenant = operator.choose(query.get("tenant"))
-        if tenant is None:
-            raise NotShownError("there is no such tenant, or you may not see it")
-        asked = PageRequest(
-            operator=operator,
-            store=self._store,
-            now=self._clock.now(),
-            tenant=tenant,
-            query=query,
-            form=form,
-            path=parts,
-            request_id=new_request_id(),
-        )
+            _check_texts(*form.values())
+            asked = replace(asked, form=form)
+        elif page.live and _is_part(request):
+            html = self._live.rendered(_view(_root(request), path, query, session.operator))
+            if html is not None:
+                return HTMLResponse(html.replace(self._any_form_token, session.form_token))
         found = await page.handler(asked)
         if isinstance(found, Redirected):
             notice = {} if found.notice is None else {"notice": found.notice}
@@ -257,7 +275,30 @@ class ConsoleApp:
         if isinstance(found, Downloaded):
             headers = {"content-disposition": f'attachment; filename="{found.name}"'}
             return StreamingResponse(found.content, media_type=found.media_type, headers=headers)
-        return self._shown(request, session, page, asked, found)
+        values = _values(page, asked, found)
+        return self._page(request, session, found.template, values, package=page.templates)
+
+    def _asked(
+        self, operator: Operator, page: Page, parts: Mapping[str, str], query: Mapping[str, str]
+    ) -> PageRequest:
+        """Return the request of an operator. Raises ``ConsoleError`` if they may not make it."""
+        if not operator.may(page.role) or (page.needs_all_tenants and not operator.sees_all):
+            needed = f"the role {page.role.label}" if not operator.may(page.role) else "all tenants"
+            raise _RefusedError(f"this needs {needed}")
+        _check_texts(*query.values(), *parts.values())
+        tenant = operator.choose(query.get("tenant"))
+        if tenant is None:
+            raise NotShownError("there is no such tenant, or you may not see it")
+        return PageRequest(
+            operator=operator,
+            store=self._store,
+            now=self._clock.now(),
+            tenant=tenant,
+            query=query,
+            form={},
+            path=parts,
+            request_id=new_request_id(),
+        )
 
     def _find(self, method: str, path: str) -> tuple[Page, dict[str, str]]:
         wanted = "GET" if method == "HEAD" else method
@@ -270,18 +311,6 @@ class ConsoleApp:
                 return page, found["path_params"]
         raise NotShownError("there is no such page")
 
-    def _shown(
-        self, request: Request, session: Session, page: Page, asked: PageRequest, shown: Shown
-    ) -> Response:
-        values = {
-            **shown.values,
-            "notice": asked.query.get("notice"),
-            "tenant": None if asked.is_of_all_tenants else asked.tenant,
-            "query": asked.query,
-            "page": page,
-        }
-        return self._page(request, session, shown.template, values, package=page.templates)
-
     def _page(
         self,
         request: Request,
@@ -293,21 +322,27 @@ class ConsoleApp:
         package: str = "holdfast.console",
     ) -> Response:
         operator = None if session is None else session.operator
-        shared = {
+        values = values | {
             "root": _root(request),
-            "title": self._title,
             "path": _path_below(request),
             "operator": operator,
             "form_token": "" if session is None else session.form_token,
             "navigation": [] if operator is None else self._navigation(session),
+            "is_part": _is_part(request),
+        }
+        return HTMLResponse(self._html(template, values, package=package), status)
+
+    def _html(self, template: str, values: dict[str, Any], *, package: str) -> str:
+        shared = {
+            "title": self._title,
             "now": self._clock.now(),
-            "is_part": request.headers.get("hx-request") == "true",
             "Role": Role,
             "page": None,
+            "query": {},
             "notice": None,
             "reload": False,
         }
-        return HTMLResponse(render(template, shared | values, package=package), status)
+        return render(template, shared | values, package=package)
 
     def _navigation(self, session: Session | None) -> list[tuple[str, list[Page]]]:
         """Return the pages that an operator may open, by group."""
@@ -398,6 +433,37 @@ def _cookie_of(request: Request) -> str | None:
         if _COOKIE in cookies and cookies[_COOKIE].value:
             found.append(cookies[_COOKIE].value)
     return found[0] if len(found) == 1 else None
+
+
+def _is_part(request: Request) -> bool:
+    """Return whether a live page asks for its content, to put it in place of the old one."""
+    return request.headers.get("hx-request") == "true"
+
+
+def _shown_query(query: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in query.items() if value}
+
+
+def _view(root: str, path: str, query: Mapping[str, str], operator: Operator) -> View:
+    return View(
+        root,
+        path,
+        tuple(sorted(query.items())),
+        operator.role,
+        operator.tenants,
+        operator.sees_payloads,
+    )
+
+
+def _values(page: Page, asked: PageRequest, shown: Shown) -> dict[str, Any]:
+    """Return what a template can use of a request, besides what the layout needs."""
+    return {
+        **shown.values,
+        "notice": asked.query.get("notice"),
+        "tenant": None if asked.is_of_all_tenants else asked.tenant,
+        "query": asked.query,
+        "page": page,
+    }
 
 
 def _check_texts(*texts: str) -> None:

@@ -12,19 +12,24 @@ import msgspec
 from holdfast.console.access import Role
 from holdfast.console.page import ConsoleError, NotShownError, Page, PageRequest, Redirected, Shown
 from holdfast.core.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
-from holdfast.jobs.admin import JobAdmin
+from holdfast.jobs.admin import JobAdmin, JobDetail
 from holdfast.jobs.job_store import at
 from holdfast.ports import Row, Store
 from holdfast.server.app import Holdfast
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["job_pages", "job_sql"]
+__all__ = ["SEARCHED_TENANTS", "find_job", "job_pages", "job_sql"]
 
-_PAGE_ROWS: Final = 50
-# How many index entries one page reads, however few of them match.
+SEARCHED_TENANTS: Final = 20
+"""In how many tenants a job is searched by its id, if no tenant is named."""
+
+_PAGE_ROWS: Final = 30
+# How many jobs one page reads, however few of them match.
 _SCANNED: Final = 500
-# How many of the newest dead letters are grouped by error.
-_COUNTED: Final = 1_000
+# How many of the newest dead letters are grouped by error, and how many groups are shown.
+_GROUPED: Final = 500
+_GROUPS: Final = 10
+# How many jobs one action changes, and among how many of them it looks for those that match.
 _BULK: Final = 1_000
 _STATES: Final = ("waiting", "running", "done", "dead")
 _NEWEST_FIRST: Final = frozenset({"done", "dead"})
@@ -70,6 +75,11 @@ class _Listed:
     ended_at: datetime | None
     place: str
 
+    @property
+    def path(self) -> str:
+        """The page about it."""
+        return f"jobs/{self.id}?tenant={quote(self.tenant, safe='')}"
+
 
 class _JobPages:
     def __init__(self, holdfast: Holdfast[Any]) -> None:
@@ -97,9 +107,12 @@ class _JobPages:
 
     async def show(self, request: PageRequest) -> Shown:
         """Show one job with its payload and its attempts."""
-        found = await JobAdmin(request.store).find(request.path["id"], tenant=request.tenant)
+        found = await find_job(request, request.path["id"])
         if found is None:
-            raise NotShownError("there is no such job, or it was deleted since")
+            message = "there is no such job, or it was deleted since"
+            if request.is_of_all_tenants:
+                message += f"; without ?tenant=NAME, {SEARCHED_TENANTS} tenants are searched"
+            raise NotShownError(message)
         sees = request.operator.sees_payloads
         payload = None if found.payload is None else _pretty(found.payload)
         return Shown(
@@ -139,8 +152,8 @@ class _JobPages:
 
     async def preview_cancel(self, request: PageRequest) -> Shown:
         """Count the waiting jobs that match a filter, before they are cancelled."""
-        found = await _matching(request, "waiting", request.query)
-        return Shown("cancel_jobs.html", {"matching": len(found), "bulk": _BULK})
+        matching = await _count_matching(request, "waiting")
+        return Shown("cancel_jobs.html", {"matching": matching, "bulk": _BULK})
 
     async def cancel_all(self, request: PageRequest) -> Redirected:
         """Cancel all waiting jobs that match a filter, up to a limit."""
@@ -154,20 +167,16 @@ class _JobPages:
 
     async def dead(self, request: PageRequest) -> Shown:
         """List dead letters, grouped by error, and one by one."""
-        values = {"scanned": _COUNTED, **_tenant_value(request.tenant)}
-        sql = job_sql(request.store, "dead_by_error", request.tenant)
-        groups = [
-            {**row, "last_at": at(row["last_at"])} for row in await request.store.read(sql, values)
-        ]
+        groups = [] if request.query.keys() & {"type", "error"} else await _by_error(request)
         found, following = await _find(request, "dead")
         kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
-        matching = await _matching(request, "dead", request.query)
         return Shown(
             "dead_letters.html",
             {
                 "groups": groups,
                 "jobs": found,
-                "matching": len(matching),
+                "matching": await _count_dead(request),
+                "grouped": _GROUPED,
                 "bulk": _BULK,
                 "first": f"dead-letters?{urlencode(kept)}" if "after" in request.query else None,
                 "next": f"dead-letters?{urlencode(kept | {'after': following})}"
@@ -190,68 +199,127 @@ class _JobPages:
         return Shown("periodic.html", {"schedules": self._registry.periodic})
 
 
+async def find_job(request: PageRequest, job_id: str) -> JobDetail | None:
+    """Return one job in detail, or None. Without a tenant, it is searched in some of them."""
+    admin, tenant = JobAdmin(request.store), request.tenant
+    if _ID.fullmatch(job_id) is None:
+        return None
+    if tenant is ALL_TENANTS:
+        sql = job_sql(request.store, "tenants_of_job", tenant)
+        values = {"job_id": job_id, "most": SEARCHED_TENANTS}
+        rows = await request.store.read(sql, values)
+        if not rows:
+            return None
+        tenant = min(row["tenant"] for row in rows)
+    return await admin.find(job_id, tenant=tenant)
+
+
+async def _by_error(request: PageRequest) -> list[dict[str, Any]]:
+    """Return the most frequent causes of the newest dead letters."""
+    rows = await _read(
+        request,
+        "dead_by_error",
+        request.query,
+        request.tenant,
+        scanned=_GROUPED,
+        most=_GROUPS,
+    )
+    return [{**row, "last_at": at(row["last_at"])} for row in rows]
+
+
+async def _count_dead(request: PageRequest) -> int:
+    """Count the dead letters that match a filter, as many as one action requeues."""
+    if "type" in request.query or "error" in request.query:
+        return await _count_matching(request, "dead")
+    rows = await _read(request, "count_dead", request.query, request.tenant, most=_BULK)
+    count: int = rows[0]["jobs"]
+    return count
+
+
+async def _count_matching(request: PageRequest, state: str) -> int:
+    """Count the jobs that an action with the filter of a page changes."""
+    name = _matching_name(state, request.tenant)
+    rows = await _read(
+        request, name, request.query, request.tenant, count=True, scanned=_BULK, most=_BULK
+    )
+    count: int = rows[0]["jobs"]
+    return count
+
+
 async def _matching(
     request: PageRequest, state: str, filters: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """Return the jobs (tenant, id) that a bulk action is about, up to its limit."""
+    """Return tenant and id of the jobs that match a filter, at most as many as one action takes."""
     tenant: TenantFilter = request.tenant
     if filters.get("tenant"):
         tenant = request.own(filters["tenant"])
-    values: dict[str, Any] = {
-        "queue": filters.get("queue", ""),
-        "type": filters.get("type", ""),
-        "scanned": _COUNTED,
-        "most": _BULK,
-        **_tenant_value(tenant),
-    }
-    name = f"matching_{state}"
-    if state == "dead":
-        values["error"] = filters.get("error", "")
-    elif tenant is not ALL_TENANTS:
-        name = "matching_waiting_of_tenant"
-    rows = await request.store.read(job_sql(request.store, name, tenant), values)
+    name = _matching_name(state, tenant)
+    rows = await _read(request, name, filters, tenant, scanned=_BULK, most=_BULK)
     return [(row["tenant"], row["job_id"]) for row in rows]
+
+
+def _matching_name(state: str, tenant: TenantFilter) -> str:
+    is_of_tenant = state == "waiting" and tenant is not ALL_TENANTS
+    return "matching_waiting_of_tenant" if is_of_tenant else f"matching_{state}"
 
 
 async def _find(request: PageRequest, state: str) -> tuple[list[_Listed], str | None]:
     """Return a page of jobs, and where the next one begins; None after the last."""
-    queue, after = request.query.get("queue", ""), request.query.get("after")
-    is_filtered = any(name in request.query for name in ("queue", "type", "error"))
-    scanned = _SCANNED if is_filtered else 2 * _PAGE_ROWS
-    rows = await _read(
-        request.store, state, tenant=request.tenant, queue=queue, after=after, scanned=scanned
+    name, scanned = _list_of(request, state)
+    moment, job_id = _place(
+        request.store, request.query.get("after"), newest_first=state in _NEWEST_FIRST
     )
-    found: list[_Listed] = []
-    for job in map(_listed, rows):
-        if job.state != state or not _matches(job, request.query):
-            continue
-        if len(found) == _PAGE_ROWS:
-            return found, found[-1].place
-        found.append(job)
-    return found, rows[-1]["place"] if len(rows) == scanned else None
+    rows = await _read(
+        request,
+        name,
+        request.query,
+        request.tenant,
+        state=state,
+        after_at=moment,
+        after_id=job_id,
+        scanned=scanned,
+        most=_PAGE_ROWS + 1,
+    )
+    found = [_listed(row) for row in rows if row["matches"]]
+    if len(found) > _PAGE_ROWS:
+        return found[:_PAGE_ROWS], found[_PAGE_ROWS - 1].place
+    return found, rows[-1]["place"] if rows and rows[-1]["nth"] == scanned else None
+
+
+def _list_of(request: PageRequest, state: str) -> tuple[str, int]:
+    """Return the query of a list, and how many jobs it reads: more if it leaves some out."""
+    asked = request.query.keys()
+    if state == "waiting" and request.tenant is not ALL_TENANTS:
+        # Jobs that run are among them.
+        is_filtered = not asked.isdisjoint({"queue", "type"})
+        return "waiting_jobs_of_tenant", _SCANNED if is_filtered else 2 * _PAGE_ROWS
+    if state in _NEWEST_FIRST:
+        is_filtered = not asked.isdisjoint({"type", "queue" if state == "done" else "error"})
+        return f"{state}_jobs", _SCANNED if is_filtered else _PAGE_ROWS + 1
+    if "type" not in asked:
+        return "live_jobs", _PAGE_ROWS + 1
+    # That many of each queue.
+    return "live_jobs", _SCANNED if "queue" in asked else 2 * _PAGE_ROWS
 
 
 async def _read(
-    store: Store,
-    state: str,
-    *,
+    request: PageRequest,
+    name: str,
+    filters: Mapping[str, str],
     tenant: TenantFilter,
-    queue: str,
-    after: str | None = None,
-    scanned: int,
+    *,
+    state: str = "",
+    count: bool = False,
+    **values: Any,
 ) -> Sequence[Row]:
-    moment, job_id = _place(store, after, newest_first=state in _NEWEST_FIRST)
-    name = f"{state}_jobs" if state in _NEWEST_FIRST else "live_jobs"
-    if name == "live_jobs" and tenant is not ALL_TENANTS:
-        name = "live_jobs_of_tenant"
-    values = {
-        "after_at": moment,
-        "after_id": job_id,
-        "queue": queue,
-        "scanned": scanned,
-        **_tenant_value(tenant),
-    }
-    return await store.read(job_sql(store, name, tenant), values)
+    """Run a query about jobs that match a filter, or count what it finds."""
+    sql = job_sql(request.store, name, tenant, state=state, queue=filters.get("queue", ""))
+    if count:
+        sql = f"SELECT count(*) AS jobs FROM ({sql}) AS found"  # noqa: S608 - a query of ours
+    given = {each: filters.get(each, "") for each in ("queue", "type", "error")}
+    named = values | given | {"tenant": tenant_or_none(tenant)}
+    used = {each: value for each, value in named.items() if re.search(rf":{each}\b", sql)}
+    return await request.store.read(sql, used)
 
 
 def _place(store: Store, after: str | None, *, newest_first: bool) -> tuple[str, str]:
@@ -280,14 +348,6 @@ def _is_moment(store: Store, text: str) -> bool:
         return False
 
 
-def _matches(job: _Listed, filters: Mapping[str, str]) -> bool:
-    return (
-        filters.get("type", job.type) == job.type
-        and filters.get("error", job.error or "") == (job.error or "")
-        and filters.get("queue", job.queue) == job.queue
-    )
-
-
 def _listed(row: Row) -> _Listed:
     return _Listed(
         tenant=row["tenant"],
@@ -307,17 +367,14 @@ def _listed(row: Row) -> _Listed:
     )
 
 
-def job_sql(store: Store, name: str, tenant: TenantFilter) -> str:
-    """Return a query about jobs, restricted to a tenant."""
+def job_sql(
+    store: Store, name: str, tenant: TenantFilter, *, state: str = "", queue: str = ""
+) -> str:
+    """Return a query about jobs, restricted to a tenant, and to a queue unless it is empty."""
     file = "jobs.sqlite.sql" if store.name == "sqlite" else "jobs.postgres.sql"
-    clause = "1 = 1" if tenant is ALL_TENANTS else "tenant = :tenant"
-    queries = load_queries("holdfast.console", file, names=store.table_names)
-    return queries[name].replace("{tenant}", clause)
-
-
-def _tenant_value(tenant: TenantFilter) -> dict[str, str]:
-    name = tenant_or_none(tenant)
-    return {} if name is None else {"tenant": name}
+    sql = load_queries("holdfast.console", file, names=store.table_names)[name]
+    sql = sql.replace("{tenant}", "1 = 1" if tenant is ALL_TENANTS else "tenant = :tenant")
+    return sql.replace("{queue}", "queue = :queue" if queue else "1 = 1").replace("{state}", state)
 
 
 def _pretty(value: Any) -> str:

@@ -8,8 +8,10 @@ from urllib.parse import urlencode
 
 from holdfast.console.charts import sparkline
 from holdfast.console.page import Page, PageRequest, Shown
+from holdfast.console.queues import read_depths
+from holdfast.console.rendering import capped
 from holdfast.core.breaker import BreakerState
-from holdfast.jobs.admin import JobAdmin, QueueDepth
+from holdfast.jobs.admin import QueueDepth
 from holdfast.ports import Store
 from holdfast.server.app import Holdfast
 from holdfast.server.request_counts import MINUTES, OUTCOMES, read_request_counts
@@ -17,8 +19,6 @@ from holdfast.server.request_counts import MINUTES, OUTCOMES, read_request_count
 __all__ = ["Attention", "overview_page"]
 
 _LATE_SECONDS: Final = 60.0
-# How many jobs of a queue are counted: the page is loaded again every few seconds.
-_COUNTED: Final = 1_000
 # A sweep runs at least once an hour, unless the app sweeps by itself.
 _UNSWEPT: Final = timedelta(hours=3)
 _OLDEST_EXPIRED: Final = "SELECT min(expires_at) AS at FROM {records}"
@@ -53,7 +53,7 @@ class _Overview:
         if not request.operator.sees_all:
             return Shown("overview_of_tenant.html", {"tenants": request.operator.tenants})
         minutes = await read_request_counts(request.store, request.now)
-        depths = await JobAdmin(request.store).depths(most=_COUNTED)
+        depths, most = await read_depths(request.store)
         oldest = await _oldest_expiry(request.store)
         unswept = None if oldest is None or oldest > request.now else request.now - oldest
         tiles = [
@@ -68,18 +68,22 @@ class _Overview:
         return Shown(
             "overview.html",
             {
-                "attention": self._attention(depths, unswept, sum(minutes["not logged"])),
+                "attention": self._attention(depths, most, unswept, sum(minutes["not logged"])),
                 "tiles": tiles,
                 "oldest_expiry": oldest,
                 "durability": _durability(request.store),
                 "depths": sorted(depths.items()),
-                "most": _COUNTED,
+                "most": most,
                 "breaker": self._holdfast.idempotency.breaker.state.value,
             },
         )
 
     def _attention(
-        self, depths: Mapping[str, QueueDepth], unswept: timedelta | None, not_logged: float
+        self,
+        depths: Mapping[str, QueueDepth],
+        most: int,
+        unswept: timedelta | None,
+        not_logged: float,
     ) -> list[Attention]:
         """Return what to look at, the most urgent first."""
         found = []
@@ -95,7 +99,8 @@ class _Overview:
             if depth.dead:
                 found.append(
                     Attention(
-                        f"{depth.dead:,} dead letter{'' if depth.dead == 1 else 's'} in {queue}",
+                        f"{capped(depth.dead, most)} dead letter{'' if depth.dead == 1 else 's'}"
+                        f" in {queue}",
                         f"dead-letters?{urlencode({'queue': queue})}",
                     )
                 )

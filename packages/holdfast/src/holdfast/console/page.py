@@ -149,5 +149,7 @@ class Page:
     needs_all_tenants: bool = False
     # The package whose directory ``templates`` has its template.
     templates: str = "holdfast.console"
-    # Signals of the database after which the page is loaded again; empty: it is not live.
+    # Whether open pages are shown again after changes: what the template has in ``parts.live()``.
+    # It is rendered once for all operators with the same role, tenants and right to payloads, and
+    # must not depend on anything else of the one who asks.
     live: bool = False

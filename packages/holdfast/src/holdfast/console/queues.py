@@ -13,13 +13,16 @@ from holdfast.jobs.admin import JobAdmin, QueueDepth
 from holdfast.jobs.depth_reporter import MAX_COUNTED
 from holdfast.jobs.job_store import at
 from holdfast.jobs.paused_queues import PausedQueue, PausedQueues
+from holdfast.ports import Store
 from holdfast.server.app import Holdfast
 
-__all__ = ["queue_pages"]
+__all__ = ["queue_pages", "read_depths"]
 
-# How many jobs of each queue the page about workers reads, and how many lines it shows.
-_SCANNED: Final = 10_000
-_PAGE_ROWS: Final = 200
+# How many jobs a page counts: it is loaded again every few seconds.
+_BUDGET: Final = 3_000
+# How many running jobs the page about workers reads, and how many lines it shows.
+_SCANNED: Final = 1_000
+_PAGE_ROWS: Final = 50
 
 
 def queue_pages(holdfast: Holdfast[Any]) -> list[Page]:
@@ -62,14 +65,14 @@ class _QueuePages:
 
     async def all(self, request: PageRequest) -> Shown:
         """List the queues that have jobs, a handler in this process, or are paused."""
-        depths = await JobAdmin(request.store).depths(most=MAX_COUNTED)
+        depths, most = await read_depths(request.store)
         paused = {each.queue: each for each in await self._paused(request).all()}
         names = sorted({*depths, *paused, *self._registry.queues})
         queues = [
             _Queue(name=name, depth=depths.get(name, QueueDepth()), paused=paused.get(name))
             for name in names
         ]
-        return Shown("queues.html", {"queues": queues, "most": MAX_COUNTED})
+        return Shown("queues.html", {"queues": queues, "most": most})
 
     async def pause(self, request: PageRequest) -> Redirected:
         """Pause a queue."""
@@ -107,3 +110,8 @@ class _QueuePages:
 
     def _paused(self, request: PageRequest) -> PausedQueues:
         return PausedQueues(request.store, self._notify)
+
+
+async def read_depths(store: Store) -> tuple[dict[str, QueueDepth], int]:
+    """Return the depths of the queues, and up to which number jobs of a queue were counted."""
+    return await JobAdmin(store).capped_depths(most=MAX_COUNTED, budget=_BUDGET)

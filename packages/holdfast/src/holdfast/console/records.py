@@ -26,7 +26,7 @@ from holdfast.server.request_trace import requests_of_key
 
 __all__ = ["record_pages"]
 
-_PAGE_ROWS: Final = 50
+_PAGE_ROWS: Final = 30
 _CURSOR_PARTS: Final = 4
 _SEPARATOR: Final = "\x1f"
 

@@ -13,7 +13,7 @@ with needs_extra("console"):
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-__all__ = ["SHOWN_CHARS", "render", "visible_text"]
+__all__ = ["SHOWN_CHARS", "capped", "render", "visible_text"]
 
 SHOWN_CHARS: Final = 64 * 1024
 """How much of a payload a page shows; the rest is counted."""
@@ -33,6 +33,8 @@ def render(template: str, values: Mapping[str, Any], *, package: str = "holdfast
 
 def visible_text(text: str) -> str:
     """Show characters that cannot be seen as their code point in hexadecimal digits."""
+    if text.isascii() and text.isprintable():  # almost every text of a table
+        return text
     return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -45,10 +47,11 @@ def _environment(package: str) -> Environment:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        auto_reload=False,  # templates are files of packages: they do not change
     )
     environment.filters |= {
         "ago": _ago,
-        "count": _count,
+        "count": capped,
         "duration": _duration,
         "instant": _instant,
         "only_set": lambda values: {name: value for name, value in values.items() if value},
@@ -64,9 +67,9 @@ def _instant(at: datetime | None) -> Markup | str:
     if at is None:
         return _NONE
     utc = at.astimezone(UTC)
-    return Markup('<time datetime="{}">{}</time>').format(
-        utc.isoformat(timespec="milliseconds"), utc.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
-    )
+    exact = utc.isoformat(timespec="milliseconds")
+    text = exact.removesuffix("+00:00").replace("T", " ")
+    return Markup(f'<time datetime="{exact}">{text} UTC</time>')  # noqa: S704 - no text of others
 
 
 def _ago(at: datetime | None, now: datetime) -> str:
@@ -98,7 +101,7 @@ def _duration(length: timedelta | None) -> str:
     return f"{seconds:g} seconds"
 
 
-def _count(number: int, most: int | None = None) -> str:
+def capped(number: int, most: int | None = None) -> str:
     """Format a count; one that has reached the limit of counting gets a plus sign."""
     return f"{number:,}+" if most is not None and number >= most else f"{number:,}"
 

@@ -19,7 +19,9 @@ from holdfast.stores.sql_loader import load_queries
 __all__ = ["tenant_pages"]
 
 _PAGE_ROWS: Final = 50
-_COUNTED: Final = 10_000
+# How many rows of a table are counted, and how many requests of the last hour.
+_COUNTED: Final = 5_000
+_RECENT: Final = 1_000
 _HOUR: Final = timedelta(hours=1)
 
 _log = logging.getLogger("holdfast.console")
@@ -61,7 +63,7 @@ class _TenantPages:
         tenant = request.own(request.query.get("tenant", ""))
         store, sql = request.store, _sql(request.store)
         since = request.now - _HOUR
-        values: dict[str, Any] = {"tenant": tenant, "most": _COUNTED}
+        values: dict[str, Any] = {"tenant": tenant, "most": _RECENT}
         recent = await store.read(
             sql["recent_records"], values | {"since": database_time(store, since)}
         )
@@ -73,6 +75,7 @@ class _TenantPages:
                 "name": tenant,
                 "counts": sorted((await data.count(tenant, most=_COUNTED)).items()),
                 "most": _COUNTED,
+                "most_recent": _RECENT,
                 "executed": recent[0]["n"],
                 "refusals": refusals,
                 "uncovered": await data.uncovered(),

@@ -17,7 +17,9 @@ SELECT count(*) AS n
          WHERE tenant = :tenant AND created_at > :since LIMIT :most) AS counted;
 
 -- name: recent_refusals
+-- Of the last :most rows of the tenant.
 SELECT outcome, count(*) AS n
-  FROM (SELECT outcome FROM holdfast_request_log WHERE tenant = :tenant AND at > :since
-         LIMIT :most) AS counted
+  FROM (SELECT outcome, at FROM holdfast_request_log WHERE tenant = :tenant
+         ORDER BY id DESC LIMIT :most) AS counted
+ WHERE at > :since
  GROUP BY outcome ORDER BY outcome;

@@ -3,10 +3,10 @@
 from typing import Final
 from urllib.parse import quote, urlencode
 
+from holdfast.console.jobs import SEARCHED_TENANTS, find_job
 from holdfast.console.page import ConsoleError, NotShownError, Page, PageRequest, Redirected, Shown
 from holdfast.core.idempotency_record import RecordId
 from holdfast.core.tenants import tenant_or_none
-from holdfast.jobs.admin import JobAdmin
 from holdfast.server.record_search import find_records
 from holdfast.server.request_trace import Moment, logged_requests, timeline
 
@@ -34,7 +34,8 @@ async def _find(request: PageRequest) -> Redirected | Shown:
     if not found:
         raise NotShownError(
             f"nothing has this key or id: {wanted}. Records are kept until they expire, replays "
-            "and refusals for some days"
+            f"and refusals for some days. Jobs are searched in {SEARCHED_TENANTS} tenants: if "
+            "there are more, open jobs/ID?tenant=NAME"
         )
     if len(found) == 1:
         return Redirected(next(iter(found)))
@@ -56,7 +57,7 @@ async def _targets(request: PageRequest, wanted: str) -> dict[str, str]:
     if await logged_requests(store, wanted, tenant):
         path = f"requests/{quote(wanted, safe='')}"
         targets[path] = "Request id of a replay or a refusal"
-    job = None if targets else await JobAdmin(store).find(wanted, tenant=request.tenant)
+    job = None if targets else await find_job(request, wanted)
     if job is not None:
         query = urlencode({"tenant": job.view.tenant})
         targets[f"jobs/{quote(wanted, safe='')}?{query}"] = f"Id of a job {job.view.type}"

@@ -57,6 +57,7 @@ _OTHERS: Final = (
     "unpublish_jobs",
     "next_visible",
     "jobs_to_publish",
+    "queue_depths",
     "some_depths",
     "sweep_records",
     "clean_jobs",

@@ -69,7 +69,7 @@ class DepthReporter:
             return 0.0
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
-                depths = await self._admin.depths(most=MAX_COUNTED)
+                depths, _ = await self._admin.capped_depths(most=MAX_COUNTED)
         except Exception as error:  # noqa: BLE001 - metrics must not end an app
             if not self._has_failed:
                 is_outage = isinstance(error, StoreError | TimeoutError)

@@ -346,16 +346,11 @@ SELECT queue, state, count(*) AS jobs,
 -- name: dead_count
 SELECT queue, count(*) AS jobs FROM holdfast_dead_letters WHERE requeued_at IS NULL GROUP BY queue;
 
--- name: some_depths
--- The same for metrics, which are read every few seconds: of each queue, at most :most due jobs and
--- :most others, those that are visible next (among them the running ones).
-SELECT queue, state, jobs, oldest_seconds FROM holdfast_some_depths(:most::integer);
-
--- name: some_dead
-SELECT queue, count(*) AS jobs
-  FROM (SELECT queue FROM holdfast_dead_letters WHERE requeued_at IS NULL
-         ORDER BY queue LIMIT :most::integer) AS dead
- GROUP BY queue;
+-- name: queue_depths
+-- The same for metrics and the console, which are read every few seconds: of each queue, at most :most
+-- waiting, running and dead jobs are counted, and about :budget of all queues.
+SELECT queue, waiting, running, dead, oldest_seconds, counted
+  FROM holdfast_queue_depths(:most::integer, :budget::integer);
 
 -- name: relay_lock
 -- One relay publishes at a time; others would only send duplicates. The lock ends with the

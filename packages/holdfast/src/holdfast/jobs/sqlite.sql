@@ -438,37 +438,50 @@ SELECT queue, state, count(*) AS jobs,
 -- name: dead_count
 SELECT queue, count(*) AS jobs FROM holdfast_dead_letters WHERE requeued_at IS NULL GROUP BY queue;
 
--- name: some_depths
--- The same for metrics, which are read every few seconds: of each queue, at most :most due jobs and
--- :most others, those that are visible next (among them the running ones), so that a long queue costs
--- no more than a short one. (The recursion reads one index entry per queue.)
-WITH RECURSIVE queues(queue) AS (
+-- name: queue_depths
+-- The same for metrics and the console, which are read every few seconds: of each queue, at most :most
+-- waiting, running and dead jobs are counted, and fewer if there are many queues: about :budget in all,
+-- but at least 100. Indexes are enough for that; only the first due jobs are looked at, for the oldest.
+-- (The recursions read one index entry per queue.)
+WITH RECURSIVE live(queue) AS (
     SELECT (SELECT queue FROM holdfast_jobs ORDER BY queue LIMIT 1)
     UNION ALL
     SELECT (SELECT next.queue FROM holdfast_jobs AS next
-             WHERE next.queue > queues.queue ORDER BY next.queue LIMIT 1)
-      FROM queues WHERE queues.queue IS NOT NULL
+             WHERE next.queue > live.queue ORDER BY next.queue LIMIT 1)
+      FROM live WHERE live.queue IS NOT NULL
+), dead(queue) AS (
+    SELECT (SELECT queue FROM holdfast_dead_letters WHERE requeued_at IS NULL ORDER BY queue LIMIT 1)
+    UNION ALL
+    SELECT (SELECT next.queue FROM holdfast_dead_letters AS next
+             WHERE next.requeued_at IS NULL AND next.queue > dead.queue
+             ORDER BY next.queue LIMIT 1)
+      FROM dead WHERE dead.queue IS NOT NULL
+), queues(queue) AS MATERIALIZED (
+    SELECT queue FROM live WHERE queue IS NOT NULL
+    UNION
+    SELECT queue FROM dead WHERE queue IS NOT NULL
+), most(jobs) AS MATERIALIZED (
+    SELECT min(:most, max(100, :budget / max(1, count(*)) / 100 * 100)) FROM queues
+), counts AS MATERIALIZED (
+    SELECT queue,
+           (SELECT count(*) FROM (SELECT 1 FROM holdfast_jobs
+                                   WHERE queue = queues.queue AND state = 'running'
+                                   LIMIT (SELECT jobs FROM most))) AS running,
+           (SELECT count(*) FROM (SELECT 1 FROM holdfast_jobs WHERE queue = queues.queue
+                                   LIMIT (SELECT 2 * jobs FROM most))) AS jobs,
+           (SELECT count(*) FROM (SELECT 1 FROM holdfast_dead_letters
+                                   WHERE queue = queues.queue AND requeued_at IS NULL
+                                   LIMIT (SELECT jobs FROM most))) AS dead,
+           (SELECT min(run_at)
+              FROM (SELECT state, run_at FROM holdfast_jobs
+                     WHERE queue = queues.queue AND visible_at <= NOW_MS
+                     ORDER BY visible_at LIMIT 10)
+             WHERE state = 'waiting') AS oldest
+      FROM queues
 )
-SELECT job.queue, job.state, count(*) AS jobs,
-       max(0, (NOW_MS - min(job.run_at)
-               FILTER (WHERE job.state = 'waiting' AND job.visible_at <= NOW_MS)) / 1000.0)
-         AS oldest_seconds
-  FROM queues
-  JOIN holdfast_jobs AS job ON job.seq IN (
-       SELECT seq FROM (SELECT seq FROM holdfast_jobs
-                         WHERE queue = queues.queue AND visible_at <= NOW_MS
-                         ORDER BY visible_at LIMIT :most)
-       UNION ALL
-       SELECT seq FROM (SELECT seq FROM holdfast_jobs
-                         WHERE queue = queues.queue AND visible_at > NOW_MS
-                         ORDER BY visible_at LIMIT :most))
- GROUP BY job.queue, job.state;
-
--- name: some_dead
-SELECT queue, count(*) AS jobs
-  FROM (SELECT queue FROM holdfast_dead_letters WHERE requeued_at IS NULL
-         ORDER BY queue LIMIT :most)
- GROUP BY queue;
+SELECT queue, min(counts.jobs - running, most.jobs) AS waiting, running, dead,
+       max(0, coalesce((NOW_MS - oldest) / 1000.0, 0)) AS oldest_seconds, most.jobs AS counted
+  FROM counts CROSS JOIN most;
 
 -- name: to_publish
 -- For the relay: due jobs that are not published, or were published and not leased for some time.

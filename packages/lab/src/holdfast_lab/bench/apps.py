@@ -136,7 +136,9 @@ def tuned_sqlite() -> FastAPI:
     return app
 
 
-def guarded(*, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True) -> FastAPI:
+def guarded(
+    *, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True, enqueues: bool = False
+) -> FastAPI:
     options: dict[str, Any] = {}
     if _url().startswith("postgresql"):
         options = {"min_connections": CONNECTIONS, "max_connections": CONNECTIONS}
@@ -157,18 +159,23 @@ def guarded(*, memory_bytes: int = 32 * 1024 * 1024, audit: bool = True) -> Fast
         await holdfast.transaction.execute(
             INSERT, {"id": new, "item": order.item, "quantity": order.quantity}
         )
+        if enqueues:
+            await holdfast.enqueue("ship", {"order": new}, resource_id=new)
         return {"id": new, "item": order.item}
 
     return app
 
 
 def guarded_with_console() -> FastAPI:
-    """The guarded handler of an app that has the console, for the suite about it."""
+    """The guarded handler of an app that has the console, for the suite about it.
+
+    It enqueues a job: live pages are told of each.
+    """
     from holdfast.console import TokenAccess, console
     from holdfast.server.jwt_auth import JwtIdentify
     from holdfast_lab.bench.console import OPERATOR, SECRET
 
-    app = guarded()
+    app = guarded(enqueues=True)
     access = TokenAccess(JwtIdentify(secret=SECRET), operators={OPERATOR})
     app.mount("/console", console(app.state.holdfast, access=access))
     return app

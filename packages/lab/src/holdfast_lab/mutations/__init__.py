@@ -10,6 +10,7 @@
 ``batch_bugs``         bugs of the server's batches: chunks, lanes, placeholders
 ``sequence_bugs``      bugs of strict sequences, on the server and in the outbox
 ``job_bugs``           bugs of the jobs: store, executor, relay
+``operator_bugs``      bugs of what operators do: paused queues and cancelled jobs
 ``runner``             runs seeds with one bug at a time until a guarantee is violated
 =====================  ==========================================================================
 

@@ -39,7 +39,8 @@ CREATE TABLE note_writes (
     action_id TEXT NOT NULL, is_checked INTEGER NOT NULL);
 CREATE TABLE job_effects (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, job_id TEXT NOT NULL,
-    attempt INTEGER NOT NULL, line TEXT, position INTEGER NOT NULL, is_stale INTEGER NOT NULL);
+    attempt INTEGER NOT NULL, line TEXT, position INTEGER NOT NULL, is_stale INTEGER NOT NULL,
+    claimed_at INTEGER);
 CREATE TABLE moves (
     number INTEGER PRIMARY KEY AUTOINCREMENT, tenant TEXT NOT NULL, client_id TEXT NOT NULL,
     sequence INTEGER NOT NULL, action_id TEXT NOT NULL);
@@ -246,9 +247,11 @@ def register_jobs(holdfast: Holdfast, faults: HandlerFaults) -> None:
         await faults.job()
         await job.transaction.execute(
             # It holds the write lock until it commits, so the lease cannot be lost after this.
-            "INSERT INTO job_effects (tenant, job_id, attempt, line, position, is_stale)"
+            "INSERT INTO job_effects"
+            " (tenant, job_id, attempt, line, position, is_stale, claimed_at)"
             " VALUES (:tenant, :id, :attempt, :line, :position, :lease IS NOT"
-            " (SELECT lease FROM holdfast_jobs WHERE tenant = :tenant AND id = :id))",
+            " (SELECT lease FROM holdfast_jobs WHERE tenant = :tenant AND id = :id),"
+            " (SELECT started_at FROM holdfast_jobs WHERE tenant = :tenant AND id = :id))",
             {
                 "tenant": job.tenant,
                 "id": job.id,

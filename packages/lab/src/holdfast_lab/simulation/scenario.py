@@ -42,6 +42,7 @@ from holdfast_lab.simulation.faults import (
 )
 from holdfast_lab.simulation.loop import CURRENT_PROCESS, NO_PROCESS, VirtualLoop
 from holdfast_lab.simulation.network import PORTALS, SETTLED_SECONDS, Network, outage_response
+from holdfast_lab.simulation.operators import Operators
 from holdfast_lab.simulation.server import InjectedError, Server, Stall
 from holdfast_lab.simulation.standby import Standby
 from holdfast_lab.simulation.store import InjectedCutError
@@ -181,6 +182,11 @@ class World:
         self.network.loses_changes = any(action.lane is not None for action in planned)
         self._plan_disasters(stream)
         self._clients = self._make_clients(batch_rng)
+        # Not with a restore, which undoes what they have done.
+        operators = Operators.maybe(self, self._reader, stream())
+        self._operators = operators if self._restore is None else None
+        if self._operators is not None:
+            self._operators.schedule()
 
     def _plan_disasters(self, stream: Callable[[], Random]) -> None:
         self._long_sleep = LongSleep.maybe(stream())
@@ -191,7 +197,9 @@ class World:
         if self._is_silence_due:
             self._long_sleep = None
         times = [action.at for action in self._planned]
-        self._restore = Restore.maybe(stream(), times) if self._can_restore() else None
+        self._restore: Restore | None = (
+            Restore.maybe(stream(), times) if self._can_restore() else None
+        )
         self._is_restore_over = False
         self._absence: Absence | None = None
         if self._restore is None and self._can_restore():
@@ -714,12 +722,14 @@ class World:
                     order=line,
                     position=position,
                     is_stale=bool(is_stale),
+                    is_of_paused_queue=self._was_paused(claimed_at),
                 )
-                for number, tenant, job_id, attempt, line, position, is_stale in rows(
-                    "SELECT number, tenant, job_id, attempt, line, position, is_stale"
+                for number, tenant, job_id, attempt, line, position, is_stale, claimed_at in rows(
+                    "SELECT number, tenant, job_id, attempt, line, position, is_stale, claimed_at"
                     " FROM job_effects"
                 )
             ],
+            cancelled_jobs=[] if self._operators is None else self._operators.cancelled,
             follow_ups=self._follow_ups(),
             moves=[
                 Move(stream=f"{tenant} {client}", sequence=sequence, action=action, number=number)
@@ -741,6 +751,12 @@ class World:
             unfinished=self._unfinished(),
             errors=self.errors,
         )
+
+    def _was_paused(self, claimed_at: int | None) -> bool:
+        """Return whether a job was claimed, at this time in milliseconds, in a paused queue."""
+        if self._operators is None or claimed_at is None:
+            return False
+        return self._operators.started_while_paused(claimed_at / 1000.0)
 
     def _observed(self, name: str) -> list[Any]:
         return [one for device in self.devices for one in getattr(device.observer, name)]
@@ -816,6 +832,8 @@ class World:
             server.process.kill()
         for device in self.devices:
             device.shut_down()
+        if self._operators is not None:
+            self._operators.process.kill()
         self.loop.run_until(self.loop.time(), _never)
         self.loop.clear()
         self._log_handler.remove()

@@ -11,18 +11,31 @@ CREATE TABLE holdfast_console_sessions (
     ends_at       double precision NOT NULL
 );
 
--- For operators, who look requests up by what their customers and logs name.
+-- For operators, who look requests up by what their customers and logs name, and list what is newest.
 CREATE INDEX idx_holdfast_idempotency_records_key ON holdfast_idempotency_records (idempotency_key);
 CREATE INDEX idx_holdfast_idempotency_records_request ON holdfast_idempotency_records (request_id);
 CREATE INDEX idx_holdfast_idempotency_records_trace ON holdfast_idempotency_records (correlation_id);
-CREATE INDEX idx_holdfast_idempotency_records_created_at ON holdfast_idempotency_records (created_at);
+-- There are few endpoints: the newest records of all are the newest ones of each.
+CREATE INDEX idx_holdfast_idempotency_records_endpoint ON holdfast_idempotency_records (endpoint, created_at);
 CREATE INDEX idx_holdfast_idempotency_records_by_tenant ON holdfast_idempotency_records (tenant, created_at);
 CREATE INDEX idx_holdfast_audit_events_correlation_id ON holdfast_audit_events (correlation_id);
 CREATE INDEX idx_holdfast_jobs_correlation_id ON holdfast_jobs (correlation_id);
+-- Among a million that wait, no other index finds those that run.
+CREATE INDEX idx_holdfast_jobs_running ON holdfast_jobs (queue, visible_at) WHERE state = 'running';
 CREATE INDEX idx_holdfast_job_completions_correlation_id ON holdfast_job_completions (correlation_id);
 CREATE INDEX idx_holdfast_job_completions_by_tenant ON holdfast_job_completions (tenant, completed_at);
-CREATE INDEX idx_holdfast_dead_letters_by_tenant ON holdfast_dead_letters (tenant, died_at);
 CREATE INDEX idx_holdfast_dead_letters_correlation_id ON holdfast_dead_letters (correlation_id);
+-- Requeued ones stay for a while; lists and counts must not read them.
+CREATE INDEX idx_holdfast_dead_letters_open ON holdfast_dead_letters (died_at) WHERE requeued_at IS NULL;
+CREATE INDEX idx_holdfast_dead_letters_by_tenant ON holdfast_dead_letters (tenant, died_at)
+    WHERE requeued_at IS NULL;
+DO $$ BEGIN  -- its name alone would be looked for in the search path, not in the schema of the table
+    EXECUTE (SELECT format('DROP INDEX %s', indexrelid::regclass) FROM pg_index
+              WHERE indrelid = 'holdfast_dead_letters'::regclass
+                AND indexrelid::regclass::text LIKE '%dead_letters_queue');
+END $$;
+CREATE INDEX idx_holdfast_dead_letters_queue ON holdfast_dead_letters (queue, died_at)
+    WHERE requeued_at IS NULL;
 
 -- Replays, mismatches and refusals: what leaves no record. Written in batches after the responses,
 -- without payloads, and kept for some days. Times are seconds since 1970.
@@ -250,4 +263,79 @@ BEGIN
             v_job.payload_hash, 200, v_job.key, v_job.version, v_job.request_id,
             v_job.correlation_id, v_now, p_reason);
     RETURN v_job.queue;
+END $$;
+
+-- The numbers of jobs and dead letters of each queue, for metrics and the console, which read them every
+-- few seconds. Up to p_most of each are counted, and fewer if there are many queues: about p_budget in
+-- all, but at least 100 ("counted" is the number). Indexes are enough for that; only the first due jobs
+-- are looked at, for the oldest. Queues are found with one look into the index each. A loop, because
+-- Citus has no recursion over distributed tables.
+CREATE FUNCTION holdfast_queue_depths(p_most integer, p_budget integer)
+RETURNS TABLE (
+    queue text, waiting bigint, running bigint, dead bigint, oldest_seconds float8, counted integer
+) LANGUAGE plpgsql STABLE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
+  -- Limits that are parameters would be planned again for each queue.
+  SET plan_cache_mode = force_generic_plan AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := statement_timestamp();
+    v_queue text := '';
+    v_queues text[] := '{}';
+    v_dead text[] := '{}';
+    v_most integer;
+    v_found record;
+BEGIN
+    LOOP
+        SELECT queue INTO v_queue FROM holdfast_jobs
+         WHERE queue > v_queue ORDER BY queue LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_queues := v_queues || v_queue;
+    END LOOP;
+    v_queue := '';
+    LOOP
+        SELECT queue INTO v_queue FROM holdfast_dead_letters
+         WHERE queue > v_queue AND requeued_at IS NULL ORDER BY queue LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_dead := v_dead || v_queue;
+    END LOOP;
+    v_most := least(p_most, greatest(100, p_budget / greatest(
+        1, (SELECT count(DISTINCT name)::integer FROM unnest(v_queues || v_dead) AS name))
+        / 100 * 100));
+    counted := v_most;
+    FOREACH v_queue IN ARRAY v_queues LOOP
+        SELECT some_running.n AS running, some_jobs.n AS jobs, due.oldest INTO v_found
+          FROM (SELECT count(*) AS n
+                  FROM (SELECT 1 FROM holdfast_jobs
+                         WHERE queue = v_queue AND state = 'running' LIMIT v_most) AS first) AS some_running,
+               (SELECT count(*) AS n
+                  FROM (SELECT 1 FROM holdfast_jobs
+                         WHERE queue = v_queue LIMIT 2 * v_most) AS first) AS some_jobs,
+               (SELECT min(run_at) FILTER (WHERE state = 'waiting') AS oldest
+                  FROM (SELECT state, run_at FROM holdfast_jobs
+                         WHERE queue = v_queue AND visible_at <= v_now
+                         ORDER BY visible_at LIMIT 10) AS first) AS due;
+        queue := v_queue;
+        running := v_found.running;
+        waiting := least(v_found.jobs - v_found.running, v_most);
+        oldest_seconds := coalesce(greatest(0, extract(epoch FROM v_now - v_found.oldest)), 0);
+        dead := 0;
+        IF v_queue = ANY (v_dead) THEN
+            SELECT count(*) INTO dead
+              FROM (SELECT 1 FROM holdfast_dead_letters
+                     WHERE queue = v_queue AND requeued_at IS NULL LIMIT v_most) AS first;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+    running := 0;
+    waiting := 0;
+    oldest_seconds := 0;
+    FOREACH v_queue IN ARRAY v_dead LOOP
+        CONTINUE WHEN v_queue = ANY (v_queues);
+        queue := v_queue;
+        SELECT count(*) INTO dead
+          FROM (SELECT 1 FROM holdfast_dead_letters
+                 WHERE queue = v_queue AND requeued_at IS NULL LIMIT v_most) AS first;
+        RETURN NEXT;
+    END LOOP;
 END $$;

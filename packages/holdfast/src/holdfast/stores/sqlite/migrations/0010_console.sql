@@ -18,10 +18,18 @@ CREATE INDEX idx_holdfast_idempotency_records_request ON holdfast_idempotency_re
 CREATE INDEX idx_holdfast_idempotency_records_trace ON holdfast_idempotency_records (correlation_id);
 CREATE INDEX idx_holdfast_audit_events_correlation_id ON holdfast_audit_events (correlation_id);
 CREATE INDEX idx_holdfast_jobs_correlation_id ON holdfast_jobs (correlation_id);
+-- Among many that wait, no other index finds those that run.
+CREATE INDEX idx_holdfast_jobs_running ON holdfast_jobs (queue, visible_at) WHERE state = 'running';
 CREATE INDEX idx_holdfast_job_completions_correlation_id ON holdfast_job_completions (correlation_id);
 CREATE INDEX idx_holdfast_job_completions_by_tenant ON holdfast_job_completions (tenant, completed_at);
-CREATE INDEX idx_holdfast_dead_letters_by_tenant ON holdfast_dead_letters (tenant, died_at);
 CREATE INDEX idx_holdfast_dead_letters_correlation_id ON holdfast_dead_letters (correlation_id);
+-- Requeued ones stay for a while; lists and counts must not read them.
+CREATE INDEX idx_holdfast_dead_letters_open ON holdfast_dead_letters (died_at) WHERE requeued_at IS NULL;
+CREATE INDEX idx_holdfast_dead_letters_by_tenant ON holdfast_dead_letters (tenant, died_at)
+    WHERE requeued_at IS NULL;
+DROP INDEX idx_holdfast_dead_letters_queue;
+CREATE INDEX idx_holdfast_dead_letters_queue ON holdfast_dead_letters (queue, died_at)
+    WHERE requeued_at IS NULL;
 
 -- Replays, mismatches and refusals: what leaves no record. Written in batches after the responses,
 -- without payloads, and kept for some days. Times are seconds since 1970.
