@@ -149,7 +149,7 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
         ("lease_not_fenced", 27),
         ("stale_actions_accepted", 24),
         ("refused_entry_keeps_its_lane", 2),
-        ("silence_counts_as_attempt", 4),
+        ("silence_counts_as_attempt", 245),
         ("version_not_followed", 82),
         ("retry_names_another_version", 515),
         ("older_edit_overwrites_a_newer_one", 20),
