@@ -68,6 +68,7 @@ from holdfast.stores.sqlalchemy_sessions import (
     HELD_ROWS,
     begin_immediate,
     database_of,
+    has_idle_connection,
     listen_for_control,
     listen_for_control_statements,
     max_connections,
@@ -257,10 +258,7 @@ class SqlAlchemyStore:
             unit.guard()
             return Claimed(unit)
         async with rolling_back(unit):
-            async with asyncio.timeout(self.limits.claim_seconds) as connecting:
-                if self._metrics is not None:
-                    await self._connect(unit.transaction)
-                rows = await unit.transaction.run_sync(unit.begin_and_claim, connecting)
+            rows = await self._begin_and_claim(unit)
             if rows in CLAIMED_ROWS:
                 unit.guard()
                 return Claimed(unit, after_expiry=CLAIMED_ROWS[rows])
@@ -277,6 +275,16 @@ class SqlAlchemyStore:
             visit.leave_without_connection()
         # No row although there was one: it expired and was swept in between.
         return Found(record_of(record_id, row)) if row is not None else HELD
+
+    async def _begin_and_claim(self, unit: SqlAlchemyUnit) -> int:
+        """Return the number of rows of ``holdfast_claim``."""
+        session = unit.transaction
+        if has_idle_connection(self._pool_events.pool):
+            return await session.run_sync(unit.begin_and_claim)
+        async with asyncio.timeout(self.limits.claim_seconds) as connecting:
+            if self._metrics is not None:
+                await self._connect(session)
+            return await session.run_sync(unit.begin_and_claim, connecting)
 
     async def begin(
         self,

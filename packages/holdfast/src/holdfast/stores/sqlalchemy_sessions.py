@@ -35,6 +35,7 @@ __all__ = [
     "autocommit_refusal",
     "begin_immediate",
     "database_of",
+    "has_idle_connection",
     "has_unflushed_changes",
     "listen_for_connection_ends",
     "listen_for_control",
@@ -299,6 +300,17 @@ def max_connections(pool: Any) -> int | None:
     """Return how many connections an engine's pool allows; None if there is no limit."""
     overflow: int = getattr(pool, "_max_overflow", -1)
     return None if overflow < 0 else pool.size() + overflow
+
+
+def has_idle_connection(pool: Any) -> bool:
+    """Return whether a pool has a connection that it lends without a message to the server.
+
+    Then there is nothing to limit, and a time limit costs some twenty function calls. Attributes of
+    SQLAlchemy's pools say whether a connection is tested or may be too old.
+    """
+    idle: Callable[[], int] | None = getattr(pool, "checkedin", None)
+    is_tested = getattr(pool, "_pre_ping", True) or getattr(pool, "_recycle", 0) != -1
+    return idle is not None and not is_tested and idle() > 0
 
 
 def autocommit_refusal() -> ConfigurationError:

@@ -229,7 +229,7 @@ class SqlAlchemyUnit(GuardedUnit):
         gate.before_claim(visit)
         await gate.admit(visit)
 
-    def begin_and_claim(self, session: Session, connecting: asyncio.Timeout) -> int:
+    def begin_and_claim(self, session: Session, connecting: asyncio.Timeout | None = None) -> int:
         """Begin and claim on PostgreSQL; return the number of rows of ``holdfast_claim``.
 
         ``connecting`` ends once there is a connection: the claim has a limit of its own. One
@@ -240,7 +240,8 @@ class SqlAlchemyUnit(GuardedUnit):
         number, now = self._store.table_names.lock_number(*self._record_id), self._claimed_at
         claim = self._store.claim_function
         connection = session.connection()
-        connecting.reschedule(None)
+        if connecting is not None:
+            connecting.reschedule(None)
         self.guard_connection(connection)
         self._limit_statements(connection)
         sent = begin_with(
