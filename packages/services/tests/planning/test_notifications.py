@@ -318,9 +318,8 @@ def literal(name: str, **values: Any) -> str:
     return re.sub(r"(?<!:):(\w+)", lambda found: repr(values[found[1]]), text)
 
 
-@pytest.mark.parametrize(
-    "database_url", ["sqlite", "postgres"], indirect=True
-)  # plans of one server
+# Plans of one server.
+@pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
 async def test_a_page_is_a_range_of_an_index_whatever_the_history(
     planning: PlanningServer,
 ) -> None:

@@ -56,6 +56,8 @@ LONG_AGO = {
     "walker_events (tenant, seq, type, data, created_at)": ":tenant, n, 'x', '{}', :now",
 }
 
+PLANS_OF_ONE_SERVER = pytest.mark.parametrize("database_url", ["sqlite", "postgres"], indirect=True)
+
 
 async def live_long(game: Game) -> None:
     """Insert a long history for Ada and for others."""
@@ -83,6 +85,7 @@ def in_place(sql: str, params: dict[str, Any]) -> str:
     return re.sub(r"(?<!:):(\w+)", literal, without_comments)
 
 
+@PLANS_OF_ONE_SERVER
 async def test_no_query_scans_a_long_history(game: Game) -> None:
     await live_long(game)
     is_sqlite = game.store.name == "sqlite"
@@ -105,6 +108,7 @@ async def test_no_query_scans_a_long_history(game: Game) -> None:
             assert scanned <= SMALL, f"{name}: {plan}"
 
 
+@PLANS_OF_ONE_SERVER
 async def test_ledger_and_snapshot_read_only_their_page_of_a_long_history(game: Game) -> None:
     await live_long(game)
     given = {"tenant": "ada", "before": HISTORY, "after": HISTORY - 10, "limit": 10}
