@@ -14,9 +14,13 @@ from .support.services_database import migrate
 DECISION = Path("docs/decisions/0043-indexes-without-the-tenant.md")
 
 
-def named() -> set[str]:
+def named(*, is_sqlite: bool) -> set[str]:
     lines = (Path(__file__).parents[3] / DECISION).read_text(encoding="utf-8").splitlines()
-    rows = [line.split("|")[1] for line in lines if line.startswith("| `idx_")]
+    rows = [
+        line.split("|")[1]
+        for line in lines
+        if line.startswith("| `idx_") and not (is_sqlite and "PostgreSQL only" in line)
+    ]
     return set(re.findall(r"`(idx_\w+)`", " ".join(rows)))
 
 
@@ -49,7 +53,8 @@ async def test_indexes_without_the_tenant_are_those_of_the_decision(
     finally:
         await connection.close()
     on_postgres = {(row["name"], row["table"]) for row in rows}
-    for found in (on_sqlite, on_postgres):
+    for is_sqlite, found in ((True, on_sqlite), (False, on_postgres)):
         # Tables without rows of tenants have other keys.
         names = {name for name, table in found if name.startswith("idx_") or table in covered()}
-        assert names == named(), f"say in {DECISION} why an index cannot begin with the tenant"
+        expected = named(is_sqlite=is_sqlite)
+        assert names == expected, f"say in {DECISION} why an index cannot begin with the tenant"

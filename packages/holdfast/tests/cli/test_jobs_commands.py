@@ -212,13 +212,13 @@ def test_jobs_ls_does_not_create_a_database(here: Here, tmp_path: Path) -> None:
 
 def test_waiting_job_is_cancelled_once(here: Here, database: str) -> None:
     ids = prepare(database)
-    cancel = ("jobs", "cancel", ids["waiting"], "--database", database, "--reason", "sent by hand")
+    cancel = ("jobs", "cancel", ids["waiting"], "--database", database, "--reason", "sent by post")
     assert here(*cancel, "--tenant", "bob").returncode == 1
     first = here(*cancel)
     assert (first.returncode, first.stdout.decode()) == (0, "1 job cancelled\n")
     show = ("jobs", "show", ids["waiting"], "--database", database, "--json")
     job = json.loads(here(*show).stdout)
-    assert (job["state"], job["reason"], job["error"]) == ("dead", "cancelled", "sent by hand")
+    assert (job["state"], job["reason"], job["error"]) == ("dead", "cancelled", "sent by post")
     again = here(*cancel, "--json")
     assert json.loads(again.stdout) == {"cancelled": [], "not_waiting": [ids["waiting"]]}
     assert again.returncode == 1

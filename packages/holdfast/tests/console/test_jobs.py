@@ -188,7 +188,7 @@ async def test_waiting_job_is_cancelled_once_and_can_be_requeued(
         assert f'action="/console/jobs/{job_id}/cancel"' in page.text
         responses = await asyncio.gather(
             *(
-                browser.post(f"jobs/{job_id}/cancel", tenant="bob", reason="sent by hand")
+                browser.post(f"jobs/{job_id}/cancel", tenant="bob", reason="sent by post")
                 for browser in (one, other)
             )
         )
@@ -196,13 +196,13 @@ async def test_waiting_job_is_cancelled_once_and_can_be_requeued(
         assert await ids(one, "jobs") == []
         assert await ids(one, "dead-letters?error=sent+by+hand") == [job_id]
         page = await one.get(f"jobs/{job_id}?tenant=bob")
-        assert "cancelled: sent by hand" in page.text
+        assert "cancelled: sent by post" in page.text
         await run_jobs(lab)
         assert parcels == []
         await one.post(f"jobs/{job_id}/requeue", tenant="bob", reason="the other parcel was lost")
         await run_jobs(lab)
     assert parcels == ["mill"]
-    assert await audited(lab, "job.cancelled") == [("bob", "ada by console", "sent by hand")]
+    assert await audited(lab, "job.cancelled") == [("bob", "ada by console", "sent by post")]
 
 
 @pytest.mark.usefixtures("parcels")

@@ -10,7 +10,7 @@ from packages.holdfast.tests.jobs.handlers import Gate
 from packages.holdfast.tests.support.jobs_harness import TENANT, JobsLab, eventually
 from packages.holdfast.tests.support.nats_harness import NatsLab
 
-WHO: dict[str, Any] = {"tenant": TENANT, "actor": "ada", "reason": "sent by hand"}
+WHO: dict[str, Any] = {"tenant": TENANT, "actor": "ada", "reason": "sent by post"}
 UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 
@@ -21,7 +21,7 @@ async def test_waiting_job_becomes_a_dead_letter_with_the_operators_reason(lab: 
     assert (found.view.state, found.view.reason, found.error) == (
         "dead",
         "cancelled",
-        "sent by hand",
+        "sent by post",
     )
     assert (found.payload, found.view.attempts, found.view.max_attempts) == ({"n": 1}, 0, 3)
     assert await lab.claim() == []
@@ -30,7 +30,7 @@ async def test_waiting_job_becomes_a_dead_letter_with_the_operators_reason(lab: 
         " FROM holdfast_audit_events WHERE endpoint LIKE 'job.cancelled%'"
     )
     assert tuple(event.values()) == (
-        *(TENANT, "job.cancelled default effect", "ada", "sent by hand", found.view.key, 200),
+        *(TENANT, "job.cancelled default effect", "ada", "sent by post", found.view.key, 200),
         found.view.request_id,
     )
 

@@ -1,14 +1,14 @@
 """Wakes requests that wait for something new: event streams and long polls of all services."""
 
 import asyncio
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 from holdfast import Principal
 from holdfast.errors import QuotaExceededError
+from holdfast.server.shutdown import server_is_stopping
 
 __all__ = ["RECONNECT_MILLISECONDS", "StreamNotifier", "server_is_stopping", "wait_for_wake_up"]
 
@@ -83,13 +83,3 @@ async def wait_for_wake_up(
             async with asyncio.timeout(min(seconds, _CHECK_SECONDS)):
                 await wake_up.wait()
         seconds -= _CHECK_SECONDS
-
-
-def server_is_stopping() -> bool:
-    """Return whether the server is shutting down.
-
-    Uvicorn waits for open responses before it runs the lifespan shutdown, and a stream never ends
-    without a reason. Only the signal handler's server object shows that a shutdown has begun.
-    """
-    server: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
-    return bool(getattr(server, "should_exit", False))

@@ -15,6 +15,12 @@ from fastapi import Body, FastAPI
 
 from holdfast import Holdfast, JobContext, NonRetryableError
 from holdfast.server.jwt_auth import JwtIdentify, mint_token
+from packages.services.tests.browser.services_rows import (
+    DELIVERY,
+    REVIEWS,
+    WEBHOOK,
+    add_services_rows,
+)
 
 __all__ = ["ATTACK", "ENDPOINT", "HOSTILE", "SECRET", "Shop", "token"]
 
@@ -125,6 +131,8 @@ class Shop:
         await self.until(lambda rows: rows >= 2, "SELECT at FROM holdfast_request_log")
         await self.started.wait()
         self.ids |= {"job": await self.dead_job("carol")}
+        await add_services_rows(self.holdfast.store, HOSTILE)
+        self.ids |= {"webhook": WEBHOOK, "delivery": DELIVERY, "review": REVIEWS["wanda"]}
 
     async def dead_job(self, customer: str) -> str:
         sql = "SELECT job_id FROM holdfast_dead_letters WHERE resource_id = :customer"

@@ -5,6 +5,7 @@ from urllib.parse import urlencode
 
 from playwright.async_api import StorageState, expect
 
+from holdfast.jobs.admin import JobAdmin
 from packages.services.tests.browser.conftest import OpenTab
 from packages.services.tests.browser.shop import ENDPOINT, Shop, token
 from packages.services.tests.browser.tab import BROWSER_TEST, LIMIT_MILLISECONDS, Tab
@@ -160,6 +161,77 @@ async def test_bulk_requeue_says_how_many_and_moves_those(tab: Tab, shop: Shop) 
     await tab.act("Requeue 2 that match", reason="the holiday is over")
     await expect(tab.page.get_by_role("status")).to_have_text("2 requeued")
     assert (await actors(shop, "job.requeued%")).count("ada by console: the holiday is over") == 2
+
+
+async def test_dead_letter_requeued_in_two_tabs_runs_once(
+    tab: Tab, open_tab: OpenTab, shop: Shop
+) -> None:
+    store = shop.holdfast.store
+    await shop.charge("nina", "nina", jobs=["reminder"])
+    (row,) = await store.read("SELECT id FROM holdfast_jobs WHERE tenant = 'nina'")
+    job = str(row["id"])
+    assert await JobAdmin(store).cancel(job, tenant="nina", actor="test", reason="to requeue it")
+    other = await open_tab()
+    await other.sign_in(token("grace", "operator"))
+    for each in (tab, other):  # both see the dead letter before one of them acts
+        await each.go(f"jobs/{job}?tenant=nina")
+        await each.page.click("summary:has-text('Requeue')")
+        await each.page.fill("[name=reason]", "it is Monday")
+    await tab.page.click("details.action button")
+    await expect(tab.page.get_by_role("status")).to_have_text("requeued")
+    await other.page.click("details.action button")
+    await expect(other.page.locator("h1")).to_have_text("Not found")
+    other.problems.clear()  # the browser reports the status 404
+    await shop.until(
+        lambda rows: rows == 1, "SELECT job_id FROM holdfast_job_completions WHERE tenant = 'nina'"
+    )
+    requeued = "SELECT id FROM holdfast_audit_events WHERE tenant = 'nina' AND endpoint LIKE "
+    assert len(await store.read(f"{requeued} 'job.requeued%'")) == 1
+
+
+async def test_queue_is_paused_and_resumed(tab: Tab, shop: Shop) -> None:
+    await tab.go("queues")
+    # No job waits in it, and the server has no handler for it.
+    await tab.act("Pause another queue", queue="receipts", reason="the printer is broken")
+    await expect(tab.page.get_by_role("status")).to_have_text("paused")
+    assert "ada by console: the printer is broken" in await tab.text()
+    await shop.charge("olga", "olga", jobs=["receipt"])
+    waiting = "SELECT id FROM holdfast_jobs WHERE queue = 'receipts'"
+    assert len(await shop.holdfast.store.read(waiting)) == 1
+    await tab.go("queues")
+    await tab.act("Resume receipts", reason="it works again")
+    await expect(tab.page.get_by_role("status")).to_have_text("resumed")
+    await shop.until(lambda rows: rows == 0, waiting)
+
+
+async def test_waiting_jobs_are_cancelled_one_by_one_and_by_filter(tab: Tab, shop: Shop) -> None:
+    for customer in ("pia", "pit", "pam"):
+        await shop.charge("pia", customer, jobs=["reminder"])
+    await tab.go("jobs?tenant=pia")
+    await tab.page.locator("#live tbody a").first.click()
+    await tab.act("Cancel", reason="paid in cash")
+    await expect(tab.page.get_by_role("status")).to_have_text("cancelled")
+    await tab.go("jobs?tenant=pia")
+    await tab.page.click("text=Cancel jobs that match")
+    await expect(tab.page.locator("main")).to_contain_text("2 waiting jobs match")
+    await tab.act("Cancel 2 jobs", reason="paid in cash")
+    await expect(tab.page.get_by_role("status")).to_have_text("2 cancelled")
+    assert (await actors(shop, "job.cancelled%")).count("ada by console") == 3
+
+
+async def test_review_is_resolved_and_delivery_sent_again(tab: Tab, shop: Shop) -> None:
+    await tab.go("reviews")
+    await tab.page.click("tr:has-text('willy') a")
+    await tab.page.click("summary:has-text('Resolve this review')")
+    await tab.page.select_option("[name=decision]", "reject")
+    await tab.page.fill("[name=reason]", "a traveller")
+    await tab.page.click("details.action button")
+    await expect(tab.page.get_by_role("status")).to_have_text("resolved: reject")
+    assert await actors(shop, "admin.review.resolve") == ["ada by console"]
+    await tab.go(f"webhooks/{shop.ids['webhook']}/deliveries/{shop.ids['delivery']}?tenant=acme")
+    await tab.act("Send again", reason="the receiver was down")
+    await expect(tab.page.get_by_role("status")).to_have_text("it is sent again")
+    assert await actors(shop, "webhook.resend") == ["ada by console"]
 
 
 async def test_removal_of_a_record_is_audited(tab: Tab, shop: Shop) -> None:

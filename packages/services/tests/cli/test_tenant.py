@@ -20,7 +20,7 @@ from packages.holdfast.tests.support.tenant_rows import add_rows
 from .conftest import Here
 
 TABLES = [table for tables in tenant_tables().values() for table in tables]
-LIBRARY = 11
+LIBRARY = 12
 # What CHECK constraints allow.
 VALUES = {
     ("attestation_logs", "verdict"): "ACCEPTED",

@@ -112,7 +112,7 @@ async def test_operator_without_the_role_admin_cannot_resolve(open_game: OpenGam
 
 
 async def test_walker_sees_and_resolves_nothing_of_another(open_game: OpenGame) -> None:
-    async with stepping(open_game) as steps:
+    async with stepping(open_game, **OPERATORS) as steps:
         await cheat(steps, 5)
         (review,) = await steps.reviews()
         await steps.game.ada.post(

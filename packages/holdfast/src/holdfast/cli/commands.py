@@ -595,7 +595,7 @@ def jobs_cancel(  # noqa: PLR0917 - typer turns the parameters into options
     waiting job; the others are cancelled.
 
     Example:
-        holdfast jobs cancel 3fdbb296-1baa-4967-929b-0a5e8362f6e2 --reason "sent by hand"
+        holdfast jobs cancel 3fdbb296-1baa-4967-929b-0a5e8362f6e2 --reason "sent by post"
 
     """
     from holdfast.cli.jobs import cancel

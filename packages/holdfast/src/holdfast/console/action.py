@@ -40,6 +40,7 @@ _MAX_ATTEMPTS: Final = 5
 class OperatorAction:
     """The transaction of one action."""
 
+    # Commits with the audit event and the jobs when the block ends.
     transaction: Transaction
     _holdfast: Holdfast[Any]
     _cause: Cause

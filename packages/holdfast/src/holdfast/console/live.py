@@ -17,6 +17,7 @@ from holdfast.console.page import ConsoleError
 from holdfast.core.tenants import AllTenants
 from holdfast.errors import StoreError
 from holdfast.ports import Notifier, Store
+from holdfast.server.shutdown import server_is_stopping
 
 __all__ = ["LiveUpdates", "View"]
 
@@ -27,6 +28,8 @@ _PAUSE_SECONDS: Final = 2.0
 _EVERY_SECONDS: Final = 5.0
 # Of the time of the process, at most this share is used for rendering.
 _MAX_SHARE: Final = 0.02
+# How soon a stream notices that the server is stopping.
+_CHECK_SECONDS: Final = 1.0
 _MAX_STREAMS: Final = 64
 # Proxies close silent connections, and some servers notice only by this that a page is gone.
 _ALIVE_SECONDS: Final = 15.0
@@ -89,7 +92,10 @@ class LiveUpdates:
         return None if found is None else found.html
 
     async def stream(self, view: View, *, until: float) -> AsyncIterator[bytes]:
-        """Yield an event for each change, until the time of the event loop is ``until``."""
+        """Yield an event for each change, until the time of the event loop is ``until``.
+
+        Ends earlier if the server is shutting down, which would wait for it.
+        """
         clock = asyncio.get_running_loop().time
         stream, rendered = _Stream(), self._views.setdefault(view, _Rendered())
         rendered.streams.add(stream)
@@ -97,13 +103,18 @@ class LiveUpdates:
             self._task = asyncio.create_task(self._listen())
         try:
             yield b"retry: 5000\n\n"
-            while (now := clock()) < until:
+            last = clock()
+            while (now := clock()) < until and not server_is_stopping():
                 with suppress(TimeoutError):
-                    async with asyncio.timeout_at(min(until, now + _ALIVE_SECONDS)):
+                    async with asyncio.timeout_at(min(until, now + _CHECK_SECONDS)):
                         await stream.changed.wait()
-                is_changed = stream.changed.is_set()
-                stream.changed.clear()
-                yield _CHANGED if is_changed else _ALIVE
+                if stream.changed.is_set():
+                    stream.changed.clear()
+                    last = clock()
+                    yield _CHANGED
+                elif clock() - last >= _ALIVE_SECONDS:
+                    last = clock()
+                    yield _ALIVE
         finally:
             rendered.streams.discard(stream)
             if not rendered.streams:

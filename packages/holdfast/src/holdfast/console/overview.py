@@ -99,7 +99,8 @@ class _Overview:
             if depth.dead:
                 found.append(
                     Attention(
-                        f"{capped(depth.dead, most)} dead letters in {queue}",
+                        f"{capped(depth.dead, most)} dead letter{'' if depth.dead == 1 else 's'}"
+                        f" in {queue}",
                         f"dead-letters?{urlencode({'queue': queue})}",
                     )
                 )

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final
 from urllib.parse import quote, urlencode
@@ -52,6 +52,7 @@ def _environment(package: str) -> Environment:
     environment.filters |= {
         "ago": _ago,
         "count": capped,
+        "duration": _duration,
         "instant": _instant,
         "only_set": lambda values: {name: value for name, value in values.items() if value},
         "payload": _payload,
@@ -86,6 +87,18 @@ def _ago(at: datetime | None, now: datetime) -> str:
     else:
         text = f"{seconds / _DAY:.0f} d"
     return f"in {text}" if ahead else f"{text} ago"
+
+
+def _duration(length: timedelta | None) -> str:
+    """Return a time to live in the largest unit in which it is a whole number."""
+    if length is None:
+        return _NONE
+    seconds = length.total_seconds()
+    for unit, size in (("day", _DAY), ("hour", _HOUR), ("minute", _MINUTE)):
+        if seconds >= size and seconds % size == 0:
+            number = int(seconds // size)
+            return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
+    return f"{seconds:g} seconds"
 
 
 def capped(number: int, most: int | None = None) -> str:

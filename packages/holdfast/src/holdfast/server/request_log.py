@@ -218,9 +218,11 @@ class RequestLog:
     # -- in the background -----------------------------------------------------------------------
 
     async def _run(self, stopping: asyncio.Event) -> None:
-        while not stopping.is_set():
+        is_last = False
+        while not is_last:
             with suppress(TimeoutError):
                 await asyncio.wait_for(stopping.wait(), _FLUSH_SECONDS)
+            is_last = stopping.is_set()  # not later: what is collected meanwhile is written, too
             self._minute = self._current_minute()
             try:
                 await self._flush()

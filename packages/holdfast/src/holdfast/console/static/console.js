@@ -15,3 +15,24 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   const isSelected = selection && !selection.isCollapsed && part.contains(selection.anchorNode);
   if (part.id === "live" && (part.querySelector(":focus-visible") || isSelected)) event.preventDefault();
 });
+
+// A live page that cannot be loaded says so, until it can. Streams end once a minute, and begin again at once.
+const SILENT_MILLISECONDS = 10000;
+let silent = null;
+const setStale = (isStale) => { document.getElementById("stale").hidden = !isStale; };
+document.addEventListener("htmx:responseError", (event) => {
+  if (event.detail.xhr.status >= 500) setStale(true);
+});
+document.addEventListener("htmx:sendError", () => setStale(true));
+document.addEventListener("htmx:sseError", () => {
+  silent = silent || window.setTimeout(() => setStale(true), SILENT_MILLISECONDS);
+});
+document.addEventListener("htmx:sseOpen", () => {
+  window.clearTimeout(silent);
+  silent = null;
+});
+document.addEventListener("htmx:afterSwap", () => setStale(false));
+
+// On a phone the navigation is one line, which begins before the current page.
+const current = document.querySelector("nav [aria-current]");
+if (current) current.closest("nav").scrollLeft = current.offsetLeft - 64;
