@@ -192,6 +192,14 @@ def test_older_edit_may_conflict_with_a_newer_one_and_be_written_after_it() -> N
             {"job_effects": [GOOD.job_effects[0], replace(GOOD.job_effects[1], is_stale=True)]},
         ),
         (
+            Rule.PAUSED,
+            {"job_effects": [replace(GOOD.job_effects[0], is_of_paused_queue=True)]},
+        ),
+        (
+            Rule.CANCELLED,
+            {"cancelled_jobs": [(GOOD.job_effects[0].tenant, GOOD.job_effects[0].job_id)]},
+        ),
+        (
             Rule.JOB_ORDER,
             {
                 "job_effects": [

@@ -194,7 +194,7 @@ async def test_waiting_job_is_cancelled_once_and_can_be_requeued(
         )
         assert sorted(response.status_code for response in responses) == [303, 404]
         assert await ids(one, "jobs") == []
-        assert await ids(one, "dead-letters?error=sent+by+hand") == [job_id]
+        assert await ids(one, "dead-letters?error=sent+by+post") == [job_id]
         page = await one.get(f"jobs/{job_id}?tenant=bob")
         assert "cancelled: sent by post" in page.text
         await run_jobs(lab)

@@ -26,9 +26,10 @@ _GATHER_SECONDS: Final = 0.2
 # Pages are rendered at most this often, and at least this often.
 _PAUSE_SECONDS: Final = 2.0
 _EVERY_SECONDS: Final = 5.0
-_CHECK_SECONDS: Final = 1.0
 # Of the time of the process, at most this share is used for rendering.
 _MAX_SHARE: Final = 0.02
+# How soon a stream notices that the server is stopping.
+_CHECK_SECONDS: Final = 1.0
 _MAX_STREAMS: Final = 64
 # Proxies close silent connections, and some servers notice only by this that a page is gone.
 _ALIVE_SECONDS: Final = 15.0
@@ -102,17 +103,17 @@ class LiveUpdates:
             self._task = asyncio.create_task(self._listen())
         try:
             yield b"retry: 5000\n\n"
-            silent_since = clock()
+            last = clock()
             while (now := clock()) < until and not server_is_stopping():
                 with suppress(TimeoutError):
                     async with asyncio.timeout_at(min(until, now + _CHECK_SECONDS)):
                         await stream.changed.wait()
                 if stream.changed.is_set():
                     stream.changed.clear()
-                    silent_since = clock()
+                    last = clock()
                     yield _CHANGED
-                elif clock() - silent_since >= _ALIVE_SECONDS:
-                    silent_since = clock()
+                elif clock() - last >= _ALIVE_SECONDS:
+                    last = clock()
                     yield _ALIVE
         finally:
             rendered.streams.discard(stream)

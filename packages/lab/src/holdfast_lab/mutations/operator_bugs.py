@@ -37,11 +37,6 @@ def cancelled_job_stays_in_its_queue() -> list[Replacement]:
 
 
 @bug
-def running_job_cancelled() -> list[Replacement]:
-    return _sql({"cancel"}, "AND state = 'waiting'", "")
-
-
-@bug
 def queue_stays_paused() -> list[Replacement]:
     async def resume(_self: PausedQueues, _queue: str, *, actor: str, reason: str) -> bool:
         return bool(actor and reason)

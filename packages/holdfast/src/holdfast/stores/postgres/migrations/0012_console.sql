@@ -270,7 +270,7 @@ END $$;
 -- all, but at least 100 ("counted" is the number). Indexes are enough for that; only the first due jobs
 -- are looked at, for the oldest. Queues are found with one look into the index each. A loop, because
 -- Citus has no recursion over distributed tables.
-CREATE FUNCTION holdfast_queue_depths(p_most integer, p_budget integer)
+CREATE OR REPLACE FUNCTION holdfast_queue_depths(p_most integer, p_budget integer)
 RETURNS TABLE (
     queue text, waiting bigint, running bigint, dead bigint, oldest_seconds float8, counted integer
 ) LANGUAGE plpgsql STABLE
