@@ -159,14 +159,14 @@ BEGIN
     RETURN v_dead.queue;
 END $$;
 
--- Leases jobs that the caller has locked: nothing moves them, so they are found again by ctid. A lease
--- that expired while a worker held it is recorded as a failed attempt. It counts only if the worker ran
--- no other job (alone): else any of them may be the cause. A claim after the last attempt only
--- dead-letters the job, and does not count as an attempt. "completed" is true if the key has a
--- completion marker: the job is then acknowledged without running. (With EXISTS, PostgreSQL may read
--- all markers.)
-CREATE OR REPLACE FUNCTION holdfast_lease_locked_jobs(
-    p_rows tid[], p_has_lost boolean, p_now timestamptz,
+-- Leases the given jobs, if they are due and have the given states. Rows that another transaction has
+-- locked are skipped. A lease that expired while a worker held it is recorded as a failed attempt. It
+-- counts only if the worker ran no other job (alone): else any of them may be the cause. A claim after
+-- the last attempt only dead-letters the job, and does not count as an attempt. "completed" is true if
+-- the key has a completion marker: the job is then acknowledged without running.
+-- This locks rows of several tenants in one statement; stores/citus.sql has one that does not.
+CREATE OR REPLACE FUNCTION holdfast_lease_jobs(
+    p_tenants text[], p_ids uuid[], p_states text[], p_now timestamptz,
     p_worker text, p_lease_seconds float8, p_alone boolean
 ) RETURNS TABLE (
     tenant text, job_id uuid, lease bigint, key text, queue text, type text, payload text,
@@ -175,17 +175,26 @@ CREATE OR REPLACE FUNCTION holdfast_lease_locked_jobs(
     completed boolean
 ) LANGUAGE plpgsql VOLATILE AS $$
 #variable_conflict use_column
+DECLARE
+    v_lost record;
 BEGIN
-    IF p_has_lost THEN
-        INSERT INTO holdfast_job_failures
-               (tenant, job_id, attempt, reason, error, worker, failed_at)
-        SELECT tenant, id, attempts, 'worker_lost',
-               CASE WHEN alone THEN 'the worker died, hung or lost its lease'
-                    ELSE 'the worker died, hung or lost its lease while it ran other jobs, '
-                         'too: does not count as an attempt' END,
-               worker, p_now
-          FROM holdfast_jobs
-         WHERE ctid = ANY (p_rows) AND state = 'running' AND attempts <= max_attempts;
+    IF 'running' = ANY (p_states) THEN
+        FOR v_lost IN
+            SELECT job.tenant, job.id, job.attempts, job.alone, job.worker
+              FROM unnest(p_tenants, p_ids, p_states) AS due(tenant, id, state)
+              JOIN holdfast_jobs AS job ON job.tenant = due.tenant AND job.id = due.id
+             WHERE due.state = 'running' AND job.state = 'running' AND job.visible_at <= p_now
+               AND job.attempts <= job.max_attempts
+               FOR UPDATE OF job SKIP LOCKED
+        LOOP
+            INSERT INTO holdfast_job_failures
+                   (tenant, job_id, attempt, reason, error, worker, failed_at)
+            VALUES (v_lost.tenant, v_lost.id, v_lost.attempts, 'worker_lost',
+                    CASE WHEN v_lost.alone THEN 'the worker died, hung or lost its lease'
+                         ELSE 'the worker died, hung or lost its lease while it ran other jobs, '
+                              'too: does not count as an attempt' END,
+                    v_lost.worker, p_now);
+        END LOOP;
     END IF;
     RETURN QUERY
     UPDATE holdfast_jobs AS job
@@ -195,16 +204,21 @@ BEGIN
            lost = job.lost + CASE WHEN job.state = 'running' AND NOT job.alone THEN 1 ELSE 0 END,
            alone = p_alone, worker = p_worker, waiting_key = NULL, started_at = p_now,
            visible_at = p_now + make_interval(secs => p_lease_seconds)
-     WHERE job.ctid = ANY (p_rows)
+      FROM (SELECT found.tenant, found.id
+              FROM unnest(p_tenants, p_ids, p_states) AS due(tenant, id, state)
+              JOIN holdfast_jobs AS found ON found.tenant = due.tenant AND found.id = due.id
+             WHERE found.state = due.state AND found.visible_at <= p_now
+               FOR UPDATE OF found SKIP LOCKED) AS free
+     WHERE job.tenant = free.tenant AND job.id = free.id
     RETURNING job.tenant, job.id, job.lease, job.key, job.queue, job.type, job.payload,
               job.attempts, job.max_attempts, job.lost, job.request_id, job.correlation_id,
               job.traceparent, job.version, job.resource_id, job.order_key, job.enqueued_at,
-              (SELECT true FROM holdfast_job_completions AS done
-                WHERE done.tenant = job.tenant AND done.job_id = job.id) IS NOT NULL;
+              EXISTS (SELECT 1 FROM holdfast_job_completions AS done
+                       WHERE done.tenant = job.tenant AND done.job_id = job.id);
 END $$;
 
--- Leases due jobs, oldest first, up to the limit from each queue. Rows that another transaction has
--- locked are skipped.
+-- Leases due jobs, oldest first, up to the limit from each queue. Finds a page of them without a lock,
+-- then leases them; if others have locked some, it goes on with the next page.
 -- The settings make PostgreSQL use the indexes. A queue is empty most of the time, and a plan that was
 -- made for an empty table would read all of a long one.
 CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
@@ -220,23 +234,54 @@ CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := statement_timestamp();
-    v_rows tid[];
-    v_has_lost boolean;
+    v_left integer := p_limit;
+    v_skipped integer := 0;
+    v_queue text;
+    v_page record;
+    v_due record;
+    v_is_last boolean;
+    v_leased integer;
 BEGIN
-    SELECT array_agg(due.ctid), bool_or(due.state = 'running') INTO v_rows, v_has_lost
-      FROM (SELECT found.ctid, found.state
-              FROM unnest(p_queues) AS wanted(queue)
-             CROSS JOIN LATERAL (
-                   SELECT job.ctid, job.state, job.visible_at FROM holdfast_jobs AS job
-                    WHERE job.queue = wanted.queue AND job.visible_at <= v_now
-                    ORDER BY job.visible_at LIMIT p_limit
-                      FOR UPDATE SKIP LOCKED) AS found
-             ORDER BY found.visible_at LIMIT p_limit) AS due;
-    IF v_rows IS NOT NULL THEN
+    LOOP
+        v_due := NULL;
+        v_is_last := true;
+        FOREACH v_queue IN ARRAY p_queues LOOP
+            SELECT array_agg(tenant) AS tenants, array_agg(id) AS ids, array_agg(state) AS states,
+                   array_agg(visible_at) AS times
+              INTO v_page
+              FROM (SELECT tenant, id, state, visible_at FROM holdfast_jobs
+                     WHERE queue = v_queue AND visible_at <= v_now
+                     ORDER BY visible_at LIMIT p_limit OFFSET v_skipped) AS page;
+            IF v_page.ids IS NULL THEN
+                CONTINUE;
+            END IF;
+            v_is_last := v_is_last AND cardinality(v_page.ids) < p_limit;
+            IF v_due IS NULL THEN
+                v_due := v_page;
+            ELSE
+                v_due.tenants := v_due.tenants || v_page.tenants;
+                v_due.ids := v_due.ids || v_page.ids;
+                v_due.states := v_due.states || v_page.states;
+                v_due.times := v_due.times || v_page.times;
+            END IF;
+        END LOOP;
+        EXIT WHEN v_due IS NULL;
+        IF cardinality(v_due.ids) > v_left THEN
+            SELECT array_agg(tenant) AS tenants, array_agg(id) AS ids, array_agg(state) AS states,
+                   array_agg(visible_at) AS times
+              INTO v_due
+              FROM (SELECT * FROM unnest(v_due.tenants, v_due.ids, v_due.states, v_due.times)
+                           AS due(tenant, id, state, visible_at)
+                     ORDER BY visible_at LIMIT v_left) AS oldest;
+        END IF;
         RETURN QUERY
-        SELECT * FROM holdfast_lease_locked_jobs(
-            v_rows, v_has_lost, v_now, p_worker, p_lease_seconds, p_alone);
-    END IF;
+        SELECT * FROM holdfast_lease_jobs(
+            v_due.tenants, v_due.ids, v_due.states, v_now, p_worker, p_lease_seconds, p_alone);
+        GET DIAGNOSTICS v_leased = ROW_COUNT;
+        v_left := v_left - v_leased;
+        v_skipped := v_skipped + cardinality(v_due.ids) - v_leased;
+        EXIT WHEN v_left <= 0 OR v_is_last;
+    END LOOP;
 END $$;
 
 -- Leases the jobs that a broker has named, if they are due and not leased.
@@ -252,19 +297,17 @@ CREATE OR REPLACE FUNCTION holdfast_claim_named_jobs(
 #variable_conflict use_column
 DECLARE
     v_now timestamptz := statement_timestamp();
-    v_rows tid[];
-    v_has_lost boolean;
+    v_due record;
 BEGIN
-    SELECT array_agg(due.ctid), bool_or(due.state = 'running') INTO v_rows, v_has_lost
-      FROM (SELECT job.ctid, job.state
-              FROM unnest(p_tenants, p_ids) AS named(tenant, id)
-              JOIN holdfast_jobs AS job ON job.tenant = named.tenant AND job.id = named.id
-             WHERE job.visible_at <= v_now
-               FOR UPDATE OF job SKIP LOCKED) AS due;
-    IF v_rows IS NOT NULL THEN
+    SELECT array_agg(job.tenant) AS tenants, array_agg(job.id) AS ids, array_agg(job.state) AS states
+      INTO v_due
+      FROM unnest(p_tenants, p_ids) AS named(tenant, id)
+      JOIN holdfast_jobs AS job ON job.tenant = named.tenant AND job.id = named.id
+     WHERE job.visible_at <= v_now;
+    IF v_due.ids IS NOT NULL THEN
         RETURN QUERY
-        SELECT * FROM holdfast_lease_locked_jobs(
-            v_rows, v_has_lost, v_now, p_worker, p_lease_seconds, p_alone);
+        SELECT * FROM holdfast_lease_jobs(
+            v_due.tenants, v_due.ids, v_due.states, v_now, p_worker, p_lease_seconds, p_alone);
     END IF;
 END $$;
 
@@ -296,6 +339,7 @@ END $$;
 -- Records which jobs were published. Rows that another transaction has locked are skipped: waiting for
 -- them could deadlock, and publishing them once more does no harm. A job that was dead-lettered and
 -- requeued meanwhile is another row (seq), which has not been published.
+-- This locks rows of several tenants in one statement; stores/citus.sql has one that does not.
 CREATE OR REPLACE FUNCTION holdfast_mark_published(
     p_tenants text[], p_ids uuid[], p_seqs bigint[], p_published integer[]
 ) RETURNS void LANGUAGE plpgsql VOLATILE
@@ -412,104 +456,20 @@ BEGIN
     END LOOP;
 END $$;
 
--- Deletes a batch of the records that expired first, and returns how many. Rows that another
+-- Deletes a batch of the records that expired first, and returns a row for each. Rows that another
 -- transaction has locked are skipped.
+-- This locks rows of several tenants in one statement; stores/citus.sql has one that does not.
 CREATE OR REPLACE FUNCTION holdfast_sweep_records(p_now timestamptz, p_limit integer)
-RETURNS integer LANGUAGE plpgsql VOLATILE
-  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
-DECLARE
-    v_deleted integer;
-BEGIN
-    DELETE FROM holdfast_idempotency_records
-     WHERE ctid = ANY (ARRAY(
-           SELECT ctid FROM holdfast_idempotency_records
-            WHERE expires_at <= p_now ORDER BY expires_at LIMIT p_limit
-              FOR UPDATE SKIP LOCKED));
-    GET DIAGNOSTICS v_deleted = ROW_COUNT;
-    RETURN v_deleted;
-END $$;
-
--- Deletes a batch of old rows of jobs, and returns how many. Completions: a key counts as completed until
--- its marker is deleted here. Dead letters: only requeued ones, an operator decides about the others.
--- Steps, failures and causes: only of jobs that are gone.
-CREATE OR REPLACE FUNCTION holdfast_clean_jobs(
-    p_what text, p_before timestamptz, p_limit integer
-) RETURNS integer LANGUAGE plpgsql VOLATILE SET enable_sort = off AS $$
-DECLARE
-    v_deleted integer;
-BEGIN
-    IF p_what = 'completions' THEN
-        DELETE FROM holdfast_job_completions
-         WHERE ctid = ANY (ARRAY(
-               SELECT ctid FROM holdfast_job_completions
-                WHERE completed_at < p_before ORDER BY completed_at LIMIT p_limit
-                  FOR UPDATE SKIP LOCKED));
-    ELSIF p_what = 'dead_letters' THEN
-        DELETE FROM holdfast_dead_letters
-         WHERE ctid = ANY (ARRAY(
-               SELECT ctid FROM holdfast_dead_letters
-                WHERE requeued_at < p_before LIMIT p_limit
-                  FOR UPDATE SKIP LOCKED));
-    ELSIF p_what = 'steps' THEN
-        DELETE FROM holdfast_job_steps
-         WHERE ctid = ANY (ARRAY(
-               SELECT step.ctid FROM holdfast_job_steps AS step
-                WHERE finished_at < p_before
-                  AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
-                                   WHERE job.tenant = step.tenant AND job.id = step.job_id)
-                  AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
-                                   WHERE dead.tenant = step.tenant AND dead.job_id = step.job_id)
-                LIMIT p_limit));
-    ELSIF p_what = 'failures' THEN
-        DELETE FROM holdfast_job_failures
-         WHERE ctid = ANY (ARRAY(
-               SELECT failure.ctid FROM holdfast_job_failures AS failure
-                WHERE failed_at < p_before
-                  AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
-                                   WHERE job.tenant = failure.tenant AND job.id = failure.job_id)
-                  AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
-                                   WHERE dead.tenant = failure.tenant AND dead.job_id = failure.job_id)
-                LIMIT p_limit));
-    ELSIF p_what = 'causes' THEN
-        DELETE FROM holdfast_job_causes
-         WHERE ctid = ANY (ARRAY(
-               SELECT cause.ctid FROM holdfast_job_causes AS cause
-                WHERE caused_at < p_before
-                  AND NOT EXISTS (SELECT 1 FROM holdfast_jobs AS job
-                                   WHERE job.tenant = cause.tenant AND job.id = cause.job_id)
-                  AND NOT EXISTS (SELECT 1 FROM holdfast_job_completions AS done
-                                   WHERE done.tenant = cause.tenant AND done.job_id = cause.job_id)
-                  AND NOT EXISTS (SELECT 1 FROM holdfast_dead_letters AS dead
-                                   WHERE dead.tenant = cause.tenant AND dead.job_id = cause.job_id)
-                LIMIT p_limit));
-    ELSE
-        RAISE EXCEPTION 'there are no % of jobs to clean up', p_what;
-    END IF;
-    GET DIAGNOSTICS v_deleted = ROW_COUNT;
-    RETURN v_deleted;
-END $$;
-
--- The records of several keys, expired or not, with the places of their keys. The settings make
--- PostgreSQL look each key up in the index: it sometimes plans a scan of the table.
-CREATE OR REPLACE FUNCTION holdfast_find_records(
-    p_tenants text[], p_endpoints text[], p_keys text[]
-) RETURNS TABLE (
-    place bigint, canonical_body_hash text, request_fingerprint text, response_status integer,
-    response_body bytea, response_headers jsonb, request_id text, correlation_id text,
-    audit_id text, created_at timestamptz, expires_at timestamptz, client_generated_at timestamptz
-) LANGUAGE plpgsql STABLE
-  SET enable_seqscan = off SET enable_bitmapscan = off
+RETURNS SETOF integer LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
   SET enable_hashjoin = off SET enable_mergejoin = off AS $$
-#variable_conflict use_column
 BEGIN
     RETURN QUERY
-    SELECT wanted.place, record.canonical_body_hash, record.request_fingerprint,
-           record.response_status, record.response_body, record.response_headers,
-           record.request_id, record.correlation_id, record.audit_id, record.created_at,
-           record.expires_at, record.client_generated_at
-      FROM unnest(p_tenants, p_endpoints, p_keys)
-           WITH ORDINALITY AS wanted(tenant, endpoint, idempotency_key, place)
-      JOIN holdfast_idempotency_records AS record
-        ON record.tenant = wanted.tenant AND record.endpoint = wanted.endpoint
-       AND record.idempotency_key = wanted.idempotency_key;
+    DELETE FROM holdfast_idempotency_records AS record
+     USING (SELECT tenant, endpoint, idempotency_key FROM holdfast_idempotency_records
+             WHERE expires_at <= p_now ORDER BY expires_at LIMIT p_limit
+               FOR UPDATE SKIP LOCKED) AS old
+     WHERE record.tenant = old.tenant AND record.endpoint = old.endpoint
+       AND record.idempotency_key = old.idempotency_key
+    RETURNING 1;
 END $$;
