@@ -59,6 +59,7 @@ _OTHERS: Final = (
     "jobs_to_publish",
     "queue_depths",
     "some_depths",
+    "sweep_expired",
     "sweep_records",
     "clean_jobs",
     "find_records",

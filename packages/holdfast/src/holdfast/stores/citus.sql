@@ -200,7 +200,7 @@ END $$;
 
 -- Deletes a batch of the records that expired first, one statement for each tenant, and returns how
 -- many. Rows that another transaction has locked are skipped.
-CREATE OR REPLACE FUNCTION holdfast_sweep_records(p_now timestamptz, p_limit integer)
+CREATE OR REPLACE FUNCTION holdfast_sweep_expired(p_now timestamptz, p_limit integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
   SET enable_hashjoin = off SET enable_mergejoin = off AS $$

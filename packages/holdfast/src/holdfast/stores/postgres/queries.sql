@@ -18,7 +18,7 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 -- name: sweep_records
 -- Deletes a batch of the records that expired first, and returns how many. Rows that another sweep has
 -- locked are skipped.
-SELECT holdfast_sweep_records($1, $2) AS deleted;
+SELECT holdfast_sweep_expired($1, $2) AS deleted;
 
 -- name: list_records
 SELECT tenant, endpoint, idempotency_key,

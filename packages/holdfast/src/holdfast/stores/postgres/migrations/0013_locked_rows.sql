@@ -1,9 +1,9 @@
 -- Rows that a statement has locked are found again by ctid, which takes less time than their keys. Citus
 -- needs the keys: stores/citus.sql has functions of the same names for it.
 
-DROP FUNCTION holdfast_lease_jobs(
+DROP FUNCTION IF EXISTS holdfast_lease_jobs(
     text[], uuid[], text[], timestamptz, text, float8, boolean);
-DROP FUNCTION holdfast_sweep_records(timestamptz, integer);
+DROP FUNCTION IF EXISTS holdfast_sweep_records(timestamptz, integer);
 
 -- Leases jobs that the caller has locked: nothing moves them, so they are found again by ctid. A lease
 -- that expired while a worker held it is recorded as a failed attempt. It counts only if the worker ran
@@ -119,7 +119,7 @@ END $$;
 
 -- Deletes a batch of the records that expired first, and returns how many. Rows that another
 -- transaction has locked are skipped.
-CREATE OR REPLACE FUNCTION holdfast_sweep_records(p_now timestamptz, p_limit integer)
+CREATE OR REPLACE FUNCTION holdfast_sweep_expired(p_now timestamptz, p_limit integer)
 RETURNS integer LANGUAGE plpgsql VOLATILE
   SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
