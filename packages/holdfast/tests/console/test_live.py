@@ -1,4 +1,4 @@
-"""Live pages: what is rendered for several of them, and what they are told."""
+"""Live pages: what is rendered for several of them, and the events they get."""
 
 import asyncio
 import re
@@ -111,7 +111,7 @@ async def test_pages_with_the_same_view_are_rendered_once(sqlite_lab: ConsoleLab
             assert calls == 3
 
 
-async def test_page_that_has_not_changed_is_told_nothing(sqlite_lab: ConsoleLab) -> None:
+async def test_page_that_has_not_changed_gets_no_event(sqlite_lab: ConsoleLab) -> None:
     lab = sqlite_lab
     async with lab.browser("ada", "viewer") as browser, stream(lab, browser, "jobs") as found:
         await update(lab)

@@ -238,7 +238,7 @@ async def test_pages_of_the_console_are_measured(postgres: RealPostgres) -> None
     assert all(row["ratio"] > 0 for row in found.values())
 
 
-def test_intake_with_live_pages_is_measured(
+def test_guarded_requests_with_live_pages_is_measured(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(console, "LIVE_SLICES", 1)

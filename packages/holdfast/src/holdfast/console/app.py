@@ -92,7 +92,7 @@ class ConsoleApp:
             self._store, self._clock, idle_seconds=idle_seconds, max_seconds=max_seconds
         )
         self._live = LiveUpdates(self._store, self._render_view)
-        # Stands for the token of the session in what is rendered for several sessions.
+        # Replaced by the token of the session in what is rendered for several sessions.
         self._any_form_token = secrets.token_urlsafe()
         self._pages = [(_route(page), page) for page in pages]
 

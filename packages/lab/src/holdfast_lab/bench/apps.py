@@ -169,7 +169,7 @@ def guarded(
 def guarded_with_console() -> FastAPI:
     """The guarded handler of an app that has the console, for the suite about it.
 
-    It enqueues a job: live pages are told of each.
+    It enqueues a job: live pages get an event for it.
     """
     from holdfast.console import TokenAccess, console
     from holdfast.server.jwt_auth import JwtIdentify

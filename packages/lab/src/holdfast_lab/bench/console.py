@@ -1,4 +1,4 @@
-"""The console: its pages with millions of records and jobs, and intake while pages are live."""
+"""The console: its pages with millions of records and jobs, and guarded requests while pages are live."""
 
 import asyncio
 import http.client
@@ -122,7 +122,7 @@ class Sizes:
 
 
 def measure(environment: Environment) -> list[Measurement]:
-    """Return the ratios of all pages, and that of intake with live pages."""
+    """Return the ratios of all pages, and that of guarded requests with live pages."""
     records = min(environment.rows, RECORDS)
     sizes = Sizes(records, max(1, JOBS * records // RECORDS))
     environment.on_step(f"filling {sizes.records:,} records and {sizes.jobs:,} jobs")
@@ -132,10 +132,10 @@ def measure(environment: Environment) -> list[Measurement]:
         measurement("console, pages", f"{name} with {sizes.records:,} ÷ empty", row, at_most(2.0))
         for name, row in pages.items()
     ]
-    environment.on_step(f"intake with {LIVE_PAGES} live pages")
+    environment.on_step(f"guarded requests with {LIVE_PAGES} live pages")
     seconds = max(environment.seconds, LIVE_SECONDS)
     row = measure_live(environment.database(), ROUNDS, seconds, lambda: None)
-    name = f"intake with {LIVE_PAGES} live pages ÷ without"
+    name = f"guarded requests with {LIVE_PAGES} live pages ÷ without"
     return [*found, measurement("console, live", name, row, at_least(0.95))]
 
 
@@ -296,7 +296,7 @@ async def _timed(client: httpx.AsyncClient, path: str) -> float:
 def measure_live(
     url: str, rounds: int, seconds: float, step: Callable[[], None]
 ) -> dict[str, float]:
-    """Return the intake of one server with live pages ÷ without, in interleaved slices."""
+    """Return the rate of one server with live pages ÷ without, in interleaved slices."""
     asyncio.run(create_orders(url))
     contender = Contender("with a console", "guarded_with_console", url)
     ratios, rates = [], []
