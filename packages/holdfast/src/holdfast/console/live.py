@@ -1,8 +1,8 @@
 """Tells open pages that what they show has changed, as server-sent events.
 
 One task renders the open pages of the process again, while there are any: once for all that show
-the same to operators with the same rights. A page whose content has changed gets an event, and loads
-it with its own session.
+the same to operators with the same rights. A page whose content has changed gets an event, and
+loads it with its own session.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The console: its pages with millions of records and jobs, and guarded requests while pages are live."""
+"""The console: pages with millions of records and jobs, and guarded requests beside live pages."""
 
 import asyncio
 import http.client
