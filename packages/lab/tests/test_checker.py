@@ -307,6 +307,8 @@ def test_writes_over_versions_that_were_noticed_are_no_violation(changes: dict[s
         [*outage(), contact("sent", 9.0, number=3), contact("sent", 9.1, number=4)],
         [*outage(**LIMITED), contact("sent", 70.0, number=3), other(70.1, endpoint="/steps")],
         [*outage(), contact("sent", 9.0, number=3), contact("none", 9.1, number=3), other(9.2)],
+        # What was sent before the hold and got no response yet is not a probe.
+        [contact("sent", 0.5, number=3, action="action-3"), *outage(), other(9.2)],
     ],
 )
 def test_requests_that_keep_to_holds_are_no_violation(contacts: list[Contact]) -> None:

@@ -50,7 +50,7 @@ async def test_paused_queue_is_shown_and_runs_its_jobs_after_it_is_resumed(
             await asyncio.sleep(0.3)
             page = await browser.get("queues")
             assert "by ada by console: the &lt;b&gt;mill" in page.text
-            assert '<td class="number">1</td>' in page.text
+            assert '<td class="number" data-label="Waiting">1</td>' in page.text
             assert parcels.sent == []
             await browser.post("queues/resume", queue="default", reason="rebuilt")
 
@@ -82,7 +82,7 @@ async def test_workers_that_hold_leases_are_listed(lab: ConsoleLab, parcels: Par
             await asyncio.wait_for(parcels.started.wait(), 60)
             page = await browser.get("workers")
             assert worker.name in page.text
-            assert '<td class="number">1</td>' in page.text
+            assert '<td class="number" data-label="Jobs">1</td>' in page.text
             parcels.may_send.set()
         finally:
             parcels.may_send.set()

@@ -17,6 +17,9 @@ async def set_standbys(connection: asyncpg.Connection, names: str) -> None:
     async with asyncio.timeout(HANG_SECONDS):
         while await connection.fetchval("SHOW synchronous_standby_names") != names:
             await asyncio.sleep(0.02)
+    if names:
+        # The checkpointer lets commits wait; it reads new settings before it begins a checkpoint.
+        await connection.execute("CHECKPOINT")
 
 
 @asynccontextmanager

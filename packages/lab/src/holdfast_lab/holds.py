@@ -24,6 +24,8 @@ _EARLY_SECONDS: Final = 0.5
 
 class _Hold(msgspec.Struct):
     until: float
+    # When the device got the response that named or renewed it.
+    at: float
     # The server has named the time.
     is_named: bool
 
@@ -73,12 +75,13 @@ class DeviceHolds:
         """Describe the other requests while one request should show whether a hold is over."""
         own = self._process(sent)
         for key in (_SERVER, *_endpoints(sent)):
-            if key not in own.holds:
+            hold = own.holds.get(key)
+            if hold is None:
                 continue
             for other in own.in_flight.values():
-                # A repeat of the same action is the same probe.
-                is_same_probe = other.action == sent.action
-                if not is_same_probe and key in (_SERVER, *_endpoints(other)):
+                # A repeat of the same action is the same probe; what was sent before is none.
+                is_probe = other.action != sent.action and other.at > hold.at
+                if is_probe and key in (_SERVER, *_endpoints(other)):
                     yield (
                         f"{sent.action} was sent at {sent.at:.1f} while {other.action} was in "
                         f"flight, after a hold on {key or 'the server'}"
@@ -110,10 +113,10 @@ class DeviceHolds:
     def _begin(own: _Process, held: Contact) -> None:
         key = held.endpoint if held.is_endpoint else _SERVER
         named = held.retry_after_seconds
-        hold = _Hold(held.at + max(named or 0.0, _LEAST_SECONDS), bool(named))
+        hold = _Hold(held.at + max(named or 0.0, _LEAST_SECONDS), held.at, bool(named))
         before = own.holds.get(key)
         if before is not None and before.is_named and before.until > hold.until:
-            hold = before
+            hold = msgspec.structs.replace(before, at=held.at)
         own.holds[key] = hold
         own.is_changed |= hold.is_named
 
