@@ -134,6 +134,7 @@ _FOCUS_RATE: Final = 0.25
 _RARE_FOCUS_RATE: Final = 0.7
 _RARE_OPERATIONS: Final = frozenset(
     {
+        "begin_stream",
         "cancel",
         "chunk_after_commit",
         "conflict",

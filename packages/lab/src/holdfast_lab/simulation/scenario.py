@@ -246,7 +246,7 @@ class World:
             is_contested=self._is_contested,
             reads=focuses_on("rebase"),
             lanes=focuses_on("resend"),
-            moves=focuses_on("renumber"),
+            moves=focuses_on("begin_stream", "renumber"),
             is_busy=self._is_often_down,
             is_silent=self._is_silence_due,
             returns=self._returns,
