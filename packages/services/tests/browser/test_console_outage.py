@@ -29,7 +29,7 @@ async def served(app: Any) -> AsyncIterator[str]:
                 await asyncio.sleep(0.01)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.should_exit = server.force_exit = True
+        server.should_exit = True
         await task
 
 

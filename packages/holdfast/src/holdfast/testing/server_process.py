@@ -15,6 +15,7 @@ import stat
 import subprocess
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -41,6 +42,8 @@ _LOG_TAIL_LINES = 30
 # Below the usual ephemeral ports: one of those could be taken by an outgoing connection while the
 # server is down, or a client that retries could connect to itself.
 _PORTS = range(15_000, 30_000)
+# The last ones that were given out.
+_given_ports: deque[int] = deque(maxlen=1_000)
 # The path of a Unix socket has at most 107 bytes (103 on macOS), including the file name.
 _MAX_TEMP_ROOT_CHARACTERS = 60
 
@@ -299,13 +302,16 @@ def not_installed(server: str, wheel: str) -> RuntimeError:
 
 
 def free_port() -> int:
-    """Return an unused port outside the ephemeral range."""
+    """Return an unused port outside the ephemeral range, never the same one twice."""
     # secrets, not random: test runners seed random alike in every worker.
     for _ in range(100):
         port = _PORTS[secrets.randbelow(len(_PORTS))]
+        if port in _given_ports:  # its server may not have started yet
+            continue
         with socket.socket() as probe, suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((HOST, port))
+            _given_ports.append(port)
             return port
     raise RuntimeError(f"no free port found between {_PORTS.start} and {_PORTS.stop}")
 
