@@ -57,7 +57,7 @@ async def test_pages_say_that_the_database_is_away_and_recover_by_themselves(
             await expect(stale).to_be_visible(timeout=LIMIT_MILLISECONDS)
         finally:
             postgres.start()
-        # Nobody clicks.
+        # Without a click.
         await expect(tab.page.locator("h1")).to_have_text("Records", timeout=LIMIT_MILLISECONDS)
         await expect(stale).to_be_hidden(timeout=LIMIT_MILLISECONDS)
         for each in (live, tab):
