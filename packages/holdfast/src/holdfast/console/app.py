@@ -233,7 +233,7 @@ class ConsoleApp:
         )
 
     async def _render_view(self, view: View) -> str:
-        """Render what a live page loads again. The same for all who may see it: see ``Page.live``."""
+        """Render what a live page loads again, the same for all who may see it: ``Page.live``."""
         operator = Operator(
             subject="", role=view.role, tenants=view.tenants, sees_payloads=view.sees_payloads
         )
