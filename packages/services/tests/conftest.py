@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -57,16 +58,23 @@ async def postgres_url(postgres: RealPostgres, services_database: str) -> str:
     return services_database
 
 
-@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/services.db"
-    return str(request.getfixturevalue(f"{request.param}_url"))
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file with the tables of all services: to create them takes half of a small test."""
+    path = tmp_path_factory.mktemp("migrated") / "services.db"
+    asyncio.run(migrate(f"sqlite:///{path}"))
+    return path
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/services.db"
+def sqlite_url(tmp_path: Path, migrated_file: Path) -> str:
+    copy = shutil.copy(migrated_file, tmp_path / "services.db")
+    return f"sqlite:///{copy}"
+
+
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
+def database_url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture
