@@ -7,6 +7,7 @@ from threading import Event as Flag
 from typing import Final
 
 from holdfast.clock import SystemClock
+from holdfast.outbox.attempts import Retry
 from holdfast.outbox.batch_offer import Batches
 from holdfast.outbox.batch_sender import BatchSender
 from holdfast.outbox.conflicts import Merge
@@ -16,7 +17,7 @@ from holdfast.outbox.exchanges import Exchanges
 from holdfast.outbox.outage import Outages
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.round_trips import RoundTrips
-from holdfast.outbox.sender import AtSend, Retry, Sender, Token
+from holdfast.outbox.sender import AtSend, Sender, Token
 from holdfast.outbox.transport import Transport
 from holdfast.ports import Clock, SyncFaultPoints
 

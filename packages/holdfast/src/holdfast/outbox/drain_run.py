@@ -423,7 +423,7 @@ class DrainRun:
         seconds = self._round_trips.timeout_seconds(
             entry.endpoint,
             size=len(request.body or b""),
-            silent=self._sender.failed_attempts(entry),
+            silent=self._sender.attempts.failed(entry),
             floor_seconds=profile.response_floor_seconds,
             ceiling_seconds=profile.response_ceiling_seconds,
         )
@@ -495,7 +495,7 @@ class DrainRun:
                 # Never sent under the rules of another profile: later claims skip it.
                 self._queue.release(claimed)
                 unknown.add(claimed.entry.profile)
-            elif self._sender.attempts_exhausted(claimed.entry):
+            elif self._sender.attempts.are_exhausted(claimed.entry):
                 self._queue.release(claimed)
                 state.end(Ended.WAITING, "an entry has had all attempts of one wake-up")
             elif claimed.entry.attempt_count > 1 and batch_size < 2:  # noqa: PLR2004 - no batch

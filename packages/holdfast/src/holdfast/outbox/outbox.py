@@ -34,6 +34,7 @@ from holdfast.core.outbox_entry import (
 from holdfast.core.retry import DEVICE, RetryPolicy
 from holdfast.errors import UsageError
 from holdfast.outbox.async_calls import AsyncCalls, AsyncUserOutbox, drain_on_thread, finished
+from holdfast.outbox.attempts import Retry
 from holdfast.outbox.background import IDLE_SECONDS, BackgroundDrain
 from holdfast.outbox.batch_offer import Batches
 from holdfast.outbox.conflicts import Merge, resolve_conflict
@@ -46,7 +47,7 @@ from holdfast.outbox.outage import Outages
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
 from holdfast.outbox.round_trips import RoundTrips
-from holdfast.outbox.sender import AtSend, Retry, Token
+from holdfast.outbox.sender import AtSend, Token
 from holdfast.outbox.settings import QueueSettings
 from holdfast.outbox.transport import HttpTransport, Transport
 from holdfast.outbox.user_outbox import UserOutbox

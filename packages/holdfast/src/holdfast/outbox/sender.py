@@ -9,11 +9,9 @@ the drain can record outcomes and claim the next entries in one short transactio
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from email.utils import parsedate_to_datetime
 from random import random
 from typing import Final, TypeVar, assert_never
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,11 +20,9 @@ from holdfast.core.outbox_entry import (
     Entry,
     Operation,
     Reason,
-    Transition,
     UnknownBase,
 )
 from holdfast.core.response_classification import (
-    BY_CODE,
     SILENT,
     UNREACHABLE,
     UNRECOGNISED,
@@ -41,11 +37,11 @@ from holdfast.core.response_classification import (
     TooOld,
     TryLater,
     classify,
-    counts_as_attempt,
 )
-from holdfast.core.retry import RetryPolicy, is_transient, parse_retry_after
+from holdfast.core.retry import is_transient, parse_retry_after
 from holdfast.errors import EntryInvalidError, UsageError
 from holdfast.outbox import conflicts
+from holdfast.outbox.attempts import Attempts, Retry
 from holdfast.outbox.claims import ABANDONED, AttemptResult
 from holdfast.outbox.conflicts import ConflictPlan, Merge
 from holdfast.outbox.correlation import correlation_headers, without_correlation
@@ -69,7 +65,16 @@ from holdfast.outbox.outcome import (
 )
 from holdfast.outbox.profile import Profile
 from holdfast.outbox.queue import OutboxQueue
-from holdfast.outbox.sequences import VIOLATION_CODES, Violation, read_violation, requires_number
+from holdfast.outbox.response_facts import (
+    has_server_time,
+    is_conclusive,
+    is_recognised,
+    other_spelling,
+    outage_result,
+    result_of,
+    server_id_in,
+)
+from holdfast.outbox.sequences import Violation, read_violation, requires_number
 from holdfast.outbox.transport import NoResponse, Request, Response, Transport
 from holdfast.outbox.versions import produced_by, version_of
 from holdfast.ports import Clock, SyncFaultPoints
@@ -81,8 +86,6 @@ _log = logging.getLogger(__name__)
 _MAX_SILENT_SENDS: Final = 3
 """After this many consecutive sends without a response, the network counts as down."""
 
-_MAX_SILENT_ENTRIES: Final = 10_000
-
 _MAX_REBUILDS: Final = 3
 _MAX_MERGES: Final = 5
 """How often one entry is rebuilt or merged in one wake-up before it is left to a person."""
@@ -92,12 +95,6 @@ _MAX_RENUMBERINGS: Final = 5
 
 _OK: Final = 200
 _UNAUTHORIZED: Final = 401
-_UNPROCESSABLE: Final = 422
-_SERVER_ERROR: Final = 500
-_ABOUT_THE_KEY: Final = frozenset({409, 422})
-_GONE: Final = frozenset({404, 410})
-_UNCOUNTED: Final = frozenset({Transition.RELEASE, Transition.WATCHDOG})
-_MAX_INTEGER: Final = 2**63
 _NOT_THE_SERVICE: Final = (
     "the response is not the service's: a sign-in page of the network, or a proxy"
 )
@@ -113,9 +110,6 @@ AtSend = Callable[[Entry], Mapping[str, str]]
 After the server has refused an attestation, ``entry.last_error_code`` is 401.
 """
 
-Retry = RetryPolicy | Callable[[Profile], RetryPolicy]
-"""One policy for all entries, or one by profile."""
-
 _Result = TypeVar("_Result")
 Reading = Generator[Request, Response | NoResponse, _Result]
 """Work that yields requests, is sent their responses, and returns something."""
@@ -125,7 +119,7 @@ Sending = Reading[Outcome]
 
 
 class Sender:
-    """Sends entries, and counts the attempts of one wake-up."""
+    """Sends entries in one wake-up after another."""
 
     def __init__(
         self,
@@ -146,34 +140,25 @@ class Sender:
         self._token = token
         self._merge = merge
         self._at_send = at_send
-        self._retry = retry
         self._clock = clock
         self._fault_points = fault_points
         self._chance = chance
         self._outages = outages
         self._last_date: str | None = None
-        # By entry id, in this wake-up: rounds of conflict or rebuild, and failed attempts.
+        self.attempts = Attempts(queue, retry, clock, chance)
+        # By entry id, in this wake-up: rounds of conflict or rebuild.
         self._rounds: Counter[str] = Counter()
-        self._attempts: Counter[str] = Counter()
         self._refused_attestations: Counter[str] = Counter()
         self._renumberings: Counter[str] = Counter()
         # Entries whose last send had a second copy on another connection.
         self._repeated: set[str] = set()
-        # When the service last responded, and by entry id: when its last silent send began.
-        self._last_response = float("-inf")
-        self._silent_since: dict[str, float] = {}
 
     def reset_attempts(self) -> None:
         """Begin a new wake-up."""
-        self._attempts.clear()
+        self.attempts.reset()
         self._refused_attestations.clear()
         self._renumberings.clear()
         self._rounds.clear()
-
-    def attempts_exhausted(self, entry: Entry) -> bool:
-        """Return whether an entry has had all its attempts of this wake-up."""
-        attempts = self._policy(entry).attempts
-        return attempts is not None and self._attempts[entry.id] >= attempts
 
     def retry_position(self, claimed: Claimed, others: Iterable[Claimed]) -> int:
         """Return a random position among other claims for an entry that was sent before.
@@ -190,10 +175,6 @@ class Sender:
                 first = place + 1
             last = place + 1
         return first + int(self._chance() * (last - first + 1))
-
-    def failed_attempts(self, entry: Entry) -> int:
-        """Return how many attempts of this wake-up have failed."""
-        return self._attempts[entry.id]
 
     def reach(self, point: str) -> None:
         """Pass a fault point."""
@@ -265,7 +246,7 @@ class Sender:
             raise
         except BaseException:
             # The app's functions again. Sent once more, the server gives the same response.
-            result = _result(response)
+            result = result_of(response)
             if response.status == _UNAUTHORIZED:
                 unknown = self._may_have_happened(entry)
                 queue.release(claimed, sent=True, outcome_unknown=unknown, **result._asdict())
@@ -286,7 +267,7 @@ class Sender:
             state.note_verdict(TryLater(outcome_unknown=True))
             return self._hold(entry, response)
         profile = self._queue.profiles.get(entry.profile)
-        recognised = _is_recognised(response, profile)
+        recognised = is_recognised(response, profile)
         if claimed.sequence is not None:
             violation = read_violation(response, claimed.sequence)
             if violation is not None:
@@ -306,28 +287,27 @@ class Sender:
             self._note_response(entry)
         match verdict:
             case Done():
-                server_id = _server_id_in(entry, response)
+                server_id = server_id_in(entry, response)
                 if server_id is None and entry.local_id and entry.operation is Operation.CREATE:
                     _log.warning(
                         "no id in the response: entries that refer to %s wait", entry.local_id
                     )
-                return Succeeded(_result(response), server_id, produced_by(response))
-            case TryLater() if verdict.outcome_unknown or not self._had_unclear_422(entry):
-                result = _result(response, response.error_body)
-                return self._retry_later(
+                return Succeeded(result_of(response), server_id, produced_by(response))
+            case TryLater() if verdict.outcome_unknown or not self.attempts.had_unclear_422(entry):
+                result = result_of(response, response.error_body)
+                return self.attempts.retry_later(
                     entry,
                     result if recognised else result._replace(code=UNRECOGNISED),
                     outcome_unknown=verdict.outcome_unknown,
                     retry_after_seconds=self._retry_after(response),
                 )
             case TryLater() | Refused():
-                is_conclusive = _is_conclusive(response, profile)
                 return Failed(
-                    _result(response, response.error_body),
-                    outcome_unknown=entry.outcome_unknown and not is_conclusive,
+                    result_of(response, response.error_body),
+                    outcome_unknown=entry.outcome_unknown and not is_conclusive(response, profile),
                 )
             case TooOld():
-                return Expired(_result(response, response.error_body))
+                return Expired(result_of(response, response.error_body))
             case Conflicting():
                 return (yield from self._conflict(claimed, state, response, token))
             case OutOfOrder():
@@ -340,8 +320,8 @@ class Sender:
                 return self._redirect(entry, state, response)
             case NotTheService():
                 self._count_silent_send(entry, state, _NOT_THE_SERVICE)
-                result = _result(response, _NOT_THE_SERVICE)._replace(code=UNRECOGNISED)
-                return self._retry_later(entry, result, outcome_unknown=True)
+                result = result_of(response, _NOT_THE_SERVICE)._replace(code=UNRECOGNISED)
+                return self.attempts.retry_later(entry, result, outcome_unknown=True)
             case _:
                 assert_never(verdict)
 
@@ -408,7 +388,7 @@ class Sender:
         """Return the outcome of an entry whose response the drain has no time to wait for."""
         return RetryLater(
             result=AttemptResult(code=ABANDONED, error="no response: the time of the drain was up"),
-            policy=self._policy(claimed.entry),
+            policy=self.attempts.policy(claimed.entry),
             give_up=False,
             outcome_unknown=True,
             delay_seconds=0,
@@ -437,7 +417,7 @@ class Sender:
                 state.note_received(claimed.entry.id)
             return [self._not_sent(first.entry, state, failure.reason), *(unsent for _ in rest)]
         is_alone = not self._count_silent_send(first.entry, state, failure.reason)
-        may_hurry = is_alone and not self._attempts[first.entry.id]
+        may_hurry = is_alone and not self.attempts.failed(first.entry)
         # It says nothing about a single entry.
         result = AttemptResult(code=SILENT, error=failure.reason)
         return self.retry_batch(claims, state, result, delay_seconds=0 if may_hurry else None)
@@ -448,7 +428,7 @@ class Sender:
         """Return the outcomes of entries whose batch got a response that is not the service's."""
         state.note_verdict(NotTheService())
         self._count_silent_send(claims[0].entry, state, _NOT_THE_SERVICE)
-        result = _result(response, _NOT_THE_SERVICE)._replace(code=UNRECOGNISED)
+        result = result_of(response, _NOT_THE_SERVICE)._replace(code=UNRECOGNISED)
         return self.retry_batch(claims, state, result)
 
     def outage_of_batch(
@@ -459,7 +439,7 @@ class Sender:
         by_path = {path_template(claimed.entry.endpoint): claimed for claimed in reversed(claims)}
         held = by_path.values() if response.status == TOO_MANY else claims[:1]
         seconds = max(self._begin_hold(claimed.entry, response) for claimed in held)
-        result = _outage_result(response)
+        result = outage_result(response)
         return self.retry_batch(claims, state, result, delay_seconds=seconds, counts=False)
 
     def retry_batch(
@@ -477,12 +457,12 @@ class Sender:
         They have one delay, so that they are sent together again.
         """
         if delay_seconds is None:
-            delay_seconds = self._delay(claims[0].entry)
+            delay_seconds = self.attempts.delay(claims[0].entry)
         outcomes: list[Outcome] = []
         for claimed in claims:
             state.note_received(claimed.entry.id)
             outcomes.append(
-                self._retry_later(
+                self.attempts.retry_later(
                     claimed.entry,
                     result,
                     outcome_unknown=True,
@@ -514,10 +494,10 @@ class Sender:
         self._emit_sent(entry, response)
         if response.status == _UNAUTHORIZED:
             unknown = self._may_have_happened(entry)
-            return Released(_result(response, _SIGN_IN), sent=True, outcome_unknown=unknown)
+            return Released(result_of(response, _SIGN_IN), sent=True, outcome_unknown=unknown)
         return RetryLater(
-            result=_outage_result(response),
-            policy=self._policy(entry),
+            result=outage_result(response),
+            policy=self.attempts.policy(entry),
             give_up=False,
             outcome_unknown=True,
             # The hold delays it, as it does what was not sent.
@@ -546,10 +526,10 @@ class Sender:
 
     def _hold(self, entry: Entry, response: Response) -> Outcome:
         """Send nothing to the server, or the endpoint, for a while. No attempt is counted."""
-        policy = self._policy(entry)
+        policy = self.attempts.policy(entry)
         seconds = self._begin_hold(entry, response)
         return RetryLater(
-            result=_outage_result(response),
+            result=outage_result(response),
             policy=policy,
             give_up=False,
             # Not recorded under the key: a copy that a gateway has passed on may still happen.
@@ -566,7 +546,7 @@ class Sender:
         grows with each attempt, would keep its lane waiting long after the outage.
         """
         is_down = is_outage(read)
-        return self._retry_later(
+        return self.attempts.retry_later(
             entry,
             result,
             outcome_unknown=outcome_unknown,
@@ -577,7 +557,7 @@ class Sender:
 
     def _begin_hold(self, entry: Entry, response: Response) -> float:
         """Note an outage; returns how long this entry should wait."""
-        policy, ceiling = self._policy(entry), self._queue.settings.max_probe_seconds
+        policy, ceiling = self.attempts.policy(entry), self._queue.settings.max_probe_seconds
         retry_after = self._retry_after(response)
 
         def delay(failures: int) -> float:
@@ -618,8 +598,8 @@ class Sender:
 
     def _not_sent(self, entry: Entry, state: DrainState, reason: str) -> Outcome:
         """Wait for the network; the entry can be sent as soon as it is back."""
-        state.hold(self._delay(entry), reason)
-        return self._retry_later(
+        state.hold(self.attempts.delay(entry), reason)
+        return self.attempts.retry_later(
             entry,
             AttemptResult(code=UNREACHABLE, error=reason),
             outcome_unknown=self._may_have_happened(entry),
@@ -629,35 +609,22 @@ class Sender:
     def _no_response(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
         if not failure.may_have_been_sent:
             return self._not_sent(entry, state, failure.reason)
-        code = self._silence_code(entry, state)
+        code = self.attempts.silence_code(entry, state)
         is_alone = not self._count_silent_send(entry, state, failure.reason)
-        return self._retry_later(
+        return self.attempts.retry_later(
             entry,
             AttemptResult(code=code, error=failure.reason),
             outcome_unknown=True,
             # The server has responded to others meanwhile: only this connection was silent.
-            delay_seconds=0 if is_alone and not self._attempts[entry.id] else None,
+            delay_seconds=0 if is_alone and not self.attempts.failed(entry) else None,
         )
-
-    def _silence_code(self, entry: Entry, state: DrainState) -> str | None:
-        """Return the code of a send without a response; None if it counts as an attempt.
-
-        It counts only if the service has responded to others since the entry's last silent send: a
-        server, or a network, that responds to nothing says nothing about the entry.
-        """
-        began = state.sent_at(entry.id)
-        since = self._silent_since.get(entry.id, began)
-        if len(self._silent_since) >= _MAX_SILENT_ENTRIES:
-            self._silent_since.clear()
-        self._silent_since[entry.id] = began
-        return None if self._last_response > since else SILENT
 
     def _no_response_to_read(self, entry: Entry, state: DrainState, failure: NoResponse) -> Outcome:
         """Retry later without counting an attempt: the entry itself was not sent."""
         if not failure.may_have_been_sent:
             return self._not_sent(entry, state, failure.reason)
         self._count_silent_send(entry, state, failure.reason)
-        return self._retry_later(
+        return self.attempts.retry_later(
             entry,
             AttemptResult(code=UNREACHABLE, error=failure.reason),
             outcome_unknown=entry.outcome_unknown,
@@ -667,15 +634,15 @@ class Sender:
         """Fail on a moved path, retry after a captive portal. Neither redirect is followed."""
         where = response.headers.get("location", "")
         path = entity_path(entry, self._queue.mappings)
-        spelling = _other_spelling(where, getattr(self._transport, "origin", None), path)
+        spelling = other_spelling(where, getattr(self._transport, "origin", None), path)
         if spelling is not None:
             why = f"use the path {spelling}: the server redirects ({response.status}) to {where}"
-            return Failed(_result(response, why), outcome_unknown=self._may_have_happened(entry))
+            return Failed(result_of(response, why), outcome_unknown=self._may_have_happened(entry))
         why = f"the response was a redirect ({response.status}), which is not followed"
         self._count_silent_send(entry, state, why)
-        return self._retry_later(
+        return self.attempts.retry_later(
             entry,
-            _result(response, why)._replace(code=UNREACHABLE),
+            result_of(response, why)._replace(code=UNREACHABLE),
             outcome_unknown=self._may_have_happened(entry),
         )
 
@@ -684,96 +651,12 @@ class Sender:
         if not state.count_silent_send(entry.id):
             return False
         if state.silent_sends >= _MAX_SILENT_SENDS:
-            state.hold(self._delay(entry), why)
+            state.hold(self.attempts.delay(entry), why)
         return True
-
-    def _retry_later(
-        self,
-        entry: Entry,
-        result: AttemptResult,
-        *,
-        outcome_unknown: bool,
-        delay_seconds: float | None = None,
-        retry_after_seconds: float | None = None,
-        counts: bool = True,
-    ) -> RetryLater:
-        """Return the entry to the queue. ``counts``: as one of the attempts of this wake-up."""
-        policy = self._policy(entry)
-        is_about_entry = counts_as_attempt(result.http_status, result.code)
-        give_up = is_about_entry and self._was_last_attempt(entry, policy)
-        self._attempts[entry.id] += counts
-        return RetryLater(
-            result=result,
-            policy=policy if is_about_entry else self._probing(policy),
-            give_up=give_up,
-            outcome_unknown=outcome_unknown,
-            delay_seconds=delay_seconds,
-            retry_after_seconds=retry_after_seconds,
-        )
-
-    def _probing(self, policy: RetryPolicy) -> RetryPolicy:
-        """Return a policy with the longest delay between two probes.
-
-        For an attempt that says nothing about the entry, such as a silent server. The delay grows
-        with all attempts, also those of an outage, and would keep the lane waiting long after it.
-        """
-        ceiling = max(policy.first_seconds, self._queue.settings.max_probe_seconds)
-        if policy.ceiling_seconds <= ceiling:
-            return policy
-        return replace(policy, ceiling_seconds=ceiling)
-
-    def _was_last_attempt(self, entry: Entry, policy: RetryPolicy) -> bool:
-        """Return whether an entry has used up ``max_attempts`` with the attempt that just ended.
-
-        Attempts that say nothing about the entry do not count: no outage fails one.
-        """
-        if policy.attempts is not None or entry.attempt_count < entry.max_attempts:
-            return False
-        before = [
-            attempt
-            for attempt in self._queue.attempts(entry.id)
-            if attempt.outcome not in _UNCOUNTED
-        ]
-        # Those since a person has retried the entry, without the one that just ended.
-        recent = before[max(0, len(before) - entry.attempt_count + 1) :]
-        counted = sum(
-            attempt.code != ABANDONED and counts_as_attempt(attempt.status, attempt.code)
-            for attempt in recent
-        )
-        return counted + 1 >= entry.max_attempts
-
-    def _policy(self, entry: Entry) -> RetryPolicy:
-        chosen = self._retry
-        if isinstance(chosen, RetryPolicy):
-            return chosen
-        profile = self._queue.profiles.get(entry.profile)
-        return profile.retry if chosen is None else chosen(profile)
-
-    def _delay(self, entry: Entry) -> float:
-        attempt = self._attempts[entry.id] + 1
-        return self._policy(entry).delay_seconds(attempt, random=self._chance())
 
     def _retry_after(self, response: Response) -> float | None:
         value = response.headers.get("retry-after")
         return None if value is None else parse_retry_after(value, self._queue.server_now())
-
-    def _had_unclear_422(self, entry: Entry) -> bool:
-        """Return whether an entry has had its second attempt after a 422 with an unknown code."""
-        left = entry.attempt_count - 1
-        codes = self._queue.profiles.get(entry.profile).codes
-        for attempt in reversed(self._queue.attempts(entry.id)):
-            if left <= 0:
-                return False
-            is_known = (
-                attempt.code in BY_CODE
-                or attempt.code in codes
-                or attempt.code in VIOLATION_CODES
-                or attempt.code == UNREACHABLE
-            )
-            if attempt.status == _UNPROCESSABLE and not is_known:
-                return True
-            left -= attempt.outcome not in _UNCOUNTED
-        return False
 
     # ------------------------------------------------------ responses that need a follow-up request
 
@@ -797,7 +680,7 @@ class Sender:
         if response is None:
             return Released(AttemptResult(error=why), sent=False)
         unknown = self._may_have_happened(entry)
-        return Released(_result(response, why), sent=True, outcome_unknown=unknown)
+        return Released(result_of(response, why), sent=True, outcome_unknown=unknown)
 
     def _renumber(
         self, entry: Entry, state: DrainState, response: Response, violation: Violation
@@ -808,7 +691,10 @@ class Sender:
         self._renumberings[entry.id] += 1
         is_delayed = self._renumberings[entry.id] > _MAX_RENUMBERINGS
         return Renumbered(
-            _result(response, response.error_body), violation, self._policy(entry), is_delayed
+            result_of(response, response.error_body),
+            violation,
+            self.attempts.policy(entry),
+            is_delayed,
         )
 
     def _number(self, entry: Entry, state: DrainState, response: Response) -> Outcome:
@@ -816,14 +702,13 @@ class Sender:
         state.note_verdict(TryLater())
         self._note_response(entry)
         return NumberRequired(
-            _result(response, response.error_body), outcome_unknown=self._may_have_happened(entry)
+            result_of(response, response.error_body), outcome_unknown=self._may_have_happened(entry)
         )
 
     def _note_response(self, entry: Entry) -> None:
         """Note that the service responds."""
         self._resume(entry)
-        self._last_response = self._clock.monotonic()
-        self._silent_since.pop(entry.id, None)
+        self.attempts.note_response(entry)
 
     def _attestation(self, entry: Entry, response: Response) -> Outcome:
         """Ask the app for another attestation at once, and after that with growing delays.
@@ -833,10 +718,10 @@ class Sender:
         why = "the server does not accept the attestation"
         self._emit(EventKind.ATTESTATION, entry, why)
         self._refused_attestations[entry.id] += 1
-        refused, policy = self._refused_attestations[entry.id], self._policy(entry)
+        refused, policy = self._refused_attestations[entry.id], self.attempts.policy(entry)
         at_once = refused == 1 and self._at_send is not None
         return RetryLater(
-            result=_result(response, why),
+            result=result_of(response, why),
             policy=policy,
             give_up=False,
             outcome_unknown=self._may_have_happened(entry),
@@ -863,11 +748,11 @@ class Sender:
         )
         if isinstance(plan, Response | NoResponse):
             waits = isinstance(plan, Response) and (plan.status == _UNAUTHORIZED or is_outage(plan))
-            if waits or not self._was_last_attempt(entry, self._policy(entry)):
+            if waits or not self.attempts.was_last(entry):
                 why = "there is a conflict, and the server's side could not be read"
                 return self._unreadable(entry, state, (response, plan), token, why)
             plan = ConflictPlan()  # a person decides without the server's side
-        return Conflicted(_result(response, response.error_body), plan, base)
+        return Conflicted(result_of(response, response.error_body), plan, base)
 
     def _read_base(
         self, entry: Entry, profile: Profile, state: DrainState, token: str | None
@@ -904,12 +789,12 @@ class Sender:
             self._emit(EventKind.PAUSED, entry, f"out of order: reading {recovery.path}")
         self._rounds[entry.id] += 1
         if recovery is None or self._rounds[entry.id] > _MAX_REBUILDS:
-            return Failed(_result(response, response.error_body), reason=Reason.REBUILD)
+            return Failed(result_of(response, response.error_body), reason=Reason.REBUILD)
         read = yield from self._read(recovery.path, entry, token)
         if isinstance(read, NoResponse) or read.status != _OK:
             why = f"out of order, and {recovery.path} could not be read"
             return self._unreadable(entry, state, (response, read), token, why)
-        return WrongOrder(_result(response), recovery, read.json())
+        return WrongOrder(result_of(response), recovery, read.json())
 
     def _unreadable(
         self,
@@ -921,9 +806,9 @@ class Sender:
     ) -> Outcome:
         """Retry the entry: its response is known, but the read that should follow failed."""
         response, read = responses
-        result = _result(response, why)
+        result = result_of(response, why)
         if isinstance(read, NoResponse):
-            return self._retry_later(entry, result, outcome_unknown=False)
+            return self.attempts.retry_later(entry, result, outcome_unknown=False)
         if read.status == _UNAUTHORIZED:
             return self._sign_in(entry, state, token, _refusal_of(token), read)
         if is_outage(read):
@@ -957,7 +842,7 @@ class Sender:
         if not self._queue.has_gap() or not self._queue.key_may_be_expired(entry):
             return None
         why = "it is unknown how long the device was off"
-        return self._retry_later(
+        return self.attempts.retry_later(
             entry, AttemptResult(code=UNREACHABLE, error=why), outcome_unknown=True
         )
 
@@ -970,7 +855,7 @@ class Sender:
             return read
         if is_outage(read):
             return read
-        recognised = _is_recognised(read, self._queue.profiles.get(entry.profile))
+        recognised = is_recognised(read, self._queue.profiles.get(entry.profile))
         verdict = classify(read.status, read.code, entry, recognised=recognised)
         return NoResponse(_NOT_THE_SERVICE) if isinstance(verdict, NotTheService) else read
 
@@ -985,7 +870,7 @@ class Sender:
     def _learn_time(self, response: Response, profile: Profile, state: DrainState) -> None:
         """Store the server's time when it has moved on by a second."""
         date = response.headers.get("date")
-        if date is None or date == self._last_date or not _has_server_time(response, profile):
+        if date is None or date == self._last_date or not has_server_time(response, profile):
             return
         self._last_date = date
         try:
@@ -1028,70 +913,5 @@ def bearer_token(token: Token, user_id: str) -> str | None:
     return found
 
 
-# -- responses -------------------------------------------------------------------------------------
-
-
-def _result(response: Response, error: str | None = None) -> AttemptResult:
-    return AttemptResult(response.status, response.code, response.request_id, error)
-
-
-def _outage_result(response: Response) -> AttemptResult:
-    result = _result(response, response.error_body)
-    # The status of a gateway's page does not say that it is one.
-    counts = counts_as_attempt(result.http_status, result.code)
-    return result._replace(code=UNRECOGNISED) if counts else result
-
-
 def _refusal_of(token: str | None) -> str:
     return _NOT_SIGNED_IN if token is None else _SIGN_IN
-
-
-def _server_id_in(entry: Entry, response: Response) -> str | int | None:
-    """Return the server's id of what was created; None for other operations."""
-    if entry.operation is not Operation.CREATE:
-        return None
-    body = response.json()
-    found = body.get("id") if isinstance(body, dict) else None
-    if isinstance(found, bool) or not isinstance(found, str | int):
-        return None
-    # SQLite has no larger numbers; as text it is the same id in a path.
-    is_large = isinstance(found, int) and not -_MAX_INTEGER <= found < _MAX_INTEGER
-    return str(found) if is_large else found
-
-
-def _is_recognised(response: Response, profile: Profile) -> bool:
-    return profile.recognise(response.status, response.headers, response.body)
-
-
-def _is_conclusive(response: Response, profile: Profile) -> bool:
-    """Return whether the server looked up the key before it refused, so no earlier send succeeded.
-
-    A missing permission, a body that is too large or an unknown path are found before that.
-    """
-    if response.status in _GONE:
-        return _is_recognised(response, profile)
-    return response.status in _ABOUT_THE_KEY or "idempotency-replayed" in response.headers
-
-
-def _has_server_time(response: Response, profile: Profile) -> bool:
-    """Return whether this is a response of the service, not of a proxy with its own clock."""
-    if response.status >= _SERVER_ERROR or 300 <= response.status < 400:  # noqa: PLR2004
-        return False
-    return _is_recognised(response, profile)
-
-
-def _other_spelling(location: str, origin: str | None, path: str) -> str | None:
-    """Return the path if a redirect leads to the same one of the same server, spelt otherwise.
-
-    Like ``path`` it has no prefix that the URL of the server has.
-    """
-    try:
-        parts = urlsplit(location)
-    except ValueError:
-        return None
-    if (parts.scheme or parts.netloc) and f"{parts.scheme}://{parts.netloc}".lower() != origin:
-        return None
-    target, asked = parts.path.rstrip("/"), path.rstrip("/")
-    if not target.lower().endswith(asked.lower()):
-        return None
-    return parts.path[len(target) - len(asked) :]

@@ -4,7 +4,17 @@ import re
 from typing import Any
 
 from holdfast.core.response_classification import AttestationNeeded, SignInNeeded
-from holdfast.outbox import claims, dependencies, drain_run, outcome, sender, transaction
+from holdfast.outbox import (
+    attempts,
+    claims,
+    dependencies,
+    drain_run,
+    outcome,
+    response_facts,
+    sender,
+    transaction,
+)
+from holdfast.outbox.attempts import Attempts
 from holdfast.outbox.claims import AttemptResult
 from holdfast.outbox.sender import Sender
 from holdfast_lab.mutations.planting import Replacement, bug, untyped
@@ -12,6 +22,7 @@ from holdfast_lab.mutations.planting import Replacement, bug, untyped
 CLAIMS, DEPENDENCIES, DRAIN_RUN, OUTCOME, SENDER, TRANSACTION = (
     untyped(module) for module in (claims, dependencies, drain_run, outcome, sender, transaction)
 )
+ATTEMPTS, RESPONSE_FACTS = untyped(attempts), untyped(response_facts)
 
 
 def _version_to_send(wrong: str) -> Replacement:
@@ -101,25 +112,25 @@ def refusal_does_not_park_its_chain() -> list[Replacement]:
 
 @bug
 def captive_portal_taken_for_success() -> list[Replacement]:
-    return [(SENDER, "_is_recognised", lambda *_: True)]
+    return [(module, "is_recognised", lambda *_: True) for module in (SENDER, RESPONSE_FACTS)]
 
 
 @bug
 def outage_counts_as_attempt() -> list[Replacement]:
-    return [(SENDER, "counts_as_attempt", lambda *_: True)]
+    return [(module, "counts_as_attempt", lambda *_: True) for module in (ATTEMPTS, RESPONSE_FACTS)]
 
 
 @bug
 def silence_counts_as_attempt() -> list[Replacement]:
     # Also if the server responds to nothing, so that an hour of silence fails the whole queue.
-    return [(Sender, "_silence_code", lambda *_: None)]
+    return [(Attempts, "silence_code", lambda *_: None)]
 
 
 @bug
 def unread_base_counts_as_attempt() -> list[Replacement]:
     def no_response(self: Any, entry: Any, _state: Any, failure: Any) -> Any:
         result = AttemptResult(error=failure.reason)
-        return self._retry_later(entry, result, outcome_unknown=entry.outcome_unknown)
+        return self.attempts.retry_later(entry, result, outcome_unknown=entry.outcome_unknown)
 
     return [(Sender, "_no_response_to_read", no_response)]
 
