@@ -98,6 +98,7 @@ async def test_replays_and_waiting_jobs_continue_on_postgresql(
         while not await lab.store.read("SELECT 1 FROM holdfast_job_completions"):
             await asyncio.sleep(0.01)
         await lab.stop_workers()
+        began = datetime.now(UTC)
         scheduled = await lab.enqueued(resource_id="later", delay_seconds=3600)
         waiting = [
             await lab.enqueued(payload=n, resource_id=f"r{n}", order="line") for n in range(3)
@@ -134,7 +135,7 @@ async def test_replays_and_waiting_jobs_continue_on_postgresql(
         assert later is not None
         assert later.view.state == "waiting"
         assert later.view.due_at is not None
-        assert timedelta(minutes=50) < later.view.due_at - NOW < timedelta(minutes=70)
+        assert timedelta(minutes=50) < later.view.due_at - began < timedelta(minutes=70)
         failed = await lab.admin.find(leased.lease.job_id, tenant="ada")
         assert failed is not None
         assert [failure.reason for failure in failed.failures] == ["worker_lost"]

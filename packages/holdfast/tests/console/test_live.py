@@ -1,6 +1,7 @@
 """Live pages: what is rendered for several of them, and the events they get."""
 
 import asyncio
+import itertools
 import re
 from collections.abc import AsyncIterator, MutableMapping
 from contextlib import asynccontextmanager
@@ -223,9 +224,9 @@ async def test_notification_of_a_job_updates_pages(
     monkeypatch.setattr(live_module, "_GATHER_SECONDS", 0.0)
     async with lab.browser("ada", "viewer") as browser, stream(lab, browser, "jobs") as found:
         async with asyncio.timeout(60):
-            number = 0
-            while not found.changes:  # the listener may not be ready for the first
-                number += 1
+            for number in itertools.count(1):  # the listener may not be ready for the first
                 await lab.order("bob", f"/orders/mill-{number}?item=job")
                 await asyncio.sleep(0.05)
+                if found.changes:
+                    break
         assert "mill-1" in (await browser.get("jobs", headers=PART)).text

@@ -79,11 +79,13 @@ class ShopProcess:
     def _wait_until_up(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + 120  # only to detect a hang: machines may be busy
-        while time.monotonic() < deadline:
-            if self._process.poll() is not None:
-                raise RuntimeError(f"the shop ended with {self._process.returncode}")
-            with contextlib.suppress(httpx.TransportError):
-                httpx.get(f"{self.url}/orders", timeout=10)
-                return
-            time.sleep(0.05)
+        # One client: to make one reads all certificates of the machine, which takes long.
+        with httpx.Client(timeout=10) as client:
+            while time.monotonic() < deadline:
+                if self._process.poll() is not None:
+                    raise RuntimeError(f"the shop ended with {self._process.returncode}")
+                with contextlib.suppress(httpx.TransportError):
+                    client.get(f"{self.url}/orders")
+                    return
+                time.sleep(0.05)
         raise RuntimeError("the shop did not come up")

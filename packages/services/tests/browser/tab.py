@@ -127,6 +127,7 @@ class Tab:
         await self.go("sign-in")
         await self.page.fill("#token", token)
         await self.page.click("main button")
+        await self.page.wait_for_load_state()  # the click waits for its first bytes only
 
     async def text(self) -> str:
         """Return what a person can read."""
@@ -139,6 +140,7 @@ class Tab:
         for name, value in fields.items():
             await action.locator(f"[name={name}]").fill(value)
         await action.locator("button").click()
+        await self.page.wait_for_load_state()
 
     async def check_looks(self) -> None:
         """Check structure, contrast in both schemes, and widths of a phone and a desktop."""
