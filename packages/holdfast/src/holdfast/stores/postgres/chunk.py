@@ -194,6 +194,8 @@ class PostgresChunk:
     async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
         """Write records and audit events in one statement, and commit."""
         try:
+            if self._names.is_distributed:
+                await self._unit.connection.execute(self._sql["two_phase_commit"])
             if records or audits:
                 row = await self._unit.connection.fetchrow(
                     self._sql["save_records"], *_columns(records), *_audit_columns(audits)

@@ -88,3 +88,7 @@ WITH saved AS (
                   $24::text[], $25::text[]::timestamptz[])
 )
 SELECT count(*) FROM saved;
+
+-- name: two_phase_commit
+-- Before "save_records" on Citus; see stores/citus.sql.
+SELECT holdfast_two_phase_commit();
