@@ -74,7 +74,8 @@ BEGIN
 END $$;
 
 -- Leases due jobs, oldest first, up to the limit from each queue that is not paused. Finds a page of
--- them without a lock, then leases them; if others have locked some, it goes on with the next page.
+-- them without a lock, then leases them; if others have locked some, it goes on with those that it has
+-- not tried: a job that somebody else leases meanwhile changes no other job's place in the page.
 -- The names of the paused queues are read first, not joined: on Citus they are on the coordinator only.
 CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
     p_queues text[], p_limit integer, p_worker text, p_lease_seconds float8, p_alone boolean
@@ -90,7 +91,7 @@ CREATE OR REPLACE FUNCTION holdfast_claim_jobs(
 DECLARE
     v_now timestamptz := statement_timestamp();
     v_left integer := p_limit;
-    v_skipped integer := 0;
+    v_tried uuid[] := '{}';
     v_queue text;
     v_paused text[] := ARRAY(SELECT queue FROM holdfast_paused_queues);
     v_page record;
@@ -107,8 +108,8 @@ BEGIN
                    array_agg(visible_at) AS times
               INTO v_page
               FROM (SELECT tenant, id, state, visible_at FROM holdfast_jobs
-                     WHERE queue = v_queue AND visible_at <= v_now
-                     ORDER BY visible_at LIMIT p_limit OFFSET v_skipped) AS page;
+                     WHERE queue = v_queue AND visible_at <= v_now AND id <> ALL (v_tried)
+                     ORDER BY visible_at LIMIT p_limit) AS page;
             IF v_page.ids IS NULL THEN
                 CONTINUE;
             END IF;
@@ -130,13 +131,14 @@ BEGIN
               FROM (SELECT * FROM unnest(v_due.tenants, v_due.ids, v_due.states, v_due.times)
                            AS due(tenant, id, state, visible_at)
                      ORDER BY visible_at LIMIT v_left) AS oldest;
+            v_is_last := false;
         END IF;
         RETURN QUERY
         SELECT * FROM holdfast_lease_jobs(
             v_due.tenants, v_due.ids, v_due.states, v_now, p_worker, p_lease_seconds, p_alone);
         GET DIAGNOSTICS v_leased = ROW_COUNT;
         v_left := v_left - v_leased;
-        v_skipped := v_skipped + cardinality(v_due.ids) - v_leased;
+        v_tried := v_tried || v_due.ids;
         EXIT WHEN v_left <= 0 OR v_is_last;
     END LOOP;
 END $$;

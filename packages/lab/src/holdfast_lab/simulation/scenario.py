@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from holdfast.server.batch_options import BatchOptions
     from holdfast_lab.simulation.store import SimulatedConnection, SimulatedNotifier
 
-__all__ = ["Outcome", "run_seed"]
+__all__ = ["Outcome", "focus_points", "run_seed"]
 
 _START: Final = datetime(2030, 1, 1, tzinfo=UTC)
 _MAX_FAULT_SECONDS: Final = 3600.0
@@ -119,8 +119,8 @@ class Outcome(msgspec.Struct, kw_only=True):
 
 def run_seed(seed: int, templates: Templates, mask: Mask | None = None) -> Outcome:
     """Simulate one seed and check it."""
-    rng = Random(f"holdfast simulate {seed}")  # noqa: S311 - reproducible, not secret
-    with deterministic(Random(rng.getrandbits(64))):  # noqa: S311
+    rng = _rng_of(seed)
+    with deterministic(_stream(rng)):
         world = World(rng, templates, mask or Mask())
         try:
             return world.run(seed)
@@ -128,15 +128,27 @@ def run_seed(seed: int, templates: Templates, mask: Mask | None = None) -> Outco
             world.close()
 
 
+def focus_points(seed: int) -> frozenset[str]:
+    """Return where the faults of a seed are more frequent, without running it."""
+    rng = _rng_of(seed)
+    _stream(rng)  # the first one is for what is made deterministic
+    return Faults(_stream(rng), Mask()).focus_points
+
+
+def _rng_of(seed: int) -> Random:
+    return Random(f"holdfast simulate {seed}")  # noqa: S311 - reproducible, not secret
+
+
+def _stream(rng: Random) -> Random:
+    """Return the next stream: separate ones, so that omitting a fault changes little else."""
+    return Random(rng.getrandbits(64))  # noqa: S311
+
+
 class World:
     """Servers, devices, users, network and broker of one seed."""
 
     def __init__(self, rng: Random, templates: Templates, mask: Mask) -> None:
-
-        def stream() -> Random:
-            # Separate streams, so that omitting a fault changes as little else as possible.
-            return Random(rng.getrandbits(64))  # noqa: S311
-
+        stream = partial(_stream, rng)
         self.loop = VirtualLoop()
         self.loop.on_error = self._on_error
         self._now_at, self._now = 0.0, _START
