@@ -16,7 +16,7 @@ import pytest
 from holdfast import open_store
 from holdfast.console.jobs import job_sql
 from holdfast.core.job import LeasedJob
-from holdfast.core.tenants import ALL_TENANTS
+from holdfast.core.tenants import ALL_TENANTS, TenantFilter
 from holdfast.jobs.admin import JobAdmin
 from holdfast.jobs.job_store import JobStore
 from holdfast.ports import Row, Store
@@ -136,7 +136,7 @@ async def test_old_rows_of_jobs_are_deleted_in_batches(store: Store, job_store: 
 @pytest.fixture
 def distributed(store: Any, postgres_url: str) -> Any:
     """Return a closed store on the same database, which would be distributed."""
-    other = open_store(postgres_url)
+    other: Any = open_store(postgres_url)
     other.table_names = replace(store.table_names, is_distributed=True)
     return other
 
@@ -161,12 +161,13 @@ async def test_statement_on_live_jobs_finds_the_same(
 ) -> None:
     place = {"after_at": "-infinity", "after_id": FIRST, "scanned": 5, "most": 50}
     found = []
+    tenants: tuple[TenantFilter, ...] = (ALL_TENANTS, running.lease.tenant)
     for state, tenant, queue, job_type in itertools.product(
-        ("waiting", "running"), (ALL_TENANTS, running.lease.tenant), ("", "q1"), ("", "other")
+        ("waiting", "running"), tenants, ("", "q1"), ("", "other")
     ):
         values = {**place, "queue": queue, "type": job_type}
         if tenant is not ALL_TENANTS:
-            values["tenant"] = tenant
+            values["tenant"] = str(tenant)
         one, other = [
             await store.read(job_sql(of, "live_jobs", tenant, state=state), values)
             for of in (store, distributed)
