@@ -32,12 +32,16 @@ TENANTS = ("ada", "bob", "eve")
 async def store(postgres_url: str) -> AsyncIterator[Store]:
     store = open_store(postgres_url)
     await store.open()
+    await run_script(store)
+    yield store
+    await store.close()
+
+
+async def run_script(store: Store) -> None:
     script = (files("holdfast.stores") / "citus.sql").read_text(encoding="utf-8")
     unit = await store.begin()
     await unit.statements.execute(script)
     await unit.commit(None, None)
-    yield store
-    await store.close()
 
 
 @pytest.fixture
@@ -128,6 +132,32 @@ async def test_old_rows_of_jobs_are_deleted_in_batches(store: Store, job_store: 
     assert await job_store.requeue(first.lease.tenant, first.lease.job_id, actor="a")
     assert await clean("dead_letters") == [1, 0, 0]
     assert await clean("steps") == [0, 0, 0]
+
+
+async def test_copied_functions_differ_from_the_migrations_only_in_the_commit(
+    postgres_url: str,
+) -> None:
+    """A migration that changes one of them must change the copy, too."""
+    store = open_store(postgres_url)
+    await store.open()
+
+    async def sources() -> dict[str, str]:
+        rows = await store.read(
+            "SELECT proname, prosrc FROM pg_proc"
+            " WHERE proname IN ('holdfast_save_record', 'holdfast_complete_job')"
+        )
+        return {row["proname"]: row["prosrc"] for row in rows}
+
+    try:
+        before = await sources()
+        await run_script(store)
+        after = await sources()
+    finally:
+        await store.close()
+    added = "    PERFORM holdfast_two_phase_commit();\n"
+    assert len(before) == 2
+    assert {name: source.replace(added, "") for name, source in after.items()} == before
+    assert all(added in source for source in after.values())
 
 
 # -- statements of the console --------------------------------------------------------------------

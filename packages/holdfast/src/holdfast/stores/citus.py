@@ -29,8 +29,8 @@ _SEQUENTIAL: Final = "SET LOCAL citus.multi_shard_modify_mode TO 'sequential'"
 _RECORDS: Final = "idempotency_records"
 # The library's tables whose rows belong to no tenant, and are read on every node.
 _REFERENCES: Final = ("migrations", "secret")
-# Those that the coordinator alone has, so that an operator can sign in and pause queues while a
-# node is away. Citus must know them, to commit them together with rows of tenants.
+# Those that the coordinator alone has: to use them needs no other node. Citus must know them, to
+# commit them together with rows of tenants.
 _LOCAL: Final = ("paused_queues", "console_sessions", "request_counts")
 _DISTRIBUTE: Final = (
     "SELECT create_distributed_table($1::text::regclass, $2::text, colocate_with => $3::text)"

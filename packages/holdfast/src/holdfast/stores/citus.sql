@@ -461,18 +461,21 @@ CREATE OR REPLACE FUNCTION holdfast_first_jobs(
     p_queue text, p_state text, p_tenant text, p_after timestamptz, p_after_id uuid, p_limit integer
 ) RETURNS SETOF holdfast_jobs LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    v_queue text := '';
+    v_queue text := p_queue;
 BEGIN
     LOOP
-        SELECT queue INTO v_queue FROM holdfast_jobs
-         WHERE queue > v_queue AND (p_queue = '' OR queue = p_queue) ORDER BY queue LIMIT 1;
-        EXIT WHEN NOT FOUND;
+        IF p_queue = '' THEN
+            SELECT queue INTO v_queue FROM holdfast_jobs
+             WHERE queue > v_queue ORDER BY queue LIMIT 1;
+            EXIT WHEN NOT FOUND;
+        END IF;
         RETURN QUERY
         SELECT * FROM holdfast_jobs
          WHERE queue = v_queue AND (p_state = '' OR state = p_state)
            AND (p_tenant IS NULL OR tenant = p_tenant)
            AND (visible_at, id) > (p_after, p_after_id)
          ORDER BY visible_at, id LIMIT p_limit;
+        EXIT WHEN p_queue <> '';
     END LOOP;
 END $$;
 
