@@ -185,7 +185,9 @@ def statements() -> Iterator[tuple[str, str]]:
     for path in sorted(PACKAGES.glob("*/src/**/*.sql")):
         if "migrations" in path.parts or "outbox" in path.parts or "sqlite" in str(path):
             continue
-        parts = re.split(r"^-- name: (\w+)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        parts = re.split(
+            r"^-- name: (\w+(?: on citus)?)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             yield f"{path.name}: {name}", without_comments(text)
 
@@ -195,6 +197,14 @@ def test_statements_have_nothing_that_citus_refuses() -> None:
     assert len(found) > 200, "the statements were not found"
     assert [name for name, text in found if NOT_PORTABLE.search(text)] == []
     assert [name for name, text in found if locks_tenants(text)] == []
+
+
+def test_recursive_and_lateral_statements_have_another_for_citus() -> None:
+    found = dict(statements())
+    refused = [name for name, text in found.items() if re.search(r"\b(RECURSIVE|LATERAL)\b", text)]
+    assert len(refused) >= 5, "the statements were not found"
+    assert [name for name in refused if f"{name} on citus" not in found] == []
+    assert [name for name in refused if name.endswith(" on citus")] == []
 
 
 def test_python_code_has_no_statement_that_citus_refuses() -> None:

@@ -15,16 +15,17 @@ from holdfast.clock import SystemClock
 from holdfast.ports import Store
 from packages.holdfast.tests.cli.harness import Done, Here, one_line
 from packages.holdfast.tests.support.audit_chain import add_event, chains
+from packages.holdfast.tests.support.citus import ON_CITUS
 
 KEY = "k" * 32
 EVENTS, SEALS = "holdfast_audit_events", "holdfast_audit_seals"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/audit.db"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 @pytest.fixture

@@ -25,15 +25,16 @@ from packages.holdfast.tests.cli.test_database_commands import (
     save_records,
 )
 from packages.holdfast.tests.server.test_sync_stores import Shop
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.holdfast.tests.support.harness import HeldClock
 from packages.holdfast.tests.support.shop import CREATE, make_app
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/commands.db"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 def read(url: str, sql: str) -> list[Any]:

@@ -17,13 +17,14 @@ from fastapi import FastAPI
 
 from holdfast import SINGLE_TENANT, Holdfast
 from packages.holdfast.tests.cli.harness import HOLDFAST, Here, environment, one_line
+from packages.holdfast.tests.support.citus import ON_CITUS
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/commands.db"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 def prepare(url: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.testing.servers import RealPostgres
 from packages.holdfast.tests.console.lab import ConsoleLab
+from packages.holdfast.tests.support.citus import ON_CITUS, empty_citus
 from packages.holdfast.tests.support.harness import fresh_database
 
 
@@ -26,9 +27,13 @@ async def opened(lab: ConsoleLab) -> AsyncIterator[ConsoleLab]:
         await lab.holdfast.close()
 
 
-@pytest.fixture(params=("sqlite", "postgresql"))
+@pytest.fixture(params=("sqlite", "postgresql", *ON_CITUS))
 async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ConsoleLab]:
-    async with opened(ConsoleLab(await fresh_database(request, tmp_path, request.param))) as lab:
+    if request.param == "citus":
+        url = await empty_citus()
+    else:
+        url = await fresh_database(request, tmp_path, request.param)
+    async with opened(ConsoleLab(url)) as lab:
         yield lab
 
 

@@ -27,6 +27,7 @@ from holdfast.server.wsgi import WsgiGuard
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
 from packages.holdfast.tests.server.test_sync_stores import Shop
+from packages.holdfast.tests.support.citus import ON_CITUS
 
 KEY = {"Idempotency-Key": "key-1"}
 BAD_KEY = {"Idempotency-Key": "two words"}
@@ -35,11 +36,11 @@ Rows = list[tuple[str, int]]
 _LOGGED = "SELECT outcome, status FROM holdfast_request_log ORDER BY outcome"
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/shop.db"
-    return str(request.getfixturevalue("postgres_url"))
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 def logged(url: str) -> Rows:

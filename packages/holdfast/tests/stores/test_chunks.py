@@ -7,14 +7,18 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 
 from holdfast import open_store
 from holdfast.core.decision import Held
 from holdfast.core.idempotency_record import RecordId
+from holdfast.core.sequence import Stream
 from holdfast.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from holdfast.ports import ChunkStore, Found, KeyClaimed
+from holdfast.stores.sequences import SequenceNumbers
 from holdfast.testing.samples import NOW, a_record, an_audit_event
+from packages.holdfast.tests.support.citus import ON_CITUS
 
 
 @dataclass
@@ -29,10 +33,12 @@ class Stores:
         return [row["name"] for row in rows]
 
 
-@pytest.fixture(params=["sqlite", "postgresql", "postgresql+psycopg"])
+@pytest.fixture(params=["sqlite", "postgresql", "postgresql+psycopg", *ON_CITUS])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/chunks.db"
+    if request.param == "citus":
+        return str(request.getfixturevalue("citus_url"))
     url = str(request.getfixturevalue("postgres_url"))
     return url.replace("postgresql", request.param, 1)
 
@@ -133,3 +139,29 @@ async def test_held_key_ends_the_claims_and_frees_those_behind_it(postgres_url: 
         await holder.rollback()
         assert await chunk.claim([key("b")], NOW) == [KeyClaimed()]
         await chunk.rollback()
+
+
+async def test_asyncpg_looks_no_types_up_in_the_catalogue(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Citus that takes a second, for each connection."""
+    looked_up: list[Any] = []
+    look_up = asyncpg.Connection._introspect_types
+
+    async def noted(self: Any, oids: Any, timeout: Any) -> Any:
+        looked_up.append(oids)
+        return await look_up(self, oids, timeout)
+
+    monkeypatch.setattr(asyncpg.Connection, "_introspect_types", noted)
+    async with opened(postgres_url) as stores:
+        chunk = await stores.one.begin_chunk()
+        await chunk.claim([key("a")], NOW)
+        numbers = SequenceNumbers(stores.one)
+        on = await chunk.statements()
+        assert await numbers.use(Stream("ada", "phone"), 0, ["one", "two"], NOW, on)
+        assert await numbers.use(Stream("ada", "phone"), 2, ["three"], NOW, on)
+        record = a_record(key="a", tenant="ada", endpoint="things.create")
+        await chunk.commit([record], [an_audit_event(record)])
+        assert looked_up == []
+        await stores.one.read("SELECT :numbers::bigint[]", {"numbers": [1]})  # an app's may
+        assert looked_up

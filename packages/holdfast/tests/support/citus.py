@@ -32,9 +32,10 @@ FILLED_TABLES: Final = """
 SELECT quote_ident(tablename) AS name FROM pg_tables
  WHERE schemaname = 'public' AND tablename NOT IN ('holdfast_migrations', 'holdfast_secret')
 """
+# Those of the library on the coordinator stay: holdfast_console_sessions, for example.
 LOCAL_TABLES: Final = """
 SELECT quote_ident(tablename) AS name FROM pg_tables
- WHERE schemaname = 'public' AND NOT EXISTS (
+ WHERE schemaname = 'public' AND NOT starts_with(tablename, 'holdfast_') AND NOT EXISTS (
        SELECT 1 FROM pg_dist_partition WHERE logicalrelid = to_regclass(quote_ident(tablename)))
 """
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from packages.holdfast.tests.support.citus import ON_CITUS
 from packages.services.tests.cli.conftest import Cli, Here, Server, token
 
 
@@ -49,13 +50,13 @@ class Walker:
         return {quest["questId"]: quest["status"] for quest in quests}
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])
 def walker(
     request: pytest.FixtureRequest, here: Here, tmp_path: Path, serve: Callable[..., Server]
 ) -> Walker:
     database = f"sqlite:///{tmp_path}/server.db"
-    if request.param == "postgresql":
-        database = request.getfixturevalue("postgres_url")
+    if request.param != "sqlite":
+        database = request.getfixturevalue(f"{request.param}_url")
     options = ("--database", database, "--no-jobs")
     server = serve(*options, HOLDFAST_WALK_ORDERING="strict", HOLDFAST_LOG_LEVEL="ERROR")
     assert server.url, server.stderr()

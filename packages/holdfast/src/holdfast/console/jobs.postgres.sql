@@ -32,6 +32,22 @@ SELECT tenant, id::text AS job_id, queue, type, resource_id, state, attempts, ma
  WHERE :type IN ('', type) OR nth = :scanned
  ORDER BY nth LIMIT :most::integer;
 
+-- name: live_jobs on citus
+WITH scanned AS (
+    SELECT *, row_number() OVER (ORDER BY visible_at, id) AS nth
+      FROM holdfast_first_jobs(:queue::text, '{state}', {tenant_name}, :after_at::text::timestamptz,
+                               :after_id::uuid, :scanned::integer)
+     ORDER BY visible_at, id LIMIT :scanned::integer
+)
+SELECT tenant, id::text AS job_id, queue, type, resource_id, state, attempts, max_attempts, worker,
+       extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
+       CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
+       NULL::float8 AS ended_at, NULL::text AS error,
+       visible_at::text || ' ' || id::text AS place, nth, :type::text IN ('', type) AS matches
+  FROM scanned
+ WHERE :type IN ('', type) OR nth = :scanned
+ ORDER BY nth LIMIT :most::integer;
+
 -- name: waiting_jobs_of_tenant
 -- In the order of their ids: no index has the times of one tenant's jobs.
 WITH scanned AS (
@@ -130,6 +146,13 @@ SELECT found.tenant, found.id::text AS job_id
  WHERE :queue::text IN ('', queues.queue) AND found.state = 'waiting' AND :type::text IN ('', found.type)
  LIMIT :most::integer;
 
+-- name: matching_waiting on citus
+SELECT tenant, id::text AS job_id
+  FROM holdfast_first_jobs(:queue::text, '', NULL, '-infinity',
+                           '00000000-0000-0000-0000-000000000000', :scanned::integer)
+ WHERE state = 'waiting' AND :type::text IN ('', type)
+ LIMIT :most::integer;
+
 -- name: matching_waiting_of_tenant
 SELECT tenant, job_id::text AS job_id
   FROM (SELECT tenant, id AS job_id, queue, type, state FROM holdfast_jobs
@@ -178,3 +201,6 @@ UNION
 SELECT tenant FROM dead
  WHERE EXISTS (SELECT 1 FROM holdfast_dead_letters AS job
                 WHERE job.tenant = dead.tenant AND job.job_id = :job_id::uuid);
+
+-- name: tenants_of_job on citus
+SELECT DISTINCT tenant FROM holdfast_tenants_of_job(:job_id::uuid, :most::integer) AS found(tenant);

@@ -374,6 +374,7 @@ def job_sql(
     file = "jobs.sqlite.sql" if store.name == "sqlite" else "jobs.postgres.sql"
     sql = load_queries("holdfast.console", file, names=store.table_names)[name]
     sql = sql.replace("{tenant}", "1 = 1" if tenant is ALL_TENANTS else "tenant = :tenant")
+    sql = sql.replace("{tenant_name}", "NULL" if tenant is ALL_TENANTS else ":tenant")
     return sql.replace("{queue}", "queue = :queue" if queue else "1 = 1").replace("{state}", state)
 
 

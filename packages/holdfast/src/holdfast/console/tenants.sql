@@ -11,6 +11,9 @@ WITH RECURSIVE found(tenant, place) AS (
 )
 SELECT tenant FROM found WHERE tenant IS NOT NULL ORDER BY tenant;
 
+-- name: tenants on citus
+SELECT tenant FROM holdfast_next_tenants(:after, :limit) AS found(tenant) ORDER BY tenant;
+
 -- name: recent_records
 SELECT count(*) AS n
   FROM (SELECT 1 AS one FROM holdfast_idempotency_records

@@ -63,6 +63,11 @@ _OTHERS: Final = (
     "sweep_records",
     "clean_jobs",
     "find_records",
+    "two_phase_commit",
+    "first_jobs",
+    "newest_records",
+    "next_tenants",
+    "tenants_of_job",
 )
 
 # The longest first: claim_jobs is not an index of claim.
@@ -84,6 +89,8 @@ class TableNames:
     schema: str | None = None
     # The names of version 0.1: most tables have no prefix.
     is_unprefixed: bool = False
+    # The tables are distributed by Citus, which needs other statements here and there.
+    is_distributed: bool = False
     # Distinguishes the advisory locks of two apps in one database. Empty for the default names.
     _lock_salt: str = field(init=False, repr=False, compare=False)
 

@@ -218,6 +218,8 @@ class JobStore:
         tx, lease = unit.statements, job.lease
         if job.order_key is not None:
             await self._lock_order(tx, lease.tenant, job.order_key)
+        if self.store.table_names.is_distributed:
+            await self._run(tx, "two_phase_commit", {})
         if not await self._run(tx, "complete_one", _of(lease, worker) | {"result": result}):
             raise LeaseLostError("the lease was lost before the commit")
         await self._release_next(tx, job)

@@ -163,6 +163,10 @@ SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result::text, a
     ON CONFLICT (tenant, job_id) DO NOTHING
 RETURNING job_id::text AS job_id;
 
+-- name: two_phase_commit
+-- Before "complete_one" on Citus; see stores/citus.sql.
+SELECT holdfast_two_phase_commit();
+
 -- name: remove_completed
 -- A job whose key was completed before it ran.
 DELETE FROM holdfast_jobs

@@ -65,6 +65,10 @@ async def find_records(
     is_unfiltered = tenant is None and not filters and store.name != "sqlite"
     name = "newest_records" if is_unfiltered else "find_records"
     sql = record_queries(store)[name].replace("{where}", where)
+    if store.table_names.is_distributed:  # parameters of a function
+        place = ":after_at, :after_tenant, :after_endpoint, :after_key"
+        sql = sql.replace("{before}", "NULL" if before is None else ":before")
+        sql = sql.replace("{after}", "NULL, NULL, NULL, NULL" if after is None else place)
     rows = await store.read(sql, values)
     return [listed_record(tuple(row.values())[:_COLUMNS]) for row in rows]
 

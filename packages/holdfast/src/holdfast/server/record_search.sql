@@ -34,6 +34,14 @@ SELECT found.tenant, found.endpoint, found.idempotency_key,
  ORDER BY found.created_at DESC, found.tenant DESC, found.endpoint DESC, found.idempotency_key DESC
  LIMIT :limit;
 
+-- name: newest_records on citus
+SELECT tenant, endpoint, idempotency_key,
+       canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
+       request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
+  FROM holdfast_newest_records({before}, {after}, :limit)
+ ORDER BY created_at DESC, tenant DESC, endpoint DESC, idempotency_key DESC
+ LIMIT :limit;
+
 -- name: find_audit_event
 SELECT id, actor, resource, version, created_at, seal
   FROM holdfast_audit_events

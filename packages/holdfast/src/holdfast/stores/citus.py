@@ -27,8 +27,11 @@ _KNOWN_COORDINATOR: Final = "SELECT 1 FROM pg_dist_node WHERE groupid = 0"
 # Two tables may be distributed in one transaction only if shards are created one after the other.
 _SEQUENTIAL: Final = "SET LOCAL citus.multi_shard_modify_mode TO 'sequential'"
 _RECORDS: Final = "idempotency_records"
-# The library's tables whose rows belong to no tenant.
+# The library's tables whose rows belong to no tenant, and are read on every node.
 _REFERENCES: Final = ("migrations", "secret")
+# Those that the coordinator alone has: to use them needs no other node. Citus must know them, to
+# commit them together with rows of tenants.
+_LOCAL: Final = ("paused_queues", "console_sessions", "request_counts")
 _DISTRIBUTE: Final = (
     "SELECT create_distributed_table($1::text::regclass, $2::text, colocate_with => $3::text)"
 )
@@ -60,6 +63,8 @@ def distribute(
 ) -> Generator[Statement, Rows, list[str]]:
     """Distribute tables by a column, or copy them to all nodes; return those that were not yet.
 
+    The coordinator keeps some of the library's own.
+
     ``tables`` are names with the column of the tenant; without one, a table becomes a reference
     table. The library's own are added. Rows that a table has are moved.
 
@@ -79,12 +84,15 @@ def distribute(
     records = names.table(_RECORDS)
     wanted: dict[str, str | None] = {records: "tenant"}
     wanted |= dict(tables)
-    wanted |= dict.fromkeys(names.table(name) for name in _REFERENCES)
+    wanted |= dict.fromkeys(names.table(name) for name in (*_LOCAL, *_REFERENCES))
+    local = {names.table(name) for name in _LOCAL}
     changed = []
     for table, column in wanted.items():
         if (yield from _is_known(table)):
             continue
-        if column is None:
+        if table in local:
+            yield "SELECT citus_add_local_table_to_metadata($1::text::regclass)", (table,)
+        elif column is None:
             yield "SELECT create_reference_table($1::text::regclass)", (table,)
         else:
             group = "none" if table == records else records

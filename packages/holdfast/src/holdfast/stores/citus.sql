@@ -2,6 +2,9 @@
 -- as Citus needs them: rows are found by their keys, and locked with one statement for each tenant,
 -- which Citus sends to the shard of that tenant. They work on every PostgreSQL, and are slower where
 -- one statement is possible: see docs/decisions/0056-portable-sql.md.
+--
+-- At the end, functions for statements of the console that are recursive elsewhere: Citus has no
+-- recursion over distributed tables, and no LIMIT in a lateral subquery.
 
 DROP FUNCTION IF EXISTS holdfast_lease_locked_jobs(
     tid[], boolean, timestamptz, text, float8, boolean);
@@ -303,4 +306,242 @@ BEGIN
     END IF;
     GET DIAGNOSTICS v_deleted = ROW_COUNT;
     RETURN v_deleted;
+END $$;
+
+-- Has Citus commit in two phases if this transaction has written a table that only the coordinator has,
+-- such as one of the app. By itself Citus does not count such a table: it commits on the node of the
+-- tenant first, and if the coordinator then fails, the record of a request is kept without its effect.
+-- A change of a table that Citus knows to be on the coordinator counts, even of no row.
+CREATE OR REPLACE FUNCTION holdfast_two_phase_commit() RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    IF pg_current_xact_id_if_assigned() IS NOT NULL THEN
+        DELETE FROM holdfast_paused_queues WHERE queue = '';
+    END IF;
+END $$;
+
+-- Writes the record and the audit event; see 0007_client_generated_at.sql.
+CREATE OR REPLACE FUNCTION holdfast_save_record(
+    p_tenant text, p_endpoint text, p_key text, p_body_hash text, p_fingerprint text,
+    p_status integer, p_body bytea, p_headers text,
+    p_request_id text, p_correlation_id text, p_created_at timestamptz, p_expires_at timestamptz,
+    p_client_generated_at timestamptz,
+    p_audit_id text, p_actor text, p_resource text, p_version bigint
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+BEGIN
+    INSERT INTO holdfast_idempotency_records AS old
+           (tenant, endpoint, idempotency_key, canonical_body_hash, request_fingerprint,
+            response_status, response_body, response_headers,
+            request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at)
+    VALUES (p_tenant, p_endpoint, p_key, p_body_hash, p_fingerprint,
+            p_status, p_body, p_headers::jsonb,
+            p_request_id, p_correlation_id, p_audit_id, p_created_at, p_expires_at,
+            p_client_generated_at)
+        ON CONFLICT (tenant, endpoint, idempotency_key) DO UPDATE
+       SET canonical_body_hash = excluded.canonical_body_hash,
+           request_fingerprint = excluded.request_fingerprint,
+           response_status     = excluded.response_status,
+           response_body       = excluded.response_body,
+           response_headers    = excluded.response_headers,
+           request_id          = excluded.request_id,
+           correlation_id      = excluded.correlation_id,
+           audit_id            = excluded.audit_id,
+           created_at          = excluded.created_at,
+           expires_at          = excluded.expires_at,
+           client_generated_at = excluded.client_generated_at
+     WHERE old.expires_at <= excluded.created_at;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the key was recorded by another' USING ERRCODE = 'HF002';
+    END IF;
+    IF p_audit_id IS NOT NULL THEN
+        INSERT INTO holdfast_audit_events
+               (tenant, id, actor, endpoint, payload_hash, status, resource, version,
+                request_id, correlation_id, created_at)
+        VALUES (p_tenant, p_audit_id, p_actor, p_endpoint, p_body_hash, p_status, p_resource,
+                p_version, p_request_id, p_correlation_id, p_created_at);
+    END IF;
+    PERFORM holdfast_two_phase_commit();
+END $$;
+
+-- Completes a job in the transaction of its effects; see 0009_complete_job.sql.
+CREATE OR REPLACE FUNCTION holdfast_complete_job(
+    p_tenant text, p_job_id uuid, p_lease bigint, p_worker text, p_result text
+) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+DECLARE
+    v_job holdfast_jobs;
+BEGIN
+    DELETE FROM holdfast_jobs
+     WHERE tenant = p_tenant AND id = p_job_id AND lease = p_lease AND worker = p_worker
+       AND visible_at > statement_timestamp()
+    RETURNING * INTO v_job;
+    IF FOUND THEN
+        INSERT INTO holdfast_job_completions
+               (tenant, job_id, key, queue, type, resource_id, payload_hash, result, attempts,
+                worker, request_id, correlation_id, enqueued_at, completed_at)
+        VALUES (p_tenant, p_job_id, v_job.key, v_job.queue, v_job.type, v_job.resource_id,
+                v_job.payload_hash, p_result, v_job.attempts, p_worker, v_job.request_id,
+                v_job.correlation_id, v_job.enqueued_at, statement_timestamp())
+            ON CONFLICT (tenant, job_id) DO NOTHING;
+    END IF;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'the lease was lost' USING ERRCODE = 'HF003';
+    END IF;
+    PERFORM holdfast_two_phase_commit();
+END $$;
+
+-- The numbers of jobs and dead letters of each queue; see 0012_console.sql. Citus has no generic plan
+-- for a statement whose shards depend on no parameter.
+CREATE OR REPLACE FUNCTION holdfast_queue_depths(p_most integer, p_budget integer)
+RETURNS TABLE (
+    queue text, waiting bigint, running bigint, dead bigint, oldest_seconds float8, counted integer
+) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE
+    v_now timestamptz := statement_timestamp();
+    v_queue text := '';
+    v_queues text[] := '{}';
+    v_dead text[] := '{}';
+    v_most integer;
+    v_jobs bigint;
+    v_oldest timestamptz;
+BEGIN
+    LOOP
+        SELECT queue INTO v_queue FROM holdfast_jobs
+         WHERE queue > v_queue ORDER BY queue LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_queues := v_queues || v_queue;
+    END LOOP;
+    v_queue := '';
+    LOOP
+        SELECT queue INTO v_queue FROM holdfast_dead_letters
+         WHERE queue > v_queue AND requeued_at IS NULL ORDER BY queue LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        v_dead := v_dead || v_queue;
+    END LOOP;
+    v_most := least(p_most, greatest(100, p_budget / greatest(
+        1, (SELECT count(DISTINCT name)::integer FROM unnest(v_queues || v_dead) AS name))
+        / 100 * 100));
+    counted := v_most;
+    FOREACH v_queue IN ARRAY v_queues LOOP
+        queue := v_queue;
+        SELECT count(*) INTO running
+          FROM (SELECT 1 FROM holdfast_jobs
+                 WHERE queue = v_queue AND state = 'running' LIMIT v_most) AS first;
+        SELECT count(*) INTO v_jobs
+          FROM (SELECT 1 FROM holdfast_jobs WHERE queue = v_queue LIMIT 2 * v_most) AS first;
+        SELECT min(run_at) FILTER (WHERE state = 'waiting') INTO v_oldest
+          FROM (SELECT state, run_at FROM holdfast_jobs
+                 WHERE queue = v_queue AND visible_at <= v_now
+                 ORDER BY visible_at LIMIT 10) AS first;
+        waiting := least(v_jobs - running, v_most);
+        oldest_seconds := coalesce(greatest(0, extract(epoch FROM v_now - v_oldest)), 0);
+        dead := 0;
+        IF v_queue = ANY (v_dead) THEN
+            SELECT count(*) INTO dead
+              FROM (SELECT 1 FROM holdfast_dead_letters
+                     WHERE queue = v_queue AND requeued_at IS NULL LIMIT v_most) AS first;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+    running := 0;
+    waiting := 0;
+    oldest_seconds := 0;
+    FOREACH v_queue IN ARRAY v_dead LOOP
+        CONTINUE WHEN v_queue = ANY (v_queues);
+        queue := v_queue;
+        SELECT count(*) INTO dead
+          FROM (SELECT 1 FROM holdfast_dead_letters
+                 WHERE queue = v_queue AND requeued_at IS NULL LIMIT v_most) AS first;
+        RETURN NEXT;
+    END LOOP;
+END $$;
+
+-- The first p_limit jobs of each queue after a place, in the order of their times. An empty state or
+-- queue matches every one, and so does a tenant that is null.
+CREATE OR REPLACE FUNCTION holdfast_first_jobs(
+    p_queue text, p_state text, p_tenant text, p_after timestamptz, p_after_id uuid, p_limit integer
+) RETURNS SETOF holdfast_jobs LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_queue text := p_queue;
+BEGIN
+    LOOP
+        IF p_queue = '' THEN
+            SELECT queue INTO v_queue FROM holdfast_jobs
+             WHERE queue > v_queue ORDER BY queue LIMIT 1;
+            EXIT WHEN NOT FOUND;
+        END IF;
+        RETURN QUERY
+        SELECT * FROM holdfast_jobs
+         WHERE queue = v_queue AND (p_state = '' OR state = p_state)
+           AND (p_tenant IS NULL OR tenant = p_tenant)
+           AND (visible_at, id) > (p_after, p_after_id)
+         ORDER BY visible_at, id LIMIT p_limit;
+        EXIT WHEN p_queue <> '';
+    END LOOP;
+END $$;
+
+-- The newest p_limit records of each endpoint: before an instant, and after a place in the list. What is
+-- null matches every record.
+CREATE OR REPLACE FUNCTION holdfast_newest_records(
+    p_before timestamptz, p_after_at timestamptz, p_after_tenant text, p_after_endpoint text,
+    p_after_key text, p_limit bigint
+) RETURNS SETOF holdfast_idempotency_records LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_endpoint text := '';
+BEGIN
+    LOOP
+        SELECT endpoint INTO v_endpoint FROM holdfast_idempotency_records
+         WHERE endpoint > v_endpoint ORDER BY endpoint LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        RETURN QUERY
+        SELECT * FROM holdfast_idempotency_records
+         WHERE endpoint = v_endpoint AND (p_before IS NULL OR created_at < p_before)
+           AND (p_after_at IS NULL
+                OR (created_at, tenant, endpoint, idempotency_key)
+                   < (p_after_at, p_after_tenant, p_after_endpoint, p_after_key))
+         ORDER BY created_at DESC, tenant DESC, idempotency_key DESC LIMIT p_limit;
+    END LOOP;
+END $$;
+
+-- The next tenants that have records, in the order of their names.
+CREATE OR REPLACE FUNCTION holdfast_next_tenants(p_after text, p_limit bigint)
+RETURNS SETOF text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_tenant text := p_after;
+BEGIN
+    FOR i IN 1 .. p_limit LOOP
+        SELECT tenant INTO v_tenant FROM holdfast_idempotency_records
+         WHERE tenant > v_tenant ORDER BY tenant LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        RETURN NEXT v_tenant;
+    END LOOP;
+END $$;
+
+-- The tenants that have a job with this id, among the first p_most of each table.
+CREATE OR REPLACE FUNCTION holdfast_tenants_of_job(p_job_id uuid, p_most integer)
+RETURNS SETOF text LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    v_tenant text := '';
+BEGIN
+    FOR i IN 1 .. p_most LOOP
+        SELECT tenant INTO v_tenant FROM holdfast_jobs
+         WHERE tenant > v_tenant ORDER BY tenant LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        RETURN QUERY SELECT tenant FROM holdfast_jobs WHERE tenant = v_tenant AND id = p_job_id;
+    END LOOP;
+    v_tenant := '';
+    FOR i IN 1 .. p_most LOOP
+        SELECT tenant INTO v_tenant FROM holdfast_job_completions
+         WHERE tenant > v_tenant ORDER BY tenant LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        RETURN QUERY
+        SELECT tenant FROM holdfast_job_completions WHERE tenant = v_tenant AND job_id = p_job_id;
+    END LOOP;
+    v_tenant := '';
+    FOR i IN 1 .. p_most LOOP
+        SELECT tenant INTO v_tenant FROM holdfast_dead_letters
+         WHERE tenant > v_tenant ORDER BY tenant LIMIT 1;
+        EXIT WHEN NOT FOUND;
+        RETURN QUERY
+        SELECT tenant FROM holdfast_dead_letters WHERE tenant = v_tenant AND job_id = p_job_id;
+    END LOOP;
 END $$;

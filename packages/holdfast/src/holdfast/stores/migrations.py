@@ -163,6 +163,7 @@ class MigrationTable:
 
         Raises ``ConfigurationError`` if the database cannot store every text.
         """
+        is_citus = False
         if not self._is_sqlite:
             [(encoding, is_citus)] = yield _SERVER, ()
             _refuse_encoding(encoding)
@@ -181,6 +182,8 @@ class MigrationTable:
             yield self.record(Migration(*_PREFIXED, "table_names", ""))
         elif _PREFIXED not in applied and self.names.prefix == DEFAULT_PREFIX:
             self.names = replace(self.names, is_unprefixed=True)
+        if is_citus and (yield from is_distributed(self.names)):
+            self.names = replace(self.names, is_distributed=True)
         return applied - {_PREFIXED}
 
     def check(

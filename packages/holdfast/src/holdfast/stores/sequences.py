@@ -76,7 +76,10 @@ class SequenceNumbers:
             "forgotten": last - KNOWN_NUMBERS,
         }
         if self.has_locks:
-            values |= {"numbers": list(range(before + 1, last + 1)), "hashes": list(hashes)}
+            values |= {
+                "numbers": [str(number) for number in range(before + 1, last + 1)],
+                "hashes": list(hashes),
+            }
             name = "begin_at_once" if before == 0 else "advance_at_once"
             return await self._execute(name, values, on) == len(hashes)
         if not await self._execute("begin_stream" if before == 0 else "advance_stream", values, on):

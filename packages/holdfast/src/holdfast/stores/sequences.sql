@@ -1,4 +1,4 @@
--- The statements of strict sequences.
+-- The statements of strict sequences. Array parameters are text[], as in postgres/queries.sql.
 
 -- name: find_number
 -- How far a stream has come, and the key that a number was used for. Null: not known.
@@ -31,7 +31,9 @@ WITH begun AS (
 )
 INSERT INTO holdfast_sequence_numbers (tenant, client_id, number, key_hash)
 SELECT begun.tenant, begun.client_id, used.number, used.key_hash
-  FROM begun, unnest(CAST(:numbers AS bigint[]), CAST(:hashes AS text[])) AS used (number, key_hash);
+  FROM begun,
+       unnest(CAST(CAST(:numbers AS text[]) AS bigint[]), CAST(:hashes AS text[]))
+       AS used (number, key_hash);
 
 -- name: advance_at_once
 -- Uses the next numbers of a stream, on PostgreSQL. Inserts no row if the stream is not where it was.
@@ -46,7 +48,8 @@ WITH advanced AS (
 INSERT INTO holdfast_sequence_numbers (tenant, client_id, number, key_hash)
 SELECT advanced.tenant, advanced.client_id, used.number, used.key_hash
   FROM advanced,
-       unnest(CAST(:numbers AS bigint[]), CAST(:hashes AS text[])) AS used (number, key_hash);
+       unnest(CAST(CAST(:numbers AS text[]) AS bigint[]), CAST(:hashes AS text[]))
+       AS used (number, key_hash);
 
 -- name: begin_stream
 -- Changes no row if the stream has begun. This and the next three are for SQLite.

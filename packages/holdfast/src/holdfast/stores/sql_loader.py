@@ -10,7 +10,7 @@ from holdfast.errors import ConfigurationError
 
 __all__ = ["Queries", "load_queries", "without_comments"]
 
-_NAME: Final = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
+_NAME: Final = re.compile(r"^-- name: (\w+)( on citus)?\s*$", re.MULTILINE)
 _COMMENT: Final = re.compile(r"^[ \t]*--.*\n?", re.MULTILINE)
 
 
@@ -36,13 +36,16 @@ def load_queries(
 ) -> Queries:
     """Read a file of statements, each preceded by a line ``-- name: …``.
 
+    A statement after ``-- name: … on citus`` replaces that of the same name in a database whose
+    tables are distributed.
+
     The file names Holdfast's tables as they are called by default (``holdfast_jobs``); ``names``
     are the names in the database at hand.
     """
     text = files(package).joinpath(file).read_text(encoding="utf-8")
     parts = _NAME.split(text)
-    named = zip(parts[1::2], parts[2::2], strict=True)
-    statements = {
-        name: names.render(without_comments(sql).strip().rstrip(";")) for name, sql in named
-    }
+    statements: dict[str, str] = {}
+    for name, is_for_citus, sql in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
+        if not is_for_citus or names.is_distributed:
+            statements[name] = names.render(without_comments(sql).strip().rstrip(";"))
     return Queries(f"{package}/{file}", statements)

@@ -1,12 +1,22 @@
 """Sample records, names and bodies for tests of stores."""
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from holdfast.ports import Claimed, Store, UnitOfWork
 
-__all__ = ["AWKWARD_NAMES", "BODIES", "NOW", "a_record", "an_audit_event", "claimed", "commit"]
+__all__ = [
+    "AWKWARD_NAMES",
+    "BODIES",
+    "NOW",
+    "a_record",
+    "an_audit_event",
+    "claimed",
+    "claimed_soon",
+    "commit",
+]
 
 # The time of the samples.
 NOW: Final = datetime(2026, 3, 1, 12, 30, 15, 123456, tzinfo=UTC)
@@ -85,6 +95,19 @@ async def claimed(store: Store, record_id: RecordId, now: datetime = NOW) -> Uni
     claim = await store.claim(record_id, now)
     assert isinstance(claim, Claimed), claim
     return claim.unit
+
+
+async def claimed_soon(store: Store, record_id: RecordId, *, seconds: float = 20) -> UnitOfWork:
+    """Claim a key that may still be held for a moment by a connection that was cut.
+
+    The server notices that only after the statement that it executes.
+    """
+    async with asyncio.timeout(seconds):
+        while True:
+            claim = await store.claim(record_id, NOW)
+            if isinstance(claim, Claimed):
+                return claim.unit
+            await asyncio.sleep(0.01)
 
 
 async def commit(store: Store, record: Record, *, now: datetime = NOW, audit: bool = False) -> None:

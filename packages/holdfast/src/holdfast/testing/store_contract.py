@@ -36,6 +36,7 @@ from holdfast.testing.samples import (
     a_record,
     an_audit_event,
     claimed,
+    claimed_soon,
     commit,
 )
 from holdfast.testing.sequence_contract import SequenceContract
@@ -168,7 +169,7 @@ class StoreContract(SequenceContract):
         record = a_record()
 
         async def handler() -> None:
-            unit = await claimed(store, record.id)
+            unit = await claimed_soon(store, record.id)
             try:
                 while True:
                     await self.write_business_row(unit, "row")
@@ -181,7 +182,8 @@ class StoreContract(SequenceContract):
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-        await commit(store, record)
+        unit = await claimed_soon(store, record.id)
+        await unit.commit(record, None)
         assert await self.count_business_rows(store, "row") == 0
 
     async def test_unit_without_a_key_commits_its_rows(self, store: Store) -> None:

@@ -213,15 +213,9 @@ class JetStreamEngine:
             for message, _ in named:
                 await self._broker.acknowledge(message.receipt, nak(_ERROR_SECONDS))
             raise
-        deliveries, others = [], []
-        for message, job in named:
-            mine = leased.pop(job, None)  # the first of two messages about one job
-            if mine is None:
-                others.append((message, job))
-            else:
-                deliveries.append(Delivery(mine, message.receipt))
+        deliveries, others = _matched(named, leased)
         if others:
-            await self._return(others)
+            deliveries += await self._lease_or_return(others, alone=alone)
         return deliveries
 
     async def _claim(
@@ -232,15 +226,29 @@ class JetStreamEngine:
         )
         return {(job.lease.tenant, job.lease.job_id): job for job in leased}
 
-    async def _return(self, others: Sequence[tuple[Message, tuple[str, str]]]) -> None:
-        """Acknowledge messages about jobs that could not be leased, or delay their delivery."""
+    async def _lease_or_return(
+        self, others: Sequence[tuple[Message, tuple[str, str]]], *, alone: bool
+    ) -> list[Delivery]:
+        """Try once more to lease jobs that are due; acknowledge or delay the other messages.
+
+        A due job that could not be leased was locked by another transaction: most often by the
+        relay, which marks it as published while it is delivered. The mark is short, so the lock is
+        gone by now; to return the message would cost another delivery.
+        """
+        deliveries: list[Delivery] = []
         unpublished: set[tuple[str, str]] = set()
         try:
             to_do = await self._job_store.still_to_do({job for _, job in others})
             free_in_seconds = {job: found.free_in_seconds for job, found in to_do.items()}
             unpublished = await self._unpublish_paused(to_do)
+            due = {job for job, seconds in free_in_seconds.items() if seconds == 0} - unpublished
+            if due:
+                deliveries, others = _matched(others, await self._claim(due, alone=alone))
         except StoreError:
             free_in_seconds = {job: _ERROR_SECONDS for _, job in others}
+        for delivery in deliveries:  # there may be another message about it
+            lease = delivery.job.lease
+            free_in_seconds[lease.tenant, lease.job_id] = self._lease_seconds
         for message, job in others:
             free_in = free_in_seconds.get(job)
             if free_in is None or job in unpublished:
@@ -250,9 +258,10 @@ class JetStreamEngine:
                 reply = _ACK
             elif free_in > 0:
                 reply = nak(free_in + _DELIVERY_MARGIN_SECONDS)
-            else:  # another transaction has locked the row
+            else:  # another transaction still has locked the row
                 reply = nak(min(1.0, 0.01 * 2 ** min(message.deliveries, 7)))
             await self._broker.acknowledge(message.receipt, reply)
+        return deliveries
 
     async def _unpublish_paused(
         self, to_do: Mapping[tuple[str, str], ToDo]
@@ -368,6 +377,20 @@ def jetstream(
         )
 
     return make
+
+
+def _matched(
+    named: Sequence[tuple[Message, tuple[str, str]]], leased: dict[tuple[str, str], LeasedJob]
+) -> tuple[list[Delivery], list[tuple[Message, tuple[str, str]]]]:
+    """Return the deliveries of leased jobs, and the messages that are left."""
+    deliveries, others = [], []
+    for message, job in named:
+        mine = leased.pop(job, None)  # the first of two messages about one job
+        if mine is None:
+            others.append((message, job))
+        else:
+            deliveries.append(Delivery(mine, message.receipt))
+    return deliveries, others
 
 
 def _decode(message: Message) -> tuple[str, str] | None:

@@ -130,7 +130,8 @@ class PostgresChunk:
         connection, count = self._unit.connection, len(numbers)
         while count:
             await connection.execute(_SET)
-            rows = await connection.fetch(self._sql["try_locks"], sorted(set(numbers[:count])))
+            wanted = [str(number) for number in sorted(set(numbers[:count]))]
+            rows = await connection.fetch(self._sql["try_locks"], wanted)
             held = {row[0] for row in rows if not row[1]}
             if not held:
                 await connection.execute(_RELEASE)
@@ -193,6 +194,8 @@ class PostgresChunk:
     async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
         """Write records and audit events in one statement, and commit."""
         try:
+            if self._names.is_distributed:
+                await self._unit.connection.execute(self._sql["two_phase_commit"])
             if records or audits:
                 row = await self._unit.connection.fetchrow(
                     self._sql["save_records"], *_columns(records), *_audit_columns(audits)
@@ -257,27 +260,33 @@ class PostgresItemUnit:
         self.statements.end()
 
 
-def _columns(records: Sequence[Record]) -> list[list[Any]]:
+def _columns(records: Sequence[Record]) -> list[list[str | None]]:
     """Return the values of records by column, in the order of ``save_records``."""
     rows = [
         (
             *record.id,
             *record.fingerprint,
-            record.status,
-            record.body,
+            str(record.status),
+            f"\\x{record.body.hex()}",
             encode_headers(record),
             record.request_id,
             record.correlation_id,
             record.audit_id,
-            record.created_at,
-            record.expires_at,
-            record.client_generated_at,
+            record.created_at.isoformat(),
+            record.expires_at.isoformat(),
+            None if record.client_generated_at is None else record.client_generated_at.isoformat(),
         )
         for record in records
     ]
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(14)]
 
 
-def _audit_columns(audits: Sequence[AuditEvent]) -> list[list[Any]]:
-    rows = [audit_values(audit, audit.created_at)[:11] for audit in audits]
+def _audit_columns(audits: Sequence[AuditEvent]) -> list[list[str | None]]:
+    rows = [
+        [
+            value if value is None else str(value)
+            for value in audit_values(audit, audit.created_at.isoformat())[:11]
+        ]
+        for audit in audits
+    ]
     return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(11)]

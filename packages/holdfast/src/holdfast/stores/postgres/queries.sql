@@ -1,3 +1,6 @@
+-- Array parameters are text[], and cast. For other arrays asyncpg first looks their types up in the
+-- catalogue, once for each connection: that takes a second on Citus, see docs/decisions/0057-citus.md.
+
 -- name: find_record
 -- The record of a key unless it is expired.
 SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
@@ -38,7 +41,7 @@ SELECT secret FROM holdfast_secret;
 
 -- name: try_locks
 -- Claims several keys without waiting for other holders.
-SELECT lock, pg_try_advisory_xact_lock(lock) FROM unnest($1::bigint[]) AS wanted(lock);
+SELECT lock, pg_try_advisory_xact_lock(lock) FROM unnest($1::text[]::bigint[]) AS wanted(lock);
 
 -- name: find_records
 -- The records of several keys, expired or not, with the places of their keys.
@@ -54,9 +57,10 @@ WITH saved AS (
             request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at)
     SELECT tenant, endpoint, idempotency_key, body_hash, fingerprint, status, body, headers::jsonb,
            request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
-      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::integer[],
-                  $7::bytea[], $8::text[], $9::text[], $10::text[], $11::text[],
-                  $12::timestamptz[], $13::timestamptz[], $14::timestamptz[])
+      FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[],
+                  $6::text[]::integer[], $7::text[]::bytea[], $8::text[], $9::text[], $10::text[],
+                  $11::text[], $12::text[]::timestamptz[], $13::text[]::timestamptz[],
+                  $14::text[]::timestamptz[])
            AS new(tenant, endpoint, idempotency_key, body_hash, fingerprint, status, body, headers,
                   request_id, correlation_id, audit_id, created_at, expires_at,
                   client_generated_at)
@@ -79,7 +83,12 @@ WITH saved AS (
            (tenant, id, actor, endpoint, payload_hash, status, resource, version,
             request_id, correlation_id, created_at)
     SELECT *
-      FROM unnest($15::text[], $16::text[], $17::text[], $18::text[], $19::text[], $20::integer[],
-                  $21::text[], $22::bigint[], $23::text[], $24::text[], $25::timestamptz[])
+      FROM unnest($15::text[], $16::text[], $17::text[], $18::text[], $19::text[],
+                  $20::text[]::integer[], $21::text[], $22::text[]::bigint[], $23::text[],
+                  $24::text[], $25::text[]::timestamptz[])
 )
 SELECT count(*) FROM saved;
+
+-- name: two_phase_commit
+-- Before "save_records" on Citus; see stores/citus.sql.
+SELECT holdfast_two_phase_commit();

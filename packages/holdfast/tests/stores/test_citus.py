@@ -1,0 +1,90 @@
+"""What only a database on Citus shows. Not collected without ``HOLDFAST_TEST_CITUS_URL``.
+
+A table of the app is on the coordinator only. Citus commits on the nodes of tenants before the
+coordinator does, unless it commits in two phases. A serialization failure, which PostgreSQL finds
+last, shows the difference without a crash in between.
+"""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+
+from holdfast import open_store
+from holdfast.core.idempotency_record import RecordId
+from holdfast.jobs.enqueue import Cause, new_job
+from holdfast.jobs.job_store import JobStore
+from holdfast.stores.postgres.params import finish_statement
+from holdfast.testing.samples import NOW, a_record
+from packages.holdfast.tests.support.citus import CITUS_URL, empty_citus
+
+KEY = RecordId("ada", "things.create", "one")
+
+
+class Shelf:
+    """Two transactions on a table of the app, each of which reads what the other one writes."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        self.first = first
+        self._second = second
+
+    async def write(self) -> None:
+        for connection, read, written in ((self.first, 1, 2), (self._second, 2, 1)):
+            await connection.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+            await connection.execute("SELECT n FROM shelf WHERE id = $1", read)
+            await connection.execute("UPDATE shelf SET n = 1 WHERE id = $1", written)
+
+    async def commit(self) -> None:
+        """Commit the second transaction, so that the first one cannot."""
+        await self._second.execute("COMMIT")
+        with pytest.raises(asyncpg.SerializationError):
+            await self.first.execute("COMMIT")
+        rows = await self.first.fetch("SELECT n FROM shelf ORDER BY id")
+        assert [row["n"] for row in rows] == [1, 0]
+
+
+if CITUS_URL:
+
+    @pytest.fixture
+    async def shelf() -> AsyncIterator[Shelf]:
+        await empty_citus()
+        first, second = [await asyncpg.connect(CITUS_URL) for _ in range(2)]
+        await first.execute("CREATE TABLE shelf (id integer PRIMARY KEY, n integer)")
+        await first.execute("INSERT INTO shelf VALUES (1, 0), (2, 0)")
+        yield Shelf(first, second)
+        await first.close()
+        await second.close()
+
+    @pytest.fixture
+    async def store(shelf: Shelf) -> AsyncIterator[Any]:
+        store: Any = open_store(CITUS_URL)
+        await store.open()
+        yield store
+        await store.close()
+
+    async def test_record_is_not_kept_on_citus_if_the_coordinator_does_not_commit(
+        store: Any, shelf: Shelf
+    ) -> None:
+        await shelf.write()
+        record = a_record(key=KEY.key, tenant=KEY.tenant, endpoint=KEY.endpoint)
+        await shelf.first.execute(finish_statement(store.finish_function, record, None))
+        await shelf.commit()
+        assert await store.find(KEY, NOW) is None
+
+    async def test_job_stays_on_citus_if_the_coordinator_does_not_commit(
+        store: Any, shelf: Shelf
+    ) -> None:
+        jobs = JobStore(store)
+        cause = Cause("ada", "ada", "request-1", "correlation-1")
+        async with jobs.transaction() as tx:
+            await jobs.enqueue(tx, new_job("effect", None, cause=cause))
+        (job,) = await jobs.claim(["default"], worker="w", limit=1, lease_seconds=300)
+        await shelf.write()
+        completion = jobs.completion(job, None, worker="w")
+        assert completion is not None
+        await shelf.first.execute(completion)
+        await shelf.commit()
+        (row,) = await store.read("SELECT count(*) AS n FROM holdfast_jobs")
+        assert row["n"] == 1
+        assert not await jobs.read("is_done", {"tenant": "ada", "id": job.lease.job_id})
