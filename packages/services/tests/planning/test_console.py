@@ -46,7 +46,7 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
     )
     assert (audit["tenant"], audit["actor"], audit["reason"]) == (
         "acme",
-        "boss by console",
+        "boss via console",
         "the receiver lost it",
     )
 

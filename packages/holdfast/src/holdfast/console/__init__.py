@@ -24,8 +24,10 @@ from holdfast.console.page import (
     Redirected,
     Shown,
 )
+from holdfast.console.periodic import periodic_page
 from holdfast.console.queues import queue_pages
 from holdfast.console.records import record_pages
+from holdfast.console.request_list import request_list_page
 from holdfast.console.system import ReadSettings, system_page
 from holdfast.console.tenants import tenant_pages
 from holdfast.console.trace import trace_pages
@@ -75,7 +77,9 @@ def console(
         pages=[
             overview_page(holdfast),
             *record_pages(holdfast),
+            request_list_page(),
             *job_pages(holdfast),
+            periodic_page(holdfast),
             *queue_pages(holdfast),
             *trace_pages(),
             *pages,
