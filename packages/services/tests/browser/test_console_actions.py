@@ -229,11 +229,11 @@ async def test_review_is_resolved_and_delivery_sent_again(tab: Tab, shop: Shop) 
     await tab.page.select_option("[name=decision]", "reject")
     await tab.page.fill("[name=reason]", "a traveller")
     await tab.page.click("details.action button")
-    await expect(tab.page.get_by_role("status")).to_have_text("resolved: reject")
+    await expect(tab.page.get_by_role("status")).to_have_text("The review is resolved: reject.")
     assert await actors(shop, "admin.review.resolve") == ["ada via console"]
     await tab.go(f"webhooks/{shop.ids['webhook']}/deliveries/{shop.ids['delivery']}?tenant=acme")
     await tab.act("Send again", reason="the receiver was down")
-    await expect(tab.page.get_by_role("status")).to_have_text("it is sent again")
+    await expect(tab.page.get_by_role("status")).to_have_text("The delivery is sent again.")
     assert await actors(shop, "webhook.resend") == ["ada via console"]
 
 
@@ -253,7 +253,7 @@ async def test_tenant_is_exported_and_erased(tab: Tab, shop: Shop) -> None:
     await tab.go("tenants/show?tenant=kim")
     assert "not exported" not in await tab.text()  # the services' tables are known
     async with tab.page.expect_download() as waiting:
-        await tab.act("Export all rows", reason="asked for by Kim")
+        await tab.act("Export all data", reason="asked for by Kim")
     content = (await (await waiting.value).path()).read_text()
     rows = [json.loads(line) for line in content.splitlines()]
     assert any("kim" in str(row) for row in rows)

@@ -48,8 +48,11 @@ PAGES = {
     "devices": ("devices", ("wanda", "web")),
     "periodic": ("periodic", ("every day at 03:00 UTC", "every hour", "done", "in ")),
     "tenants": ("tenants", ("bob", "erin")),
-    "tenant": ("tenants/show?tenant=bob", ("Stored rows", "Export all rows")),
-    "system": ("system", ("HOLDFAST_JWT_SECRET", "hidden", "Migrations")),
+    "tenant": (
+        "tenants/show?tenant=bob",
+        ("Stored data", "Idempotency records", "Export all data"),
+    ),
+    "system": ("system", ("HOLDFAST_JWT_SECRET", "7 (default)", "Migrations", "Rate limits")),
 }
 # Pictures of the documentation: the page, the scheme and the width.
 PICTURES = {
