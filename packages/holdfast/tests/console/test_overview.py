@@ -77,6 +77,7 @@ async def test_overview_shows_a_paused_queue_with_who_why_and_since_when(lab: Co
         page = (await browser.get("")).text
         assert "paused" not in page
         assert 'data-label="State">open</td>' in page
+        assert 'data-label="Dead letters">0</td>' in page  # no link to an empty list
 
 
 @pytest.mark.parametrize(("tiles", "columns"), [(3, 3), (4, 4), (5, 5), (6, 3), (7, 4), (9, 5)])

@@ -83,7 +83,7 @@ async def test_suspension_by_the_console_refuses_the_walker(open_game: OpenGame)
     ("fields", "message"),
     [
         ({"decision": "forgive", "reason": "x"}, "decision"),
-        ({"decision": "accept", "reason": ""}, "say why"),
+        ({"decision": "accept", "reason": ""}, "Say why"),
         ({"decision": "reject", "accepted_count": "1", "reason": "x"}, "acceptedCount"),
         ({"decision": "accept", "accepted_count": "-1", "reason": "x"}, "whole number"),
         ({"decision": "accept", "accepted_count": "200000", "reason": "x"}, "at most"),

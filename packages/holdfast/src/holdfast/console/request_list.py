@@ -14,7 +14,7 @@ __all__ = ["request_list_page"]
 
 _PAGE_ROWS: Final = 30
 # How many rows of the log one page reads, however few of them match: it has no index of outcomes.
-_SCANNED: Final = 1_000
+_SCANNED: Final = 500
 # Where a page goes on: seconds since 1970 and the id of a row.
 _PLACE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ([0-9]{1,18})")
 _NEWEST: Final = (1e12, 2**62)
@@ -35,12 +35,14 @@ async def _show(request: PageRequest) -> Shown:
     if outcome and outcome not in _LOGGED:
         raise ConsoleError(f"outcome must be one of {', '.join(_LOGGED)}")
     before_at, before_id = _place(request.query.get("after"))
+    tenant = tenant_or_none(request.tenant)
+    scanned = _PAGE_ROWS + 1 if not outcome and tenant is None else _SCANNED
     values: dict[str, Any] = {
         "before_at": before_at,
         "before_id": before_id,
         "outcome": outcome,
-        "tenant": tenant_or_none(request.tenant) or "",
-        "scanned": _SCANNED,
+        "tenant": tenant or "",
+        "scanned": scanned,
         "most": _PAGE_ROWS + 1,
     }
     names = request.store.table_names
@@ -50,7 +52,7 @@ async def _show(request: PageRequest) -> Shown:
     last = None
     if len(found) > _PAGE_ROWS:
         last = found[_PAGE_ROWS - 1]
-    elif rows and rows[-1]["nth"] == _SCANNED:
+    elif rows and rows[-1]["nth"] == scanned:
         last = rows[-1]
     following = None if last is None else f"{last['at']} {last['id']}"
     return Shown(
