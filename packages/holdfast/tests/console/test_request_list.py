@@ -1,4 +1,4 @@
-"""The list of requests that were not executed."""
+"""The list of requests without a record."""
 
 import re
 import uuid
@@ -33,7 +33,7 @@ async def replay(lab: ConsoleLab, tenant: str, number: int) -> list[str]:
     return [each.headers["x-request-id"] for each in sent[1:]]
 
 
-async def test_list_has_each_request_that_was_not_executed_once_by_outcome(
+async def test_list_has_each_request_without_a_record_once_by_outcome(
     lab: ConsoleLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("holdfast.console.request_list._PAGE_ROWS", 3)

@@ -142,13 +142,9 @@ def _attention_of_queues(queues: Sequence[QueueState], most: int, now: datetime)
     return paused + others
 
 
-def _list_of(outcome: str) -> str | None:
+def _list_of(outcome: str) -> str:
     """Return the page that lists the requests with an outcome."""
-    if outcome == "fresh":
-        return "records"
-    if outcome == "rolled_back":  # it leaves no trace but the log of the server
-        return None
-    return f"requests?{urlencode({'outcome': outcome})}"
+    return "records" if outcome == "fresh" else f"requests?{urlencode({'outcome': outcome})}"
 
 
 def _columns(tiles: int) -> int:

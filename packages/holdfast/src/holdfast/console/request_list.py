@@ -1,4 +1,4 @@
-"""The page that lists requests that were not executed: replays, mismatches and refusals."""
+"""The page that lists requests without a record: replays, mismatches, refusals and failures."""
 
 import re
 from datetime import UTC, datetime
@@ -18,10 +18,8 @@ _SCANNED: Final = 500
 # Where a page goes on: seconds since 1970 and the id of a row.
 _PLACE: Final = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?) ([0-9]{1,18})")
 _NEWEST: Final = (1e12, 2**62)
-# Those leave a record, or nothing but a line in the log of the server.
-_LOGGED: Final = {
-    name: title for name, title in OUTCOMES.items() if name not in {"fresh", "rolled_back"}
-}
+# All but those that were executed, which have a record.
+_LOGGED: Final = {name: title for name, title in OUTCOMES.items() if name != "fresh"}
 
 
 def request_list_page() -> Page:
