@@ -176,7 +176,7 @@ async def test_fields_of_a_phone_show_their_whole_hint(tab: Tab) -> None:
       const style = getComputedStyle(field);
       const context = document.createElement('canvas').getContext('2d');
       context.font = style.font;
-      const room = field.clientWidth - 2 * parseFloat(style.paddingLeft);
-      return context.measureText(field.placeholder).width <= room;
+      const width = field.clientWidth - 2 * parseFloat(style.paddingLeft);
+      return context.measureText(field.placeholder).width <= width;
     }"""
     assert await tab.page.eval_on_selector("#find", fits)
