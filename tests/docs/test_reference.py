@@ -27,7 +27,7 @@ from holdfast_services.field.policy import POLICY as FIELD
 from holdfast_services.planning.policy import POLICY as PLANNING
 from holdfast_services.registry import migration_packages
 from holdfast_services.routes.policy import POLICY as ROUTES
-from holdfast_services.settings import Settings
+from holdfast_services.settings import Settings, variable_of
 from holdfast_services.walk.policy import POLICY as WALK
 from tests.docs.pages import DOCS, PAGES, REFERENCE, ROOT, blocks, name_of
 
@@ -49,11 +49,6 @@ def row(page: Path, first: str) -> list[str]:
 
 
 # -- settings -----------------------------------------------------------------------------------
-
-
-def variable_of(name: str) -> str:
-    alias = Settings.model_fields[name].validation_alias
-    return alias if isinstance(alias, str) else f"HOLDFAST_{name.upper()}"
 
 
 @pytest.mark.parametrize("name", Settings.model_fields)

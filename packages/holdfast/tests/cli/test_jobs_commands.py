@@ -236,7 +236,7 @@ def test_queue_is_paused_listed_and_resumed(here: Here, database: str) -> None:
     assert "paused already" in one_line(again.stderr)
     (found,) = json.loads(here("jobs", "paused", "--json", *rest).stdout)
     assert (found["queue"], found["reason"]) == ("mail", "no server")
-    assert found["actor"].endswith(" by holdfast jobs pause")
+    assert found["actor"].endswith(" via holdfast jobs pause")
     assert "no server" in here("jobs", "paused", *rest).stdout.decode()
     resumed = here("jobs", "resume", "mail", "--json", *rest)
     assert json.loads(resumed.stdout) == {"resumed": "mail"}

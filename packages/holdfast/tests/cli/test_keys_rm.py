@@ -93,7 +93,7 @@ def test_record_is_removed_with_an_audit_event(here: Here, database: str) -> Non
     assert [event["reason"] for event in events] == ["ticket 4711", "expired, too"]
     first = events[0]
     assert (first["id"], first["tenant"]) == (removed["audit_id"], "ada")
-    assert first["actor"] == f"{getpass.getuser()} by holdfast keys rm"
+    assert first["actor"] == f"{getpass.getuser()} via holdfast keys rm"
     assert first["endpoint"] == "record.removed POST /things"
     assert first["resource"] == f"key:{KEY}"
 

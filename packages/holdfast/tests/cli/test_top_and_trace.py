@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -99,13 +100,22 @@ def test_top_prints_one_reading_as_table_and_json(here: Here, database: str) -> 
     assert sum(reading["minutes"]["replayed"]) == 1
     assert sum(reading["minutes"]["mismatched"]) == 1
     assert reading["queues"]["parcels"]["waiting"] == 1
+    assert reading["queues"]["parcels"]["is_paused"] is False
+    here("jobs", "pause", "letters", "--reason", "no paper", "--database", database)
+    reading = json.loads(here("top", "--database", database, "--json").stdout)
+    assert reading["queues"]["letters"]["is_paused"] is True
     table = here("top", "--database", database, "--once").stdout.decode()
     assert "Executed" in table
-    assert "parcels" in table
+    rows = [line.split("\t") for line in table.splitlines()]
+    (letters,) = [row for row in rows if row[0] == "letters"]
+    assert re.fullmatch(r"paused by .+ via holdfast jobs pause: no paper", letters[-1])
+    (parcels,) = [row for row in rows if row[0] == "parcels"]
+    assert (parcels[1], parcels[-1]) == ("1", "open")
 
 
-def test_top_on_a_terminal_is_live_until_ctrl_c(database: str) -> None:
+def test_top_on_a_terminal_is_live_until_ctrl_c(here: Here, database: str) -> None:
     prepare(database)
+    here("jobs", "pause", "parcels", "--reason", "[/red]", "--database", database)
     main, side = pty.openpty()
     process = subprocess.Popen(
         [HOLDFAST, "top", "--database", database, "--every", "0.2"],
@@ -119,6 +129,7 @@ def test_top_on_a_terminal_is_live_until_ctrl_c(database: str) -> None:
         shown = read_until(main, b"Ctrl-C ends")
         assert b"Executed" in shown
         assert b"parcels" in shown
+        assert b"[/red]" in shown
         read_until(main, b"Ctrl-C ends")  # another reading
         process.send_signal(signal.SIGINT)
         drain(main)

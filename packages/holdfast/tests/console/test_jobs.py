@@ -10,6 +10,7 @@ from holdfast import JobContext, NonRetryableError
 from packages.holdfast.tests.console.lab import Browser, ConsoleLab
 
 STATES = ("waiting", "running", "done", "dead")
+WAITING = "jobs?state=waiting"
 
 
 @pytest.fixture
@@ -61,19 +62,59 @@ async def test_lists_page_through_jobs_of_each_state_once(lab: ConsoleLab) -> No
     shops = [f"shop-{number}" for number in range(60)] + [f"burnt-{n}" for n in range(55)]
     await enqueue(lab, *shops)
     async with lab.browser("ada", "viewer") as browser:
-        waiting = await ids(browser, "jobs")
+        waiting = await ids(browser, WAITING)
         assert len(waiting) == len(set(waiting)) == 115
-        assert sorted(await ids(browser, "jobs?tenant=bob")) == sorted(waiting)
-        assert await ids(browser, "jobs?tenant=eve") == []
-        assert await ids(browser, "jobs?type=letter") == []
-        assert await ids(browser, "jobs?queue=other") == []
+        assert sorted(await ids(browser, f"{WAITING}&tenant=bob")) == sorted(waiting)
+        assert await ids(browser, f"{WAITING}&tenant=eve") == []
+        assert await ids(browser, f"{WAITING}&type=letter") == []
+        assert await ids(browser, f"{WAITING}&queue=other") == []
         await run_jobs(lab)
         done, dead = [await ids(browser, f"jobs?state={state}") for state in ("done", "dead")]
         assert (len(set(done)), len(done)) == (60, 60)
         assert (len(set(dead)), len(dead)) == (55, 55)
         assert sorted(await ids(browser, "jobs?state=done&tenant=bob")) == sorted(done)
         assert sorted(await ids(browser, "dead-letters?tenant=bob")) == sorted(dead)
-        assert await ids(browser, "jobs") == []
+        assert await ids(browser, WAITING) == []
+
+
+async def test_list_without_a_state_has_the_first_jobs_of_each(
+    lab: ConsoleLab, parcels: list[str]
+) -> None:
+    await enqueue(lab, "sent", "burnt")
+    await run_jobs(lab)
+    await enqueue(lab, *(f"shop-{number}" for number in range(12)))
+    async with lab.browser("ada", "operator") as browser:
+        page = (await browser.get("jobs")).text
+        sections = dict(
+            re.findall(
+                r"<h2>(Running|Waiting|Dead|Done)</h2>(.*?)(?=<h2>|</main>)", page, re.DOTALL
+            )
+        )
+        assert list(sections) == ["Running", "Waiting", "Dead", "Done"]
+        assert "None." in sections["Running"]
+        assert sections["Waiting"].count("<tr>") - 1 == 10
+        assert 'href="/console/jobs?state=waiting">More waiting jobs' in sections["Waiting"]
+        assert "there is no such &lt;b&gt;shop" in sections["Dead"]
+        assert "NonRetryableError" not in sections["Dead"]
+        assert "<code>sent</code>" in sections["Done"]
+        assert "More" not in sections["Done"]
+        assert '<option value="">all</option>' in page
+        page = (await browser.get("jobs?type=letter")).text
+        assert "No job matches." in page
+    assert parcels == ["sent"]
+
+
+@pytest.mark.usefixtures("parcels")
+async def test_cancelling_is_offered_only_if_jobs_wait(lab: ConsoleLab) -> None:
+    paths = ("jobs", WAITING, "jobs?queue=default")
+    async with lab.browser("ada", "operator") as browser:
+        for path in paths:
+            assert "Cancel waiting jobs" not in (await browser.get(path)).text
+        await enqueue(lab, "mill")
+        for path in paths:
+            assert "Cancel waiting jobs" in (await browser.get(path)).text
+        for path in ("jobs?queue=other", f"{WAITING}&type=letter", "jobs?state=done"):
+            assert "Cancel waiting jobs" not in (await browser.get(path)).text
 
 
 async def test_job_shows_payload_causes_and_failures(lab: ConsoleLab, parcels: list[str]) -> None:
@@ -104,12 +145,12 @@ async def test_requeue_by_two_operators_has_one_effect(lab: ConsoleLab, parcels:
             )
         )
         assert sorted(response.status_code for response in responses) == [303, 404]
-        assert await ids(one, "jobs") == [job_id]
+        assert await ids(one, WAITING) == [job_id]
         assert await ids(one, "dead-letters") == []
     rows = await lab.holdfast.store.read(
         "SELECT actor FROM holdfast_audit_events WHERE endpoint LIKE 'job.requeued%'"
     )
-    assert [row["actor"] for row in rows] == ["ada by console: shop rebuilt"]
+    assert [row["actor"] for row in rows] == ["ada via console: shop rebuilt"]
     assert parcels == []
 
 
@@ -126,7 +167,7 @@ async def test_bulk_requeue_moves_only_what_matches(lab: ConsoleLab) -> None:
         response = await browser.post("dead-letters/requeue", tenant="bob", reason="rebuilt")
         assert response.status_code == 303
         assert len(await ids(browser, "dead-letters")) == 1
-        assert len(await ids(browser, "jobs?tenant=bob")) == 2
+        assert len(await ids(browser, f"{WAITING}&tenant=bob")) == 2
         assert (await browser.post("dead-letters/requeue", reason="")).status_code == 400
         assert len(await ids(browser, "dead-letters")) == 1
 
@@ -137,7 +178,7 @@ async def test_bound_operator_sees_and_requeues_only_its_own_jobs(lab: ConsoleLa
     await run_jobs(lab)
     await enqueue(lab, "mill")
     async with lab.browser("ada", "viewer") as browser:
-        (dead,), (waiting,) = await ids(browser, "dead-letters"), await ids(browser, "jobs")
+        (dead,), (waiting,) = await ids(browser, "dead-letters"), await ids(browser, WAITING)
     async with lab.browser("eve", "admin") as browser:
         for state in STATES:
             assert await ids(browser, f"jobs?state={state}") == []
@@ -183,7 +224,7 @@ async def test_waiting_job_is_cancelled_once_and_can_be_requeued(
 ) -> None:
     await enqueue(lab, "mill")
     async with lab.browser("ada", "operator") as one, lab.browser("ada", "admin") as other:
-        (job_id,) = await ids(one, "jobs")
+        (job_id,) = await ids(one, WAITING)
         page = await one.get(f"jobs/{job_id}?tenant=bob")
         assert f'action="/console/jobs/{job_id}/cancel"' in page.text
         responses = await asyncio.gather(
@@ -193,16 +234,16 @@ async def test_waiting_job_is_cancelled_once_and_can_be_requeued(
             )
         )
         assert sorted(response.status_code for response in responses) == [303, 404]
-        assert await ids(one, "jobs") == []
+        assert await ids(one, WAITING) == []
         assert await ids(one, "dead-letters?error=sent+by+post") == [job_id]
         page = await one.get(f"jobs/{job_id}?tenant=bob")
-        assert "cancelled: sent by post" in page.text
+        assert "an operator cancelled it. sent by post" in page.text
         await run_jobs(lab)
         assert parcels == []
         await one.post(f"jobs/{job_id}/requeue", tenant="bob", reason="the other parcel was lost")
         await run_jobs(lab)
     assert parcels == ["mill"]
-    assert await audited(lab, "job.cancelled") == [("bob", "ada by console", "sent by post")]
+    assert await audited(lab, "job.cancelled") == [("bob", "ada via console", "sent by post")]
 
 
 @pytest.mark.usefixtures("parcels")
@@ -221,13 +262,16 @@ async def test_bulk_cancel_counts_first_and_cancels_only_what_matches(lab: Conso
         ):
             page = await browser.get(path)
             assert f"{matching} waiting jobs match" in page.text, path
-        assert len(await ids(browser, "jobs")) == 3
+        assert len(await ids(browser, WAITING)) == 3
         assert (await browser.post("jobs/cancel", tenant="bob", reason="")).status_code == 400
         response = await browser.post("jobs/cancel", tenant="bob", reason="closed")
-        assert response.headers["location"] == "/console/jobs?tenant=bob&notice=2+cancelled"
-        assert len(await ids(browser, "jobs")) == 1
+        assert (
+            response.headers["location"]
+            == "/console/jobs?state=waiting&tenant=bob&notice=2+jobs+were+cancelled."
+        )
+        assert len(await ids(browser, WAITING)) == 1
         assert len(await ids(browser, "dead-letters?error=closed")) == 2
-    assert await audited(lab, "job.cancelled") == [("bob", "ada by console", "closed")] * 2
+    assert await audited(lab, "job.cancelled") == [("bob", "ada via console", "closed")] * 2
 
 
 @pytest.mark.usefixtures("parcels")
@@ -244,7 +288,7 @@ async def test_bulk_actions_of_two_operators_have_one_effect_each(lab: ConsoleLa
             notices = [response.headers["location"] for response in responses]
             assert sum(int(re.findall(r"notice=(\d+)", each)[0]) for each in notices) == 20
             assert len(await audited(lab, event)) == 20
-        assert len(await ids(one, "jobs")) == 20
+        assert len(await ids(one, WAITING)) == 20
 
 
 async def test_bulk_action_is_limited(
@@ -255,7 +299,7 @@ async def test_bulk_action_is_limited(
     async with lab.browser("ada", "operator") as browser:
         assert "3+ waiting jobs match" in (await browser.get("jobs/cancel")).text
         await browser.post("jobs/cancel", reason="closed")
-        assert len(await ids(browser, "jobs")) == 1
+        assert len(await ids(browser, WAITING)) == 1
     assert parcels == []
 
 
@@ -263,7 +307,7 @@ async def test_bulk_action_is_limited(
 async def test_viewer_and_bound_operator_cancel_nothing_of_others(lab: ConsoleLab) -> None:
     await enqueue(lab, "mill")
     async with lab.browser("ada", "viewer") as browser:
-        (job_id,) = await ids(browser, "jobs")
+        (job_id,) = await ids(browser, WAITING)
         assert "Cancel" not in (await browser.get("jobs")).text
         assert "Cancel" not in (await browser.get(f"jobs/{job_id}?tenant=bob")).text
         assert (await browser.get("jobs/cancel")).status_code == 403
@@ -277,4 +321,4 @@ async def test_viewer_and_bound_operator_cancel_nothing_of_others(lab: ConsoleLa
                 await browser.post(path, tenant=tenant, reason="mine")
         await browser.post("jobs/cancel", reason="mine")
     async with lab.browser("ada", "viewer") as browser:
-        assert await ids(browser, "jobs") == [job_id]
+        assert await ids(browser, WAITING) == [job_id]

@@ -206,6 +206,13 @@ async def test_page_that_fails_does_not_keep_others_from_updates(
     assert "the console cannot show broken" in caplog.text
 
 
+def test_pause_grows_with_the_time_of_rendering_up_to_a_limit() -> None:
+    assert live_module._pause_seconds(0.001) == live_module._PAUSE_SECONDS
+    assert live_module._pause_seconds(0.1) == pytest.approx(5.0)
+    # A database that takes a minute must not make pages an hour old.
+    assert live_module._pause_seconds(60.0) == live_module._MAX_PAUSE_SECONDS <= 20
+
+
 async def test_stream_ends_in_time_though_nothing_changes(
     sqlite_lab: ConsoleLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,11 @@
 import re
 import uuid
 from datetime import timedelta
+from html import unescape
 
+import pytest
+
+from holdfast.console.overview import _columns
 from holdfast.server.record_search import database_time
 from packages.holdfast.tests.console.lab import ConsoleLab
 from packages.holdfast.tests.console.test_records import flush
@@ -26,8 +30,8 @@ async def test_overview_counts_the_last_hour_and_times_the_store(lab: ConsoleLab
         page = await browser.get("")
     found = tiles(page.text)
     assert (found["Executed"], found["Replayed"], found["Mismatched"]) == ("1", "1", "1")
-    assert found["Mean time of a store call"] == "2.50 ms"
-    assert found["Waited for the first request"] == "2"
+    assert found["Mean store call"] == "2.50 ms"
+    assert found["Waited"] == "2"
     assert "Circuit breaker" in page.text
 
 
@@ -50,6 +54,48 @@ async def test_overview_says_that_nothing_sweeps(lab: ConsoleLab) -> None:
             {"before": before},
         )
         assert "No expired record was deleted for 5 hours" in (await browser.get("")).text
+
+
+async def test_overview_shows_a_paused_queue_with_who_why_and_since_when(lab: ConsoleLab) -> None:
+    async with lab.browser("ada", "operator") as browser:
+        assert "is paused" not in (await browser.get("")).text
+        await browser.post("queues/pause", queue="mail", reason="the <b>printer")
+        page = (await browser.get("")).text
+        attention = page.partition("Needs attention</h2>")[2].partition("</section>")[0]
+        assert re.search(
+            r"Queue mail has been paused for \d+ s, by ada via console: the &lt;b&gt;printer<",
+            attention,
+        )
+        row = page.partition('data-label="Queue"><a href="/console/jobs?queue=mail"')[2]
+        state = row.partition('data-label="State">')[2].partition("</td>")[0]
+        assert re.search(r"paused</span> for \d+ s by ada via console: the &lt;b&gt;pr", state)
+        await lab.order("bob", "/orders/mill?item=job")
+        await lab.holdfast.store.write(
+            "UPDATE holdfast_jobs SET queue = 'mail', visible_at = visible_at RETURNING id"
+        )
+        await browser.post("queues/resume", queue="mail", reason="repaired")
+        page = (await browser.get("")).text
+        assert "paused" not in page
+        assert 'data-label="State">open</td>' in page
+        assert 'data-label="Dead letters">0</td>' in page  # no link to an empty list
+
+
+@pytest.mark.parametrize(("tiles", "columns"), [(3, 3), (4, 4), (5, 5), (6, 3), (7, 4), (9, 5)])
+def test_no_row_of_tiles_has_a_single_one(tiles: int, columns: int) -> None:
+    assert _columns(tiles) == columns
+    assert tiles % columns != 1
+
+
+async def test_tiles_say_what_they_count_and_lead_to_its_list(lab: ConsoleLab) -> None:
+    await lab.order("bob")
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = (await browser.get("")).text
+        links = re.findall(r'<a class="tile" href="/console/([^"]+)"', page)
+        assert links == ["records", "requests?outcome=replayed", "requests?outcome=mismatched"]
+        assert "409: the key was used for another request." in page
+        for link in links:
+            assert (await browser.get(unescape(link))).status_code == 200
 
 
 async def test_record_shows_its_policy_and_that_it_has_expired(lab: ConsoleLab) -> None:

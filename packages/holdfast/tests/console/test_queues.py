@@ -43,14 +43,14 @@ async def test_paused_queue_is_shown_and_runs_its_jobs_after_it_is_resumed(
         async with lab.browser("ada", "operator") as browser:
             assert "Pause default" in (await browser.get("queues")).text
             response = await browser.post("queues/pause", queue="default", reason="the <b>mill")
-            assert response.headers["location"] == "/console/queues?notice=paused"
+            assert response.headers["location"] == "/console/queues?notice=Queue+default+is+paused."
             response = await browser.post("queues/pause", queue="default", reason="too")
             assert "already" in response.headers["location"]
             await order(lab, "mill")
             await asyncio.sleep(0.3)
             page = await browser.get("queues")
-            assert "by ada by console: the &lt;b&gt;mill" in page.text
-            assert '<td class="number" data-label="Waiting">1</td>' in page.text
+            assert "by ada via console: the &lt;b&gt;mill" in page.text
+            assert 'queue=default&amp;state=waiting">1</a></td>' in page.text
             assert parcels.sent == []
             await browser.post("queues/resume", queue="default", reason="rebuilt")
 
@@ -66,8 +66,8 @@ async def test_paused_queue_is_shown_and_runs_its_jobs_after_it_is_resumed(
         " WHERE endpoint LIKE 'queue.%' ORDER BY id"
     )
     assert [tuple(row.values()) for row in rows] == [
-        ("queue.paused default", "ada by console", "the <b>mill"),
-        ("queue.resumed default", "ada by console", "rebuilt"),
+        ("queue.paused default", "ada via console", "the <b>mill"),
+        ("queue.resumed default", "ada via console", "rebuilt"),
     ]
 
 
@@ -82,7 +82,7 @@ async def test_workers_that_hold_leases_are_listed(lab: ConsoleLab, parcels: Par
             await asyncio.wait_for(parcels.started.wait(), 60)
             page = await browser.get("workers")
             assert worker.name in page.text
-            assert '<td class="number" data-label="Jobs">1</td>' in page.text
+            assert '<td class="number" data-label="Running jobs">1</td>' in page.text
             parcels.may_send.set()
         finally:
             parcels.may_send.set()

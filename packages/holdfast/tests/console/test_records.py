@@ -179,7 +179,7 @@ async def test_removed_record_leaves_an_audit_event_with_actor_and_reason(
     rows = await lab.holdfast.store.read(
         "SELECT actor, reason FROM holdfast_audit_events WHERE reason IS NOT NULL"
     )
-    assert [dict(row) for row in rows] == [{"actor": "ada by console", "reason": "customer asked"}]
+    assert [dict(row) for row in rows] == [{"actor": "ada via console", "reason": "customer asked"}]
     # Within a second or so: then the memory of this process does not count any more.
     async with asyncio.timeout(30):
         while (

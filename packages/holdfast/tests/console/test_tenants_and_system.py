@@ -36,7 +36,7 @@ async def test_export_has_every_row_and_leaves_an_audit_event(lab: ConsoleLab) -
     rows = await lab.holdfast.store.read(
         "SELECT tenant, actor, reason FROM holdfast_audit_events WHERE reason IS NOT NULL"
     )
-    expected = {"tenant": "bob", "actor": "ada by console", "reason": "asked for"}
+    expected = {"tenant": "bob", "actor": "ada via console", "reason": "asked for"}
     assert [dict(row) for row in rows] == [expected]
 
 

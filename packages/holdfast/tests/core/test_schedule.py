@@ -93,3 +93,21 @@ def test_slots_do_not_decrease_with_time(one: datetime, other: datetime, seconds
 def test_interval_that_is_not_positive_is_rejected(seconds: Any) -> None:
     with pytest.raises(ConfigurationError):
         Every(seconds)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "words"),
+    [
+        (Every(1), "every second"),
+        (Every(90), "every 90 seconds"),
+        (Every(1.5), "every 1.5 seconds"),
+        (Every(300), "every 5 minutes"),
+        (Every(3600), "every hour"),
+        (Every(86_400), "every day"),
+        (Every(2 * 86_400), "every 2 days"),
+        (Daily(time(3)), "every day at 03:00 UTC"),
+        (Daily(time(23, 59, 30, tzinfo=UTC)), "every day at 23:59:30 UTC"),
+    ],
+)
+def test_schedule_is_described_in_words(schedule: Every | Daily, words: str) -> None:
+    assert schedule.describe() == words

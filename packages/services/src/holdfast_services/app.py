@@ -29,6 +29,7 @@ from holdfast.server.request_head import Identify, RequestHead
 from holdfast_services import health, pages
 from holdfast_services.bootstrap import create_holdfast, create_store
 from holdfast_services.dev_secrets import development_secret
+from holdfast_services.effective_settings import effective_settings
 from holdfast_services.error_handlers import ErrorMiddleware, install_error_handlers, log_item
 from holdfast_services.jobs import make_worker, register_jobs
 from holdfast_services.ops_port import OpsPort, OpsPortMiddleware
@@ -187,7 +188,9 @@ def _console(
         if find_spec(f"{service.package}.console") is not None:
             pages += import_module(f"{service.package}.console").pages(holdfast, settings)
     access = TokenAccess(by_token, operators=settings.operators_of_console, tenants_of=tenants_of)
-    return console(holdfast, access=access, pages=pages, settings=settings.shown)
+    return console(
+        holdfast, access=access, pages=pages, settings=lambda: effective_settings(settings)
+    )
 
 
 def _telemetry_options() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from holdfast import ErrorFormat, Policy, Staleness
@@ -29,7 +29,7 @@ from holdfast_services.walk.push.settings import PushSettings
 from holdfast_services.walk.settings import WalkSettings
 from holdfast_services.walk.steps.settings import StepSettings
 
-__all__ = ["Policies", "Settings", "load_settings", "unknown_variables"]
+__all__ = ["Policies", "Settings", "load_settings", "unknown_variables", "variable_of"]
 
 _PREFIX: Final = "HOLDFAST_"
 
@@ -52,14 +52,6 @@ _URL: Final = "a URL"
 _ROUTES_TTL_ALIAS: Final = "ROUTES_IDEMPOTENCY_TTL_HOURS"
 _LIMIT: Final = 'a rate such as "50/minute", or 0 for none'
 _COUNT: Final = "a whole number, or 0 for no limit"
-
-
-def _without_password(url: str) -> str:
-    """Return a URL without what signs in: the part before the host, and the query."""
-    scheme, _, rest = url.partition("://")
-    rest = rest.partition("?")[0]
-    authority, slash, path = rest.partition("/")
-    return f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _names(text: str) -> list[str]:
@@ -318,20 +310,6 @@ class Settings(
         """The subjects that see all tenants in the console, if they have a role."""
         return _names(self.console_operators)
 
-    def shown(self) -> dict[str, str]:
-        """Return all settings by the names of their variables, without secrets."""
-        found = {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, SecretStr):
-                text = "set, hidden"
-            elif isinstance(value, str) and "://" in value:
-                text = _without_password(value)
-            else:
-                text = "" if value is None else str(value)
-            found[f"{_PREFIX}{name.upper()}"] = text
-        return found
-
     @property
     def problem_format(self) -> ErrorFormat | ProblemFormat:
         """The format of errors of all services but walk."""
@@ -472,10 +450,15 @@ def load_settings(**overrides: Any) -> Settings:
         raise ConfigurationError(_first_error(error)) from None
 
 
+def variable_of(name: str) -> str:
+    """Return the environment variable of a field of ``Settings``."""
+    alias = Settings.model_fields[name].validation_alias
+    return alias if isinstance(alias, str) else f"{_PREFIX}{name.upper()}"
+
+
 def unknown_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return one line for each ``HOLDFAST_…`` variable that is not a setting."""
-    known = {_PREFIX + name.upper() for name in Settings.model_fields}
-    known.discard(_PREFIX + _ROUTES_TTL_ALIAS)
+    known = {variable_of(name) for name in Settings.model_fields}
     known.add(f"{_PREFIX}APP")  # of the command line
     lines = []
     for name in sorted(environment):

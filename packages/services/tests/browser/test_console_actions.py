@@ -143,12 +143,14 @@ async def test_requeue_asks_why_and_is_audited(tab: Tab, shop: Shop) -> None:
     job = await shop.dead_job("gina")
     await tab.go(f"jobs/{job}?tenant=bob")
     await tab.page.click("summary:has-text('Requeue')")
+    await tab.page.wait_for_function("document.activeElement.name === 'reason'")
+    await tab.page.locator(":focus").blur()
     await tab.page.click("details.action button")  # without a reason the form is not sent
     assert await tab.page.evaluate("document.activeElement.name") == "reason"
     await tab.page.fill("details.action [name=reason]", "the account is open again")
     await tab.page.click("details.action button")
-    await expect(tab.page.get_by_role("status")).to_have_text("requeued")
-    assert "ada by console: the account is open again" in await actors(shop, "job.requeued%")
+    await expect(tab.page.get_by_role("status")).to_have_text("The job is requeued.")
+    assert "ada via console: the account is open again" in await actors(shop, "job.requeued%")
 
 
 async def test_bulk_requeue_says_how_many_and_moves_those(tab: Tab, shop: Shop) -> None:
@@ -159,9 +161,9 @@ async def test_bulk_requeue_says_how_many_and_moves_those(tab: Tab, shop: Shop) 
     await tab.go("dead-letters?tenant=hugo")
     await tab.page.click("table a:has-text('holiday')")
     await tab.check_looks()
-    await tab.act("Requeue 2 that match", reason="the holiday is over")
-    await expect(tab.page.get_by_role("status")).to_have_text("2 requeued")
-    assert (await actors(shop, "job.requeued%")).count("ada by console: the holiday is over") == 2
+    await tab.act("Requeue 2 jobs", reason="the holiday is over")
+    await expect(tab.page.get_by_role("status")).to_have_text("2 jobs were requeued.")
+    assert (await actors(shop, "job.requeued%")).count("ada via console: the holiday is over") == 2
 
 
 async def test_dead_letter_requeued_in_two_tabs_runs_once(
@@ -179,7 +181,7 @@ async def test_dead_letter_requeued_in_two_tabs_runs_once(
         await each.page.click("summary:has-text('Requeue')")
         await each.page.fill("[name=reason]", "it is Monday")
     await tab.page.click("details.action button")
-    await expect(tab.page.get_by_role("status")).to_have_text("requeued")
+    await expect(tab.page.get_by_role("status")).to_have_text("The job is requeued.")
     await other.page.click("details.action button")
     await expect(other.page.locator("h1")).to_have_text("Not found")
     other.problems.clear()  # the browser reports the status 404
@@ -194,14 +196,14 @@ async def test_queue_is_paused_and_resumed(tab: Tab, shop: Shop) -> None:
     await tab.go("queues")
     # No job waits in it, and the server has no handler for it.
     await tab.act("Pause another queue", queue="receipts", reason="the printer is broken")
-    await expect(tab.page.get_by_role("status")).to_have_text("paused")
-    assert "ada by console: the printer is broken" in await tab.text()
+    await expect(tab.page.get_by_role("status")).to_have_text("Queue receipts is paused.")
+    assert "ada via console: the printer is broken" in await tab.text()
     await shop.charge("olga", "olga", jobs=["receipt"])
     waiting = "SELECT id FROM holdfast_jobs WHERE queue = 'receipts'"
     assert len(await shop.holdfast.store.read(waiting)) == 1
     await tab.go("queues")
     await tab.act("Resume receipts", reason="it works again")
-    await expect(tab.page.get_by_role("status")).to_have_text("resumed")
+    await expect(tab.page.get_by_role("status")).to_have_text("Queue receipts is resumed.")
     await shop.until(lambda rows: rows == 0, waiting)
 
 
@@ -211,13 +213,13 @@ async def test_waiting_jobs_are_cancelled_one_by_one_and_by_filter(tab: Tab, sho
     await tab.go("jobs?tenant=pia")
     await tab.page.locator("#live tbody a").first.click()
     await tab.act("Cancel", reason="paid in cash")
-    await expect(tab.page.get_by_role("status")).to_have_text("cancelled")
+    await expect(tab.page.get_by_role("status")).to_have_text("The job is cancelled.")
     await tab.go("jobs?tenant=pia")
-    await tab.page.click("text=Cancel jobs that match")
+    await tab.page.click("text=Cancel waiting jobs that match")
     await expect(tab.page.locator("main")).to_contain_text("2 waiting jobs match")
     await tab.act("Cancel 2 jobs", reason="paid in cash")
-    await expect(tab.page.get_by_role("status")).to_have_text("2 cancelled")
-    assert (await actors(shop, "job.cancelled%")).count("ada by console") == 3
+    await expect(tab.page.get_by_role("status")).to_have_text("2 jobs were cancelled.")
+    assert (await actors(shop, "job.cancelled%")).count("ada via console") == 3
 
 
 async def test_review_is_resolved_and_delivery_sent_again(tab: Tab, shop: Shop) -> None:
@@ -227,12 +229,12 @@ async def test_review_is_resolved_and_delivery_sent_again(tab: Tab, shop: Shop) 
     await tab.page.select_option("[name=decision]", "reject")
     await tab.page.fill("[name=reason]", "a traveller")
     await tab.page.click("details.action button")
-    await expect(tab.page.get_by_role("status")).to_have_text("resolved: reject")
-    assert await actors(shop, "admin.review.resolve") == ["ada by console"]
+    await expect(tab.page.get_by_role("status")).to_have_text("The review is resolved: reject.")
+    assert await actors(shop, "admin.review.resolve") == ["ada via console"]
     await tab.go(f"webhooks/{shop.ids['webhook']}/deliveries/{shop.ids['delivery']}?tenant=acme")
     await tab.act("Send again", reason="the receiver was down")
-    await expect(tab.page.get_by_role("status")).to_have_text("it is sent again")
-    assert await actors(shop, "webhook.resend") == ["ada by console"]
+    await expect(tab.page.get_by_role("status")).to_have_text("The delivery is sent again.")
+    assert await actors(shop, "webhook.resend") == ["ada via console"]
 
 
 async def test_removal_of_a_record_is_audited(tab: Tab, shop: Shop) -> None:
@@ -251,7 +253,7 @@ async def test_tenant_is_exported_and_erased(tab: Tab, shop: Shop) -> None:
     await tab.go("tenants/show?tenant=kim")
     assert "not exported" not in await tab.text()  # the services' tables are known
     async with tab.page.expect_download() as waiting:
-        await tab.act("Export all rows", reason="asked for by Kim")
+        await tab.act("Export all data", reason="asked for by Kim")
     content = (await (await waiting.value).path()).read_text()
     rows = [json.loads(line) for line in content.splitlines()]
     assert any("kim" in str(row) for row in rows)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import StorageState
 
+from holdfast.jobs.paused_queues import PausedQueues
 from packages.services.tests.browser.conftest import OpenTab
 from packages.services.tests.browser.shop import Shop
 from packages.services.tests.browser.tab import BROWSER_TEST, Tab
@@ -16,6 +17,7 @@ PAGES = {
     "overview": ("", ("dead letters in payouts", "Executed", "Replayed", "reminders")),
     "records": ("records?tenant=bob", ("{endpoint}", "{key}")),
     "records-all": ("records", ("{endpoint}", "erin")),
+    "requests": ("requests", ("Replayed", "Mismatched", "{mismatch}")),
     "records-none": ("records?key=none", ("No record matches.",)),
     "record": ("find?q={key}", ("{first}", "12.50", "replayed")),
     "request-replayed": ("requests/{replay}", ("It was replayed", "{first}")),
@@ -25,7 +27,8 @@ PAGES = {
     ),
     "request-executed": ("requests/{first}", ("was executed",)),
     "trace": ("trace/order-4711", ("record", "replayed", "mismatched", "receipt", "audit")),
-    "jobs-waiting": ("jobs", ("reminder", "reminders")),
+    "jobs": ("jobs", ("Running", "report", "Waiting", "reminder", "Dead", "payout", "Done")),
+    "jobs-waiting": ("jobs?state=waiting", ("reminder", "reminders")),
     "jobs-running": ("jobs?state=running", ("report",)),
     "jobs-done": ("jobs?state=done", ("receipt",)),
     "jobs-dead": ("jobs?state=dead", ("payout", "the bank refused the account")),
@@ -43,10 +46,13 @@ PAGES = {
     "reviews": ("reviews", ("wanda", "TZ_JUMP")),
     "review": ("reviews/{review}?tenant=wanda", ("Anti cheat", "TZ_JUMP", "Resolve this review")),
     "devices": ("devices", ("wanda", "web")),
-    "periodic": ("periodic", ("Periodic work",)),
+    "periodic": ("periodic", ("every day at 03:00 UTC", "every hour", "done", "in ")),
     "tenants": ("tenants", ("bob", "erin")),
-    "tenant": ("tenants/show?tenant=bob", ("Stored rows", "Export all rows")),
-    "system": ("system", ("HOLDFAST_JWT_SECRET", "hidden", "Migrations")),
+    "tenant": (
+        "tenants/show?tenant=bob",
+        ("Stored data", "Idempotency records", "Export all data"),
+    ),
+    "system": ("system", ("HOLDFAST_JWT_SECRET", "7 (default)", "Migrations", "Rate limits")),
 }
 # Pictures of the documentation: the page, the scheme and the width.
 PICTURES = {
@@ -128,3 +134,49 @@ async def test_request_id_leads_to_the_answer_in_three_steps(tab: Tab, shop: Sho
     await tab.page.wait_for_selector("h1:has-text('Trace')")
     kinds = await tab.page.locator("td .state").all_inner_texts()
     assert (kinds.count("record"), kinds.count("replayed"), kinds.count("mismatched")) == (1, 1, 1)
+
+
+async def test_badge_and_text_of_a_cell_are_on_one_line_on_a_phone(tab: Tab, shop: Shop) -> None:
+    paused = PausedQueues(shop.holdfast.store, lambda: None)
+    await paused.pause("receipts", actor="ada", reason="the printer in the cellar is broken")
+    try:
+        for path in ("", "queues"):
+            heights = []
+            for width in (390, 1280):
+                await tab.page.set_viewport_size({"width": width, "height": 844})
+                await tab.go(path)
+                box = await tab.page.locator("td .paused").bounding_box()
+                assert box is not None
+                heights.append(box["height"])
+            assert heights[0] == heights[1]
+    finally:
+        await paused.resume("receipts", actor="ada", reason="repaired")
+
+
+@pytest.mark.parametrize("path", ["jobs", "requests", "reviews", "dead-letters"])
+async def test_labels_and_fields_of_a_filter_are_on_one_line(tab: Tab, path: str) -> None:
+    await tab.go(path)
+    boxes = await tab.page.eval_on_selector_all(
+        ".filter label, .filter button",
+        """all => all.map((each) => {
+          const [whole, field] = [each, each.querySelector('input, select') || each]
+            .map((one) => one.getBoundingClientRect());
+          return [each.tagName === 'LABEL' ? whole.top : null, field.top, field.height];
+        })""",
+    )
+    assert len(boxes) > 1
+    assert len({top for top, _, _ in boxes if top is not None}) == 1
+    assert len({(top, height) for _, top, height in boxes}) == 1
+
+
+async def test_fields_of_a_phone_show_their_whole_hint(tab: Tab) -> None:
+    await tab.page.set_viewport_size({"width": 360, "height": 740})
+    await tab.go("")
+    fits = """field => {
+      const style = getComputedStyle(field);
+      const context = document.createElement('canvas').getContext('2d');
+      context.font = style.font;
+      const width = field.clientWidth - 2 * parseFloat(style.paddingLeft);
+      return context.measureText(field.placeholder).width <= width;
+    }"""
+    assert await tab.page.eval_on_selector("#find", fits)

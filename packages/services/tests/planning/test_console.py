@@ -1,7 +1,9 @@
 """Webhooks in the console: shown by organization, sent again with an audit event."""
 
+import re
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from html import unescape
 
 import pytest
 
@@ -46,9 +48,26 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
     )
     assert (audit["tenant"], audit["actor"], audit["reason"]) == (
         "acme",
-        "boss by console",
+        "boss via console",
         "the receiver lost it",
     )
+
+
+async def test_webhooks_are_listed_once_page_by_page(
+    hook: Hooked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast_services.planning.console._PAGE_ROWS", 2)
+    made = {(await hook.register())["id"] for _ in range(5)}
+    boss = await signed_in(hook, "boss", "admin")
+    for path in ("webhooks", "webhooks?tenant=acme"):
+        found, address = list[str](), path
+        while address:
+            page = (await boss.get(address)).text
+            found += re.findall(r"/console/webhooks/([0-9a-f-]{36})\?", page)
+            following = re.search(r'rel="next" href="/console/([^"]+)"', page)
+            address = "" if following is None else unescape(following[1])
+        assert len(found) == 5
+        assert set(found) == made
 
 
 async def test_delivery_of_a_disabled_webhook_is_not_sent_again(hook: Hooked) -> None:

@@ -37,7 +37,7 @@ async def test_review_is_listed_shown_with_evidence_and_resolved(open_game: Open
         assert "resolved: accept" in done.text
         (row,) = await steps.game.rows("SELECT * FROM walk_reviews")
         assert (row["status"], row["decision"], row["note"]) == ("resolved", "accept", "seen")
-        assert row["resolved_by"] == "boss by console"
+        assert row["resolved_by"] == "boss via console"
         (day,) = await steps.game.rows("SELECT accepted_count, status FROM step_logs")
         assert (day["accepted_count"], day["status"]) == (4000, "ACCEPTED")
         (audit,) = await steps.game.rows(
@@ -46,7 +46,7 @@ async def test_review_is_listed_shown_with_evidence_and_resolved(open_game: Open
         )
         assert (audit["tenant"], audit["actor"], audit["reason"]) == (
             "ada",
-            "boss by console",
+            "boss via console",
             "seen",
         )
 
@@ -83,7 +83,7 @@ async def test_suspension_by_the_console_refuses_the_walker(open_game: OpenGame)
     ("fields", "message"),
     [
         ({"decision": "forgive", "reason": "x"}, "decision"),
-        ({"decision": "accept", "reason": ""}, "say why"),
+        ({"decision": "accept", "reason": ""}, "Say why"),
         ({"decision": "reject", "accepted_count": "1", "reason": "x"}, "acceptedCount"),
         ({"decision": "accept", "accepted_count": "-1", "reason": "x"}, "whole number"),
         ({"decision": "accept", "accepted_count": "200000", "reason": "x"}, "at most"),

@@ -231,7 +231,7 @@ async def _find(target: Target, job_id: str, tenant: str | None) -> JobDetail | 
 async def _requeue(
     target: Target, job_ids: Sequence[str], tenant: str | None, queue: str | None
 ) -> tuple[list[str], list[str]]:
-    actor = f"{getpass.getuser()} by holdfast jobs requeue"
+    actor = f"{getpass.getuser()} via holdfast jobs requeue"
     done: list[str] = []
     missing: list[str] = []
     async with opened(target) as store:
@@ -253,7 +253,7 @@ async def _requeue(
 async def _cancel(
     target: Target, job_ids: Sequence[str], tenant: str | None, reason: str
 ) -> tuple[list[str], list[str]]:
-    actor = f"{getpass.getuser()} by holdfast jobs cancel"
+    actor = f"{getpass.getuser()} via holdfast jobs cancel"
     done: list[str] = []
     missing: list[str] = []
     async with opened(target) as store:
@@ -270,13 +270,13 @@ async def _cancel(
 
 
 async def _pause(target: Target, queue: str, reason: str) -> bool:
-    actor = f"{getpass.getuser()} by holdfast jobs pause"
+    actor = f"{getpass.getuser()} via holdfast jobs pause"
     async with opened(target) as store, _notifier(store) as notifier:
         return await PausedQueues(store, notifier.notify).pause(queue, actor=actor, reason=reason)
 
 
 async def _resume(target: Target, queue: str, reason: str) -> bool:
-    actor = f"{getpass.getuser()} by holdfast jobs resume"
+    actor = f"{getpass.getuser()} via holdfast jobs resume"
     async with opened(target) as store, _notifier(store) as notifier:
         return await PausedQueues(store, notifier.notify).resume(queue, actor=actor, reason=reason)
 

@@ -126,7 +126,7 @@ async def _remove(
         if reason is None:
             return await removal.find(record_id)
         try:
-            actor = f"{getpass.getuser()} by holdfast keys rm"
+            actor = f"{getpass.getuser()} via holdfast keys rm"
             return await removal.remove(
                 record_id, actor=actor, reason=reason, started_at=started_at
             )

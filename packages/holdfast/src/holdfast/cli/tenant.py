@@ -150,7 +150,7 @@ async def _erase(
             try:
                 return await data.erase(
                     tenant,
-                    actor=f"{getpass.getuser()} by holdfast tenant erase",
+                    actor=f"{getpass.getuser()} via holdfast tenant erase",
                     reason=reason,
                     forget_cached=forget_cached,
                     on_progress=on_progress,

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holdfast.cli.database import opened
-from holdfast.cli.output import print_json, print_table
+from holdfast.cli.output import print_json, print_table, printable
 from holdfast.cli.target import Target
 from holdfast.clock import SystemClock
 from holdfast.errors import StoreError
 from holdfast.jobs.admin import JobAdmin, QueueDepth
 from holdfast.jobs.depth_reporter import MAX_COUNTED
+from holdfast.jobs.paused_queues import PausedQueue, PausedQueues
 from holdfast.ports import Store
 from holdfast.server.request_counts import OUTCOMES, read_request_counts
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["show_top"]
 
 _BARS = " ▁▂▃▄▅▆▇█"
+_QUEUE_COLUMNS = ("queue", "waiting", "running", "dead", "oldest due", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class _Reading:
     # By name, one number for each minute of the last hour.
     minutes: dict[str, list[float]]
     depths: dict[str, QueueDepth]
+    # By queue.
+    paused: dict[str, PausedQueue]
 
 
 def show_top(target: Target, *, every_seconds: float, is_once: bool, as_json: bool) -> None:
@@ -52,7 +56,8 @@ async def _read_once(target: Target) -> _Reading:
 async def _read(store: Store) -> _Reading:
     minutes = await read_request_counts(store, SystemClock().now())
     depths, _ = await JobAdmin(store).capped_depths(most=MAX_COUNTED)
-    return _Reading(dict(minutes), depths)
+    paused = {each.queue: each for each in await PausedQueues(store, lambda: None).all()}
+    return _Reading(dict(minutes), dict.fromkeys(paused, QueueDepth()) | depths, paused)
 
 
 async def _show_live(target: Target, every_seconds: float) -> None:
@@ -72,19 +77,20 @@ def _rendered(reading: _Reading) -> "Group":
     from rich import box
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
     requests = Table("requests", "last minute", "last hour", "", box=box.SIMPLE)
     for row in _request_rows(reading):
         requests.add_row(*row)
-    queues = Table("queue", "waiting", "running", "dead", "oldest due", box=box.SIMPLE)
-    for cells in _queue_rows(reading):
-        queues.add_row(*cells)
+    queues = Table(*_QUEUE_COLUMNS, box=box.SIMPLE)
+    for cells in _queue_rows(reading):  # an operator wrote the reason of a pause
+        queues.add_row(*(Text(printable(cell)) for cell in cells))
     return Group(requests, queues, "Ctrl-C ends")
 
 
 def _print(reading: _Reading) -> None:
     print_table(("requests", "last minute", "last hour", ""), _request_rows(reading))
-    print_table(("queue", "waiting", "running", "dead", "oldest due"), _queue_rows(reading))
+    print_table(_QUEUE_COLUMNS, _queue_rows(reading))
 
 
 def _request_rows(reading: _Reading) -> list[tuple[str, str, str, str]]:
@@ -97,7 +103,7 @@ def _request_rows(reading: _Reading) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def _queue_rows(reading: _Reading) -> list[tuple[str, str, str, str, str]]:
+def _queue_rows(reading: _Reading) -> list[tuple[str, ...]]:
     return [
         (
             queue,
@@ -105,9 +111,14 @@ def _queue_rows(reading: _Reading) -> list[tuple[str, str, str, str, str]]:
             _count(depth.running),
             _count(depth.dead),
             f"{depth.oldest_seconds:,.0f} s" if depth.oldest_seconds else "-",
+            _state(reading.paused.get(queue)),
         )
         for queue, depth in sorted(reading.depths.items())
     ]
+
+
+def _state(paused: PausedQueue | None) -> str:
+    return "open" if paused is None else f"paused by {paused.actor}: {paused.reason}"
 
 
 def _count(number: int) -> str:
@@ -128,6 +139,7 @@ def _fields(reading: _Reading) -> dict[str, Any]:
                 "running": depth.running,
                 "dead": depth.dead,
                 "oldest_seconds": depth.oldest_seconds,
+                "is_paused": queue in reading.paused,
             }
             for queue, depth in reading.depths.items()
         },

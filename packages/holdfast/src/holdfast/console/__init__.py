@@ -24,9 +24,12 @@ from holdfast.console.page import (
     Redirected,
     Shown,
 )
+from holdfast.console.periodic import periodic_page
 from holdfast.console.queues import queue_pages
 from holdfast.console.records import record_pages
+from holdfast.console.request_list import request_list_page
 from holdfast.console.system import ReadSettings, system_page
+from holdfast.console.tenant_rows import read_tenant_rows
 from holdfast.console.tenants import tenant_pages
 from holdfast.console.trace import trace_pages
 from holdfast.server.app import Holdfast
@@ -46,6 +49,7 @@ __all__ = [
     "TokenAccess",
     "console",
     "operator_action",
+    "read_tenant_rows",
 ]
 
 
@@ -63,8 +67,8 @@ def console(
 
     ``access`` decides who may sign in, what they see and what they may do. ``pages`` are added
     to those of the library. ``settings`` returns what the page about the system shows of the app's
-    settings, without secrets. A session ends after ``idle_seconds`` without a request, and after
-    ``max_seconds``.
+    settings, without secrets: by heading, the values by name. A session ends after
+    ``idle_seconds`` without a request, and after ``max_seconds``.
     Replays, mismatches and refusals are logged from now on, unless
     ``Holdfast(request_log_seconds=0)`` says otherwise.
     """
@@ -75,7 +79,9 @@ def console(
         pages=[
             overview_page(holdfast),
             *record_pages(holdfast),
+            request_list_page(),
             *job_pages(holdfast),
+            periodic_page(holdfast),
             *queue_pages(holdfast),
             *trace_pages(),
             *pages,

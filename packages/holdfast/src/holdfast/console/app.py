@@ -156,12 +156,12 @@ class ConsoleApp:
             return self._page(request, None, "sign_in.html", {"error": None, "to": target})
         form = await _form_of(request)
         target = _safe_target(form.get("to", ""))
-        error = "this token may not open the console: it needs the role viewer, operator or admin"
+        error = "This token may not open the console: it needs the role viewer, operator or admin"
         operator = None
         try:
             operator = await self._access.sign_in(form.get("token", "").strip())
         except NotAuthenticatedError as refused:
-            error = f"this token is not valid: {refused}"
+            error = f"This token is not valid: {refused}"
         if operator is None or (not operator.sees_all and not operator.tenants):
             _log.warning("sign-in to the console refused: %s", error)
             values = {"error": error, "to": target}

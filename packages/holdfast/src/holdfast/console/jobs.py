@@ -1,4 +1,4 @@
-"""Pages about jobs: lists, one job, dead letters by error, requeueing, cancelling, schedules."""
+"""Pages about jobs: lists, one job, dead letters by error, requeueing, cancelling."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +24,9 @@ SEARCHED_TENANTS: Final = 20
 """In how many tenants a job is searched by its id, if no tenant is named."""
 
 _PAGE_ROWS: Final = 30
+# How many jobs of each state the list of all states shows, and reads if it leaves some out.
+_STATE_ROWS: Final = 10
+_STATE_SCANNED: Final = 100
 # How many jobs one page reads, however few of them match.
 _SCANNED: Final = 500
 # How many of the newest dead letters are grouped by error, and how many groups are shown.
@@ -31,7 +34,7 @@ _GROUPED: Final = 500
 _GROUPS: Final = 10
 # How many jobs one action changes, and among how many of them it looks for those that match.
 _BULK: Final = 1_000
-_STATES: Final = ("waiting", "running", "done", "dead")
+_STATES: Final = ("running", "waiting", "dead", "done")
 _NEWEST_FIRST: Final = frozenset({"done", "dead"})
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MILLISECONDS: Final = re.compile(r"-?[0-9]{1,18}")
@@ -52,7 +55,6 @@ def job_pages(holdfast: Holdfast[Any]) -> list[Page]:
         Page("jobs/{id}/cancel", pages.cancel, method="POST", role=operator),
         Page("dead-letters", pages.dead, title="Dead letters", live=True),
         Page("dead-letters/requeue", pages.requeue_all, method="POST", role=operator),
-        Page("periodic", pages.periodic, title="Periodic work", needs_all_tenants=True),
     ]
 
 
@@ -81,27 +83,46 @@ class _Listed:
         return f"jobs/{self.id}?tenant={quote(self.tenant, safe='')}"
 
 
+@dataclass(frozen=True, slots=True)
+class _List:
+    """Jobs in one state."""
+
+    state: str
+    jobs: list[_Listed]
+    has_more: bool
+
+    @property
+    def may_match(self) -> bool:
+        """Whether jobs match, as far as is known."""
+        return bool(self.jobs) or self.has_more
+
+
 class _JobPages:
     def __init__(self, holdfast: Holdfast[Any]) -> None:
         self._registry = holdfast.jobs
         self._notify = holdfast.notifier.notify
 
     async def all(self, request: PageRequest) -> Shown:
-        """List jobs in one state by filter."""
-        state = request.query.get("state", "waiting")
-        if state not in _STATES:
+        """List jobs by filter: those in one state, or the first ones of each state."""
+        state = request.query.get("state")
+        if state is None and "after" not in request.query:
+            lists = [await _some(request, each) for each in _STATES]
+            pager = request.pager("jobs", None)
+        elif state in _STATES:
+            found, following = await _find(request, state)
+            lists = [_List(state, found, has_more=following is not None)]
+            pager = request.pager("jobs", following)
+        else:
             raise ConsoleError(f"state must be one of {', '.join(_STATES)}")
-        found, following = await _find(request, state)
-        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
         return Shown(
             "jobs.html",
             {
-                "jobs": found,
+                "lists": lists,
                 "state": state,
                 "states": _STATES,
+                "can_cancel": any(each.state == "waiting" and each.may_match for each in lists),
                 "types": sorted(each.job_type for each in self._registry),
-                "first": f"jobs?{urlencode(kept)}" if "after" in request.query else None,
-                "next": f"jobs?{urlencode(kept | {'after': following})}" if following else None,
+                **pager,
             },
         )
 
@@ -136,7 +157,7 @@ class _JobPages:
             raise NotShownError("there is no such dead letter: it was requeued already, or deleted")
         self._notify()
         query = urlencode({"tenant": tenant})
-        return Redirected(f"jobs/{quote(job_id, safe='')}?{query}", "requeued")
+        return Redirected(f"jobs/{quote(job_id, safe='')}?{query}", "The job is requeued.")
 
     async def cancel(self, request: PageRequest) -> Redirected:
         """Move a waiting job to the dead letters."""
@@ -148,7 +169,7 @@ class _JobPages:
             raise NotShownError("there is no such waiting job: it runs, has ended or was cancelled")
         self._notify()  # the next job of its order key may be due
         query = urlencode({"tenant": tenant})
-        return Redirected(f"jobs/{quote(job_id, safe='')}?{query}", "cancelled")
+        return Redirected(f"jobs/{quote(job_id, safe='')}?{query}", "The job is cancelled.")
 
     async def preview_cancel(self, request: PageRequest) -> Shown:
         """Count the waiting jobs that match a filter, before they are cancelled."""
@@ -162,14 +183,13 @@ class _JobPages:
             done += await admin.cancel(job_id, tenant=tenant, actor=request.actor, reason=reason)
         self._notify()
         kept = {name: request.form.get(name, "") for name in ("tenant", "queue", "type")}
-        query = urlencode({name: value for name, value in kept.items() if value})
-        return Redirected(f"jobs?{query}" if query else "jobs", f"{done:,} cancelled")
+        query = urlencode({"state": "waiting"} | {k: v for k, v in kept.items() if v})
+        return Redirected(f"jobs?{query}", _were(done, "cancelled"))
 
     async def dead(self, request: PageRequest) -> Shown:
         """List dead letters, grouped by error, and one by one."""
         groups = [] if request.query.keys() & {"type", "error"} else await _by_error(request)
         found, following = await _find(request, "dead")
-        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
         return Shown(
             "dead_letters.html",
             {
@@ -178,10 +198,7 @@ class _JobPages:
                 "matching": await _count_dead(request),
                 "grouped": _GROUPED,
                 "bulk": _BULK,
-                "first": f"dead-letters?{urlencode(kept)}" if "after" in request.query else None,
-                "next": f"dead-letters?{urlencode(kept | {'after': following})}"
-                if following
-                else None,
+                **request.pager("dead-letters", following),
             },
         )
 
@@ -192,11 +209,7 @@ class _JobPages:
         for tenant, job_id in await _matching(request, "dead", request.form):
             done += await admin.requeue(job_id, tenant=tenant, actor=actor)
         self._notify()
-        return Redirected("dead-letters", f"{done:,} requeued")
-
-    async def periodic(self, _request: PageRequest) -> Shown:
-        """List the schedules of the app."""
-        return Shown("periodic.html", {"schedules": self._registry.periodic})
+        return Redirected("dead-letters", _were(done, "requeued"))
 
 
 async def find_job(request: PageRequest, job_id: str) -> JobDetail | None:
@@ -224,7 +237,9 @@ async def _by_error(request: PageRequest) -> list[dict[str, Any]]:
         scanned=_GROUPED,
         most=_GROUPS,
     )
-    return [{**row, "last_at": at(row["last_at"])} for row in rows]
+    return [
+        {**row, "last_at": at(row["last_at"]), "text": _error_text(row["error"])} for row in rows
+    ]
 
 
 async def _count_dead(request: PageRequest) -> int:
@@ -263,13 +278,24 @@ def _matching_name(state: str, tenant: TenantFilter) -> str:
     return "matching_waiting_of_tenant" if is_of_tenant else f"matching_{state}"
 
 
-async def _find(request: PageRequest, state: str) -> tuple[list[_Listed], str | None]:
-    """Return a page of jobs, and where the next one begins; None after the last."""
-    name, scanned = _list_of(request, state)
+async def _some(request: PageRequest, state: str) -> _List:
+    """Return the first jobs in a state, and whether there may be more."""
+    found, following = await _find(request, state, rows=_STATE_ROWS, scanned=_STATE_SCANNED)
+    return _List(state, found, has_more=following is not None)
+
+
+async def _find(
+    request: PageRequest, state: str, *, rows: int = _PAGE_ROWS, scanned: int = _SCANNED
+) -> tuple[list[_Listed], str | None]:
+    """Return a page of jobs, and where the next one begins; None after the last.
+
+    Reads at most ``scanned`` jobs, however few of them match.
+    """
+    name, scanned = _list_of(request, state, rows, scanned)
     moment, job_id = _place(
         request.store, request.query.get("after"), newest_first=state in _NEWEST_FIRST
     )
-    rows = await _read(
+    read = await _read(
         request,
         name,
         request.query,
@@ -278,28 +304,28 @@ async def _find(request: PageRequest, state: str) -> tuple[list[_Listed], str | 
         after_at=moment,
         after_id=job_id,
         scanned=scanned,
-        most=_PAGE_ROWS + 1,
+        most=rows + 1,
     )
-    found = [_listed(row) for row in rows if row["matches"]]
-    if len(found) > _PAGE_ROWS:
-        return found[:_PAGE_ROWS], found[_PAGE_ROWS - 1].place
-    return found, rows[-1]["place"] if rows and rows[-1]["nth"] == scanned else None
+    found = [_listed(row) for row in read if row["matches"]]
+    if len(found) > rows:
+        return found[:rows], found[rows - 1].place
+    return found, read[-1]["place"] if read and read[-1]["nth"] == scanned else None
 
 
-def _list_of(request: PageRequest, state: str) -> tuple[str, int]:
+def _list_of(request: PageRequest, state: str, rows: int, scanned: int) -> tuple[str, int]:
     """Return the query of a list, and how many jobs it reads: more if it leaves some out."""
     asked = request.query.keys()
     if state == "waiting" and request.tenant is not ALL_TENANTS:
         # Jobs that run are among them.
         is_filtered = not asked.isdisjoint({"queue", "type"})
-        return "waiting_jobs_of_tenant", _SCANNED if is_filtered else 2 * _PAGE_ROWS
+        return "waiting_jobs_of_tenant", scanned if is_filtered else 2 * rows
     if state in _NEWEST_FIRST:
         is_filtered = not asked.isdisjoint({"type", "queue" if state == "done" else "error"})
-        return f"{state}_jobs", _SCANNED if is_filtered else _PAGE_ROWS + 1
+        return f"{state}_jobs", scanned if is_filtered else rows + 1
     if "type" not in asked:
-        return "live_jobs", _PAGE_ROWS + 1
+        return "live_jobs", rows + 1
     # That many of each queue.
-    return "live_jobs", _SCANNED if "queue" in asked else 2 * _PAGE_ROWS
+    return "live_jobs", scanned if "queue" in asked else 2 * rows
 
 
 async def _read(
@@ -359,7 +385,7 @@ def _listed(row: Row) -> _Listed:
         attempts=row["attempts"],
         max_attempts=row["max_attempts"],
         worker=row["worker"],
-        error=row["error"],
+        error=None if row["error"] is None else _error_text(row["error"]),
         enqueued_at=at(row["enqueued_at"]),
         due_at=None if row["due_at"] is None else at(row["due_at"]),
         ended_at=None if row["ended_at"] is None else at(row["ended_at"]),
@@ -376,6 +402,15 @@ def job_sql(
     sql = sql.replace("{tenant}", "1 = 1" if tenant is ALL_TENANTS else "tenant = :tenant")
     sql = sql.replace("{tenant_name}", "NULL" if tenant is ALL_TENANTS else ":tenant")
     return sql.replace("{queue}", "queue = :queue" if queue else "1 = 1").replace("{state}", state)
+
+
+def _error_text(error: str) -> str:
+    """Return an error without the class that only says what its reason says, too."""
+    return error.removeprefix("NonRetryableError: ")
+
+
+def _were(number: int, done: str) -> str:
+    return f"1 job was {done}." if number == 1 else f"{number:,} jobs were {done}."
 
 
 def _pretty(value: Any) -> str:

@@ -26,8 +26,10 @@ _GATHER_SECONDS: Final = 0.2
 # Pages are rendered at most this often, and at least this often.
 _PAUSE_SECONDS: Final = 2.0
 _EVERY_SECONDS: Final = 5.0
-# Of the time of the process, at most this share is used for rendering.
+# Of the time of the process, at most this share is used for rendering, unless a slow database would
+# make pages older than this.
 _MAX_SHARE: Final = 0.02
+_MAX_PAUSE_SECONDS: Final = 15.0
 # How soon a stream notices that the server is stopping.
 _CHECK_SECONDS: Final = 1.0
 _MAX_STREAMS: Final = 64
@@ -133,7 +135,7 @@ class LiveUpdates:
                     await asyncio.sleep(_GATHER_SECONDS)
                 started = clock()
                 await self.update()
-                await asyncio.sleep(max(_PAUSE_SECONDS, (clock() - started) / _MAX_SHARE))
+                await asyncio.sleep(_pause_seconds(clock() - started))
         finally:
             with suppress(Exception):
                 await notifier.close()
@@ -159,3 +161,8 @@ class LiveUpdates:
         except Exception:  # noqa: BLE001 - a defect of one page must not end the others
             _log.exception("the console cannot show %s", view.path)
             return None
+
+
+def _pause_seconds(took: float) -> float:
+    """Return how long nothing is rendered after pages were rendered for that many seconds."""
+    return max(_PAUSE_SECONDS, min(took / _MAX_SHARE, _MAX_PAUSE_SECONDS))

@@ -1,6 +1,6 @@
 """The first page: what needs attention, and the last hour in numbers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -8,10 +8,9 @@ from urllib.parse import urlencode
 
 from holdfast.console.charts import sparkline
 from holdfast.console.page import Page, PageRequest, Shown
-from holdfast.console.queues import read_depths
-from holdfast.console.rendering import capped
+from holdfast.console.queues import QueueState, read_queues
+from holdfast.console.rendering import capped, elapsed
 from holdfast.core.breaker import BreakerState
-from holdfast.jobs.admin import QueueDepth
 from holdfast.ports import Store
 from holdfast.server.app import Holdfast
 from holdfast.server.request_counts import MINUTES, OUTCOMES, read_request_counts
@@ -22,6 +21,19 @@ _LATE_SECONDS: Final = 60.0
 # A sweep runs at least once an hour, unless the app sweeps by itself.
 _UNSWEPT: Final = timedelta(hours=3)
 _OLDEST_EXPIRED: Final = "SELECT min(expires_at) AS at FROM {records}"
+# What an outcome means, for those who do not know the word.
+_MEANINGS: Final = {
+    "fresh": "They ran, and their responses are stored.",
+    "replayed": "Repeats: they got the stored response.",
+    "mismatched": "409: the key was used for another request.",
+    "in_progress": "409: the first request was still running.",
+    "refused": "4xx: the server or the handler said no; nothing is stored.",
+    "stale": "The action was too old, or from the future.",
+    "limited": "429: more than the rate limit allows.",
+    "rolled_back": "They failed, and what they wrote was undone.",
+    "unavailable": "503: the database did not respond.",
+}
+_MAX_COLUMNS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +48,10 @@ class Attention:
 class _Tile:
     title: str
     number: str
+    meaning: str
     chart: Any
+    # The list of what is counted, if there is one.
+    path: str | None = None
 
 
 def overview_page(holdfast: Holdfast[Any]) -> Page:
@@ -53,39 +68,38 @@ class _Overview:
         if not request.operator.sees_all:
             return Shown("overview_of_tenant.html", {"tenants": request.operator.tenants})
         minutes = await read_request_counts(request.store, request.now)
-        depths, most = await read_depths(request.store)
+        queues, most = await read_queues(request.store)
         oldest = await _oldest_expiry(request.store)
         unswept = None if oldest is None or oldest > request.now else request.now - oldest
         tiles = [
-            _tile(title, minutes[name])
+            _tile(title, _MEANINGS[name], minutes[name], _list_of(name))
             for name, title in OUTCOMES.items()
             if name in minutes or name in {"fresh", "replayed", "mismatched"}
         ]
         if "waited" in minutes:
-            tiles.append(_tile("Waited for the first request", minutes["waited"]))
+            meaning = "Repeats that came while the first request was running."
+            tiles.append(_tile("Waited", meaning, minutes["waited"]))
         if "store calls" in minutes:  # apps without metrics do not time them
             tiles.append(_store_time(minutes))
         return Shown(
             "overview.html",
             {
-                "attention": self._attention(depths, most, unswept, sum(minutes["not logged"])),
+                "attention": [
+                    *self._attention(unswept, sum(minutes["not logged"])),
+                    *_attention_of_queues(queues, most, request.now),
+                ],
                 "tiles": tiles,
+                "columns": _columns(len(tiles)),
                 "oldest_expiry": oldest,
                 "durability": _durability(request.store),
-                "depths": sorted(depths.items()),
+                "queues": queues,
                 "most": most,
                 "breaker": self._holdfast.idempotency.breaker.state.value,
             },
         )
 
-    def _attention(
-        self,
-        depths: Mapping[str, QueueDepth],
-        most: int,
-        unswept: timedelta | None,
-        not_logged: float,
-    ) -> list[Attention]:
-        """Return what to look at, the most urgent first."""
+    def _attention(self, unswept: timedelta | None, not_logged: float) -> list[Attention]:
+        """Return what to look at besides queues, the most urgent first."""
         found = []
         if self._holdfast.idempotency.breaker.state is BreakerState.OPEN:
             found.append(Attention("The circuit breaker of the database is open.", "system"))
@@ -94,24 +108,8 @@ class _Overview:
             found += [Attention(f"Database: {text}", "system") for text in durability.weaknesses()]
         if unswept is not None and unswept > _UNSWEPT:
             hours = unswept / timedelta(hours=1)
-            found.append(Attention(f"No expired record was deleted for {hours:,.0f} hours", "jobs"))
-        for queue, depth in sorted(depths.items()):
-            if depth.dead:
-                found.append(
-                    Attention(
-                        f"{capped(depth.dead, most)} dead letter{'' if depth.dead == 1 else 's'}"
-                        f" in {queue}",
-                        f"dead-letters?{urlencode({'queue': queue})}",
-                    )
-                )
-            if depth.oldest_seconds > _LATE_SECONDS:
-                seconds = depth.oldest_seconds
-                found.append(
-                    Attention(
-                        f"The oldest due job of {queue} has waited {seconds:,.0f} seconds",
-                        f"jobs?{urlencode({'queue': queue, 'state': 'waiting'})}",
-                    )
-                )
+            text = f"No expired record was deleted for {hours:,.0f} hours"
+            found.append(Attention(text, "periodic"))
         if not_logged:
             found.append(
                 Attention(f"{not_logged:,.0f} requests of the last hour were not logged", "records")
@@ -119,9 +117,45 @@ class _Overview:
         return found
 
 
-def _tile(title: str, numbers: list[float]) -> _Tile:
-    shown = f"{int(sum(numbers)):,}"
-    return _Tile(title, shown, sparkline(numbers, f"{title}, last hour by minute"))
+def _attention_of_queues(queues: Sequence[QueueState], most: int, now: datetime) -> list[Attention]:
+    """Return what to look at of the queues: paused ones first, then dead letters and late jobs."""
+    paused, others = [], []
+    for queue in queues:
+        depth, name = queue.depth, {"queue": queue.name}
+        if queue.paused is not None:
+            length = elapsed(queue.paused.paused_at, now)
+            paused.append(
+                Attention(
+                    f"Queue {queue.name} has been paused for {length}, by {queue.paused.actor}: "
+                    f"{queue.paused.reason}",
+                    "queues",
+                )
+            )
+        if depth.dead:
+            number = capped(depth.dead, most)
+            text = f"{number} dead letter{'' if depth.dead == 1 else 's'} in {queue.name}"
+            others.append(Attention(text, f"dead-letters?{urlencode(name)}"))
+        if depth.oldest_seconds > _LATE_SECONDS and queue.paused is None:
+            length = elapsed(now - timedelta(seconds=depth.oldest_seconds), now)
+            text = f"The oldest due job of {queue.name} has waited for {length}"
+            others.append(Attention(text, f"jobs?{urlencode(name | {'state': 'waiting'})}"))
+    return paused + others
+
+
+def _list_of(outcome: str) -> str:
+    """Return the page that lists the requests with an outcome."""
+    return "records" if outcome == "fresh" else f"requests?{urlencode({'outcome': outcome})}"
+
+
+def _columns(tiles: int) -> int:
+    """Return how many tiles a row has, so that no row has a single one."""
+    rows = -(-tiles // _MAX_COLUMNS)
+    return -(-tiles // max(rows, 1))
+
+
+def _tile(title: str, meaning: str, numbers: list[float], path: str | None = None) -> _Tile:
+    shown, label = f"{int(sum(numbers)):,}", f"{title}, last hour by minute"
+    return _Tile(title, shown, meaning, sparkline(numbers, label), path)
 
 
 def _store_time(minutes: Mapping[str, list[float]]) -> _Tile:
@@ -130,8 +164,10 @@ def _store_time(minutes: Mapping[str, list[float]]) -> _Tile:
     calls, seconds = minutes.get("store calls", nothing), minutes.get("store seconds", nothing)
     means = [1e3 * took / max(number, 1.0) for took, number in zip(seconds, calls, strict=True)]
     mean = 1e3 * sum(seconds) / max(sum(calls), 1.0)
-    title = "Mean time of a store call"
-    return _Tile(title, f"{mean:,.2f} ms", sparkline(means, f"{title}, last hour by minute"))
+    title = "Mean store call"
+    meaning = f"Of {int(sum(calls)):,} calls to the database."
+    chart = sparkline(means, f"{title}, last hour by minute")
+    return _Tile(title, f"{mean:,.2f} ms", meaning, chart)
 
 
 def _durability(store: Store) -> str:

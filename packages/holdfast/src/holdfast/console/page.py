@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
 from holdfast.console.access import Operator, Role
 from holdfast.core.tenants import ALL_TENANTS, TenantFilter
@@ -113,10 +114,23 @@ class PageRequest:
             )
         return text
 
+    def pager(self, path: str, after: str | None) -> dict[str, str | None]:
+        """Return what ``parts.pager(first, next)`` needs: links to pages of the list at ``path``.
+
+        ``after`` is where the next page begins, None on the last one. It is the parameter ``after``
+        of that page; the filter stays.
+        """
+        kept = {k: v for k, v in self.query.items() if k not in {"after", "notice"}}
+        first = f"{path}?{urlencode(kept)}" if kept else path
+        return {
+            "first": first if "after" in self.query else None,
+            "next": f"{path}?{urlencode(kept | {'after': after})}" if after is not None else None,
+        }
+
     @property
     def actor(self) -> str:
         """Who acts, for the audit log."""
-        return f"{self.operator.subject} by console"
+        return f"{self.operator.subject} via console"
 
     @property
     def is_of_all_tenants(self) -> bool:

@@ -1,5 +1,6 @@
 """Pages about queues and workers, for operators of all tenants."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,7 +17,7 @@ from holdfast.jobs.paused_queues import PausedQueue, PausedQueues
 from holdfast.ports import Store
 from holdfast.server.app import Holdfast
 
-__all__ = ["queue_pages", "read_depths"]
+__all__ = ["QueueState", "queue_pages", "read_queues"]
 
 # How many jobs a page counts: it is loaded again every few seconds.
 _BUDGET: Final = 2_000
@@ -41,7 +42,9 @@ def queue_pages(holdfast: Holdfast[Any]) -> list[Page]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Queue:
+class QueueState:
+    """How many jobs a queue has, and whether it is paused."""
+
     name: str
     depth: QueueDepth
     paused: PausedQueue | None
@@ -65,13 +68,7 @@ class _QueuePages:
 
     async def all(self, request: PageRequest) -> Shown:
         """List the queues that have jobs, a handler in this process, or are paused."""
-        depths, most = await read_depths(request.store)
-        paused = {each.queue: each for each in await self._paused(request).all()}
-        names = sorted({*depths, *paused, *self._registry.queues})
-        queues = [
-            _Queue(name=name, depth=depths.get(name, QueueDepth()), paused=paused.get(name))
-            for name in names
-        ]
+        queues, most = await read_queues(request.store, self._registry.queues)
         return Shown("queues.html", {"queues": queues, "most": most})
 
     async def pause(self, request: PageRequest) -> Redirected:
@@ -83,14 +80,17 @@ class _QueuePages:
             )
         except UsageError as error:
             raise ConsoleError(str(error)) from None
-        return Redirected("queues", "paused" if is_paused else "the queue was paused already")
+        notice = f"Queue {queue} is paused." if is_paused else f"Queue {queue} was paused already."
+        return Redirected("queues", notice)
 
     async def resume(self, request: PageRequest) -> Redirected:
         """Resume a queue, and wake the workers."""
+        queue = request.form.get("queue", "")
         is_resumed = await self._paused(request).resume(
-            request.form.get("queue", ""), actor=request.actor, reason=request.reason()
+            queue, actor=request.actor, reason=request.reason()
         )
-        return Redirected("queues", "resumed" if is_resumed else "the queue was not paused")
+        notice = f"Queue {queue} is resumed." if is_resumed else f"Queue {queue} was not paused."
+        return Redirected("queues", notice)
 
     async def workers(self, request: PageRequest) -> Shown:
         """List the workers that hold leases, those with the longest running job first."""
@@ -112,6 +112,15 @@ class _QueuePages:
         return PausedQueues(request.store, self._notify)
 
 
-async def read_depths(store: Store) -> tuple[dict[str, QueueDepth], int]:
-    """Return the depths of the queues, and up to which number jobs of a queue were counted."""
-    return await JobAdmin(store).capped_depths(most=MAX_COUNTED, budget=_BUDGET)
+async def read_queues(store: Store, names: Iterable[str] = ()) -> tuple[list[QueueState], int]:
+    """Return the queues by name, and up to which number jobs of a queue were counted.
+
+    Those are the queues that have jobs, are paused, or are in ``names``.
+    """
+    depths, most = await JobAdmin(store).capped_depths(most=MAX_COUNTED, budget=_BUDGET)
+    paused = {each.queue: each for each in await PausedQueues(store, lambda: None).all()}
+    queues = [
+        QueueState(name=name, depth=depths.get(name, QueueDepth()), paused=paused.get(name))
+        for name in sorted({*depths, *paused, *names})
+    ]
+    return queues, most

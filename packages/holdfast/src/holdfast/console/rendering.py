@@ -13,7 +13,7 @@ with needs_extra("console"):
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-__all__ = ["SHOWN_CHARS", "capped", "render", "visible_text"]
+__all__ = ["SHOWN_CHARS", "capped", "elapsed", "render", "visible_text"]
 
 SHOWN_CHARS: Final = 64 * 1024
 """How much of a payload a page shows; the rest is counted."""
@@ -24,6 +24,17 @@ _INVISIBLE: Final = re.compile(
 )
 _NONE: Final = "\u2013"
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+# Why an attempt failed, or a job was dead-lettered; docs/reference/errors.md has the codes.
+_REASONS: Final = {
+    "error": "the handler failed",
+    "time_limit": "it took too long",
+    "retry_later": "the handler asked for a later attempt",
+    "non_retryable": "a retry cannot help",
+    "unknown_type": "the worker has no handler for this type",
+    "payload_too_large": "the payload is too large",
+    "worker_lost": "the worker died or hung",
+    "cancelled": "an operator cancelled it",
+}
 
 
 def render(template: str, values: Mapping[str, Any], *, package: str = "holdfast.console") -> str:
@@ -53,9 +64,11 @@ def _environment(package: str) -> Environment:
         "ago": _ago,
         "count": capped,
         "duration": _duration,
+        "elapsed": elapsed,
         "instant": _instant,
         "only_set": lambda values: {name: value for name, value in values.items() if value},
         "payload": _payload,
+        "reason": lambda code: _REASONS.get(code, code),
         "segment": lambda text: quote(str(text), safe=""),
         "query": lambda values: urlencode({k: v for k, v in values.items() if v not in (None, "")}),
         "visible": lambda text: visible_text(str(text)),
@@ -75,18 +88,20 @@ def _instant(at: datetime | None) -> Markup | str:
 def _ago(at: datetime | None, now: datetime) -> str:
     if at is None:
         return _NONE
-    seconds = (now - at).total_seconds()
-    ahead = seconds < 0
-    seconds = abs(seconds)
+    text = elapsed(at, now)
+    return f"in {text}" if at > now else f"{text} ago"
+
+
+def elapsed(at: datetime, now: datetime) -> str:
+    """Return how far two instants are from each other, such as ``5 min``."""
+    seconds = abs((now - at).total_seconds())
     if seconds < _MINUTE:
-        text = f"{seconds:.0f} s"
-    elif seconds < _HOUR:
-        text = f"{seconds / _MINUTE:.0f} min"
-    elif seconds < 2 * _DAY:
-        text = f"{seconds / _HOUR:.0f} h"
-    else:
-        text = f"{seconds / _DAY:.0f} d"
-    return f"in {text}" if ahead else f"{text} ago"
+        return f"{seconds:.0f} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    if seconds < 2 * _DAY:
+        return f"{seconds / _HOUR:.0f} h"
+    return f"{seconds / _DAY:.0f} d"
 
 
 def _duration(length: timedelta | None) -> str:

@@ -12,8 +12,8 @@ from holdfast.server.app import Holdfast
 
 __all__ = ["ReadSettings", "system_page"]
 
-# Returns the settings of the app by name. Secrets are left out by the app.
-ReadSettings = Callable[[], Mapping[str, str]]
+# Returns the settings of the app: by heading, the values by name. Secrets are left out by the app.
+ReadSettings = Callable[[], Mapping[str, Mapping[str, str]]]
 
 _DATABASE: Final = {
     "sqlite": "SELECT 'SQLite ' || sqlite_version() AS name",
@@ -45,7 +45,7 @@ def system_page(holdfast: Holdfast[Any], settings: ReadSettings | None) -> Page:
                 ],
                 "durability": await _durability(store),
                 "migrations": await _migrations(store),
-                "settings": sorted(settings().items()) if settings is not None else [],
+                "settings": settings() if settings is not None else {},
                 "breaker": holdfast.idempotency.breaker.state.value,
             },
         )

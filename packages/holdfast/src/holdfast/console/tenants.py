@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
-from urllib.parse import urlencode
 
 from holdfast.console.access import Role
 from holdfast.console.page import ConsoleError, Downloaded, Page, PageRequest, Redirected, Shown
@@ -53,8 +52,7 @@ class _TenantPages:
             "tenants.html",
             {
                 "names": names,
-                "first": "tenants" if "after" in request.query else None,
-                "next": f"tenants?{urlencode({'after': names[-1]})}" if is_full else None,
+                **request.pager("tenants", names[-1] if is_full else None),
             },
         )
 
@@ -73,7 +71,10 @@ class _TenantPages:
             "tenant.html",
             {
                 "name": tenant,
-                "counts": sorted((await data.count(tenant, most=_COUNTED)).items()),
+                "counts": [
+                    (_subject(table, store.table_names.prefix), number)
+                    for table, number in sorted((await data.count(tenant, most=_COUNTED)).items())
+                ],
                 "most": _COUNTED,
                 "most_recent": _RECENT,
                 "executed": recent[0]["n"],
@@ -114,11 +115,18 @@ class _TenantPages:
         task = asyncio.create_task(run())
         self._erasures.add(task)
         task.add_done_callback(self._erasures.discard)
-        return Redirected("tenants" if request.operator.sees_all else "", "the erasure has begun")
+        return Redirected(
+            "tenants" if request.operator.sees_all else "", f"The erasure of {tenant} has begun."
+        )
 
     async def _data(self) -> TenantData:
         holdfast = self._holdfast
         return await TenantData.open(holdfast.store, holdfast.clock, holdfast.tenant_tables)
+
+
+def _subject(table: str, prefix: str) -> str:
+    """Return what a table contains, as its name says: ``holdfast_audit_events``, audit events."""
+    return table.rpartition(".")[2].removeprefix(prefix).replace("_", " ").capitalize()
 
 
 async def _lines(data: TenantData, tenant: str, now: datetime) -> AsyncIterator[bytes]:

@@ -19,6 +19,14 @@ class Every:
         if not 1 <= self.seconds < float("inf"):
             raise ConfigurationError(f"interval is {self.seconds} seconds, it must be at least 1")
 
+    def describe(self) -> str:
+        """Return the schedule in words, such as ``every 5 minutes``."""
+        for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+            if self.seconds % size == 0:
+                count = int(self.seconds // size)
+                return f"every {unit}" if count == 1 else f"every {count:,} {unit}s"
+        return f"every {self.seconds:g} seconds"
+
     def slot(self, now: datetime) -> datetime:
         """Return the newest slot that has begun."""
         count = int(now.timestamp() // self.seconds)
@@ -39,6 +47,11 @@ class Daily:
         """Raise ``ConfigurationError`` for a time in a zone other than UTC."""
         if self.at.tzinfo not in (None, UTC):
             raise ConfigurationError("the time of a daily job is in UTC: use a time without a zone")
+
+    def describe(self) -> str:
+        """Return the schedule in words, such as ``every day at 03:00 UTC``."""
+        precision = "minutes" if self.at == self.at.replace(second=0, microsecond=0) else "auto"
+        return f"every day at {self.at.replace(tzinfo=None).isoformat(precision)} UTC"
 
     def slot(self, now: datetime) -> datetime:
         """Return the newest slot that has begun."""

@@ -162,6 +162,11 @@ class JobAdmin:
         )
         return [_view(row) for row in rows]
 
+    async def find_view(self, job_id: str, *, tenant: TenantFilter) -> JobView | None:
+        """Return one job without its payload and attempts, or None."""
+        row = await self._row(job_id, tenant)
+        return None if row is None else _view(row)
+
     async def find(self, job_id: str, *, tenant: TenantFilter) -> JobDetail | None:
         """Return one job in detail, or None."""
         row = await self._row(job_id, tenant)

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
+from holdfast.core.job import job_id, job_key
 from holdfast.errors import StoreError
 from holdfast.ids import new_request_id
 from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.job_store import JobStore
 from holdfast.jobs.registry import JobRegistry, Periodic
 
-__all__ = ["SYSTEM_TENANT", "PeriodicEnqueuer"]
+__all__ = ["SYSTEM_TENANT", "PeriodicEnqueuer", "slot_job_id"]
 
 SYSTEM_TENANT: Final = "holdfast"
 """The tenant of periodic jobs. No API shows jobs to a tenant of this name."""
@@ -27,6 +28,11 @@ _MAX_SLEEP_SECONDS: Final = 60.0
 _ERROR_SECONDS: Final = 5.0
 
 _log = logging.getLogger("holdfast.jobs")
+
+
+def slot_job_id(periodic: Periodic, slot: datetime) -> str:
+    """Return the id of the job that runs a slot."""
+    return job_id(job_key(SYSTEM_TENANT, periodic.queue, periodic.type, slot.isoformat()))
 
 
 class PeriodicEnqueuer:

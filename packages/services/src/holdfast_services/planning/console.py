@@ -17,6 +17,7 @@ from holdfast.console import (
     Role,
     Shown,
     operator_action,
+    read_tenant_rows,
 )
 from holdfast.core.tenants import tenant_or_none
 from holdfast.ports import Row, Store
@@ -32,7 +33,6 @@ _PAGE_ROWS: Final = 50
 _ATTEMPTS: Final = 100
 _STATES: Final = ("waiting", "delivered", "failed", "cancelled")
 _AFTER_ALL_IDS: Final = "g"  # ids are hexadecimal
-_SEPARATOR: Final = "\x1f"
 
 
 def pages(holdfast: Holdfast, _settings: Settings) -> list[Page]:
@@ -54,27 +54,16 @@ class _WebhookPages:
 
     async def all(self, request: PageRequest) -> Shown:
         """List webhooks by organization."""
-        store, tenant = request.store, tenant_or_none(request.tenant)
-        after = request.query.get("after", "")
-        after_tenant, _, after_id = after.rpartition(_SEPARATOR)
-        values: dict[str, Any] = {"after_id": after_id, "limit": _PAGE_ROWS + 1}
-        if tenant is None:
-            sql, values = _sql(store)["webhooks"], values | {"after_tenant": after_tenant}
-        else:
-            sql, values = _sql(store)["webhooks_of_organization"], values | {"tenant": tenant}
-        rows = await store.read(sql, values)
-        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
-        following = None
-        if len(rows) > _PAGE_ROWS:
-            last = rows[_PAGE_ROWS - 1]
-            following = kept | {"after": f"{last['tenant']}{_SEPARATOR}{last['id']}"}
+        sql = _sql(request.store)
+        rows, following = await read_tenant_rows(
+            request,
+            of_all=sql["webhooks"],
+            of_one=sql["webhooks_of_organization"],
+            limit=_PAGE_ROWS,
+        )
+        webhooks = [_webhook(request, row) for row in rows]
         return Shown(
-            "webhooks.html",
-            {
-                "webhooks": [_webhook(request, row) for row in rows[:_PAGE_ROWS]],
-                "first": f"webhooks?{urlencode(kept)}" if after else None,
-                "next": f"webhooks?{urlencode(following)}" if following else None,
-            },
+            "webhooks.html", {"webhooks": webhooks, **request.pager("webhooks", following)}
         )
 
     async def webhook(self, request: PageRequest) -> Shown:
@@ -96,9 +85,7 @@ class _WebhookPages:
             name, values = "list_deliveries_by_state", values | {"state": state}
         rows = await request.store.read(webhook_sql(name), values)
         shown = [_times(row) for row in rows[:_PAGE_ROWS]]
-        path = f"webhooks/{webhook['id']}"
-        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
-        following = kept | {"after": shown[-1]["id"]} if len(rows) > _PAGE_ROWS else None
+        following = shown[-1]["id"] if len(rows) > _PAGE_ROWS else None
         return Shown(
             "webhook.html",
             {
@@ -106,8 +93,7 @@ class _WebhookPages:
                 "deliveries": shown,
                 "organization": tenant,
                 "states": _STATES,
-                "first": f"{path}?{urlencode(kept)}" if after else None,
-                "next": f"{path}?{urlencode(following)}" if following else None,
+                **request.pager(f"webhooks/{webhook['id']}", following),
             },
         )
 
@@ -146,7 +132,7 @@ class _WebhookPages:
         ) as action:
             await send_again(action.transaction, action.enqueue, about)
         path = f"webhooks/{about['webhook_id']}/deliveries/{about['id']}"
-        return Redirected(f"{path}?{urlencode({'tenant': tenant})}", "it is sent again")
+        return Redirected(f"{path}?{urlencode({'tenant': tenant})}", "The delivery is sent again.")
 
     @staticmethod
     async def _find(request: PageRequest) -> tuple[str, dict[str, Any]]:

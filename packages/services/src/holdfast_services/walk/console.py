@@ -17,6 +17,7 @@ from holdfast.console import (
     Role,
     Shown,
     operator_action,
+    read_tenant_rows,
 )
 from holdfast.core.tenants import tenant_or_none
 from holdfast.errors import NotFoundError
@@ -40,7 +41,6 @@ _DECISIONS: Final = ("accept", "reject", "suspend")
 _MAX_DIGITS: Final = 9
 # The server creates all ids. Other text is not looked up: PostgreSQL rejects some characters.
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_SEPARATOR: Final = "\x1f"
 
 
 def pages(holdfast: Holdfast, settings: Settings) -> list[Page]:
@@ -68,16 +68,14 @@ class _WalkPages:
             raise ConsoleError("after is not a place in this list")
         found = await _list_reviews(request, status, after)
         shown = found[:_PAGE_ROWS]
-        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
-        following = kept | {"after": shown[-1].id} if len(found) > _PAGE_ROWS else None
+        following = shown[-1].id if len(found) > _PAGE_ROWS else None
         return Shown(
             "reviews.html",
             {
                 "reviews": shown,
                 "status": status,
                 "states": _STATES,
-                "first": f"reviews?{urlencode(kept)}" if after else None,
-                "next": f"reviews?{urlencode(following)}" if following else None,
+                **request.pager("reviews", following),
             },
         )
 
@@ -121,33 +119,23 @@ class _WalkPages:
                 now=request.now,
             )
         query = urlencode({"tenant": row["tenant"]})
-        return Redirected(f"reviews/{review_id}?{query}", f"resolved: {resolution.decision}")
+        return Redirected(
+            f"reviews/{review_id}?{query}", f"The review is resolved: {resolution.decision}."
+        )
 
     async def devices(self, request: PageRequest) -> Shown:
         """List devices, and what was not pushed to them yet."""
-        store, tenant = request.store, tenant_or_none(request.tenant)
-        after = request.query.get("after", "")
-        after_tenant, _, after_id = after.rpartition(_SEPARATOR)
-        values: dict[str, Any] = {"after_id": after_id, "limit": _PAGE_ROWS + 1}
-        if tenant is None:
-            sql, values = _sql(store)["devices"], values | {"after_tenant": after_tenant}
-        else:
-            sql, values = _sql(store)["devices_of_walker"], values | {"tenant": tenant}
-        rows = await store.read(sql, values)
-        shown = [await _device(store, row) for row in rows[:_PAGE_ROWS]]
-        kept = {k: v for k, v in request.query.items() if k not in {"after", "notice"}}
-        following = None
-        if len(rows) > _PAGE_ROWS:
-            last = rows[_PAGE_ROWS - 1]
-            following = kept | {"after": f"{last['tenant']}{_SEPARATOR}{last['id']}"}
+        sql = _sql(request.store)
+        rows, following = await read_tenant_rows(
+            request, of_all=sql["devices"], of_one=sql["devices_of_walker"], limit=_PAGE_ROWS
+        )
         return Shown(
             "devices.html",
             {
-                "devices": shown,
+                "devices": [await _device(request.store, row) for row in rows],
                 "push": self._settings.walk_push,
                 "job_type": PUSH,
-                "first": f"devices?{urlencode(kept)}" if after else None,
-                "next": f"devices?{urlencode(following)}" if following else None,
+                **request.pager("devices", following),
             },
         )
 

@@ -1,4 +1,4 @@
-// Keyboard: "/" goes to the search field. Everything else works without this file.
+// Keyboard: "/" goes to the search field. Pages can be read without this file, and forms be sent.
 document.addEventListener("keydown", (event) => {
   const field = document.getElementById("find");
   const typing = /^(input|select|textarea)$/i.test(event.target.tagName);
@@ -7,6 +7,13 @@ document.addEventListener("keydown", (event) => {
     field.focus();
   }
 });
+
+// An action that is opened asks why: its first field gets the focus.
+document.addEventListener("toggle", (event) => {
+  if (event.target.matches("details.action[open]")) {
+    event.target.querySelector("input:not([type=hidden]), select").focus();
+  }
+}, true);
 
 // A live page stays as it is while the keyboard or a selection is in it: new content would lose them.
 document.addEventListener("htmx:beforeRequest", (event) => {
