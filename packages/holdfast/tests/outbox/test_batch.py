@@ -444,6 +444,22 @@ def results(*statuses: int, **more: Any) -> Response:
 CODES = {401: "auth.invalid", 424: "batch.skipped", 429: "rate.limited", 503: "store.unavailable"}
 
 
+def test_item_that_is_skipped_without_a_reason_is_sent_alone(device: Device) -> None:
+    device.queue.enqueue_many([activity(device.user, str(number)) for number in range(4)])
+
+    def reply(request: Request, _: Reply) -> Response | NoResponse:
+        assert len(device.requests) < 20, "it is sent again and again"
+        if request.target != "/batch":
+            return response(424, {"code": "batch.skipped"})
+        items = json.loads(request.body or b"")["items"]
+        return results(424, *[201] * (len(items) - 1))
+
+    report = device.drain(reply, token="token", retry=SOON)
+    assert report.succeeded == 3
+    assert sorted(device.statuses())[1:] == ["succeeded"] * 3
+    assert [request.target for request in device.requests] == ["/batch", "/api/v1/activities"]
+
+
 @pytest.mark.parametrize(
     ("statuses", "ended", "pending"),
     [

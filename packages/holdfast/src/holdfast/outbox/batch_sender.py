@@ -165,7 +165,13 @@ class BatchSender:
         self._batches.grow()
         results: list[tuple[Claimed, Response | Outcome]] = []
         seen: set[str] = set()
+        has_failure = False
         for part, each in zip(batch.parts, found.responses, strict=False):
+            if not _is_skipped(each):
+                has_failure |= each.status >= _BAD_REQUEST
+            elif not has_failure:
+                # There is no reason to skip it: in each further batch it could be skipped again.
+                self._batches.send_alone(part.claimed.entry.id)
             results.append((part.claimed, self._result(part, each, state, seen)))
         for part in batch.parts[len(results) :]:
             state.note_received(part.claimed.entry.id)
@@ -178,7 +184,7 @@ class BatchSender:
         """Return the response to an entry, or its outcome if it was not run or is a repetition."""
         claimed = part.claimed
         entry, status = claimed.entry, response.status
-        if status == _SKIPPED_STATUS and response.code in _SKIPPED:
+        if _is_skipped(response):
             state.note_received(entry.id)
             return _unsent("an entry before it in the batch did not succeed")
         if status == _BAD_REQUEST:
@@ -444,6 +450,11 @@ def sendable(claims: list[Claimed]) -> tuple[list[Claimed], list[Claimed]]:
 
 def _has_version(request: Request) -> bool:
     return if_match_in(request.headers) != ANY_TAG
+
+
+def _is_skipped(response: Response) -> bool:
+    """Return whether the server has not run an item, because one before it has failed."""
+    return response.status == _SKIPPED_STATUS and response.code in _SKIPPED
 
 
 def _unsent(why: str) -> Released:
