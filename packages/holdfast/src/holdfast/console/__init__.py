@@ -77,7 +77,7 @@ def console(
             *record_pages(holdfast),
             *job_pages(holdfast),
             *queue_pages(holdfast),
-            *trace_pages(),
+            *trace_pages(holdfast),
             *pages,
             *tenant_pages(holdfast),
             system_page(holdfast, settings),

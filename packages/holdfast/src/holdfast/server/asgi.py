@@ -15,12 +15,15 @@ from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.errors import (
     AbortedTransactionError,
     CommitUnknownError,
+    FeatureDisabledError,
     InProgressError,
     KeyInvalidError,
     PayloadMismatchError,
+    QuotaExceededError,
     RateLimitedError,
     RecordUnreadableError,
     RequestError,
+    SequenceViolationError,
     StaleActionError,
     StoreUnavailableError,
     SupersededError,
@@ -50,7 +53,7 @@ from holdfast.server.request_body import (
     check_size,
 )
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
-from holdfast.server.request_log import RequestLog
+from holdfast.server.request_log import RequestLog, code_of
 from holdfast.server.request_transaction import Statements, open_transaction
 from holdfast.server.response_buffer import (
     Message,
@@ -90,6 +93,8 @@ _DEFAULT_POLICY: Final = Policy()
 
 # Refusals that point to a broken or greedy client; others are frequent in normal use.
 _LOGGED_REFUSALS: Final = frozenset({400, 429})
+# Refusals that were counted where they were decided.
+_COUNTED_ELSEWHERE: Final = (FeatureDisabledError, QuotaExceededError, SequenceViolationError)
 
 _log = logging.getLogger("holdfast.request")
 _audit_log = logging.getLogger("holdfast.audit")
@@ -758,7 +763,7 @@ def _refusal(
         log_outage(error, head)
     response = _render(error, match.policy, head)
     if log is not None and not isinstance(error, PayloadMismatchError | InProgressError):
-        _note_refusal(log, error, response.status, match, head)
+        _note_refusal(log, error, response, match, head)
     if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
         _log_refusal(error, response, match, head)
     return response
@@ -767,7 +772,7 @@ def _refusal(
 def _note_refusal(
     log: RequestLog,
     error: RequestError | StoreUnavailableError,
-    status: int,
+    response: Response,
     match: Match,
     head: RequestHead,
 ) -> None:
@@ -781,6 +786,8 @@ def _note_refusal(
         outcome = "limited"
     elif isinstance(error, StaleActionError):
         outcome = "stale"
+    if outcome == "refused" and not isinstance(error, _COUNTED_ELSEWHERE):
+        log.count("refused")
     keys = head.keys(match.policy.key_header)
     log.add(
         tenant=head.principal.tenant,
@@ -789,7 +796,8 @@ def _note_refusal(
         request_id=head.request_id,
         correlation_id=head.correlation_id,
         outcome=outcome,
-        status=status,
+        status=response.status,
+        code=code_of(response),
     )
 
 

@@ -1,4 +1,4 @@
-"""The log of requests that did not run, for operators: replays, mismatches, refusals.
+"""The log of requests without a record, for operators: replays, mismatches, refusals, failures.
 
 They leave no record, so that an operator could not find them by their request id. Written in
 batches after the responses: a crash loses the last second of it, and a flood is cut off. Apps
@@ -13,16 +13,18 @@ import asyncio
 import contextvars
 import logging
 import os
+import re
 import socket
 import threading
 from collections import defaultdict
 from contextlib import suppress
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.core.idempotency_record import Record
+from holdfast.core.error_code import ERROR_HEADER, error_code
+from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.mismatch import differing_parts
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.ids import new_uuid4
@@ -30,7 +32,7 @@ from holdfast.ports import Clock, Metrics, Outcome, Store, YieldingStore
 from holdfast.server.guarded_request import GuardedRequest
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["LoggedRequest", "RequestLog"]
+__all__ = ["LoggedRequest", "RequestLog", "RequestNotes", "code_of"]
 
 _KEEP_SECONDS: Final = 7 * 86_400.0
 _FLUSH_SECONDS: Final = 1.0
@@ -47,6 +49,11 @@ _SWEEP_SECONDS: Final = 600.0
 _SWEEP_SHARE: Final = 10
 _COUNTS_SECONDS: Final = 3 * 3600.0
 _MINUTE: Final = 60
+_FIRST_ERROR: Final = 400
+# A larger body is no message about an error.
+_MAX_ERROR_BYTES: Final = 16 * 1024
+_CODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
+_ERROR_HEADER: Final = ERROR_HEADER.lower().encode()
 
 _log = logging.getLogger("holdfast.request")
 
@@ -68,6 +75,22 @@ class LoggedRequest(NamedTuple):
     expected_request_hash: str | None = None
     received_request_hash: str | None = None
     differs: str | None = None
+    code: str | None = None
+
+
+class RequestNotes(Protocol):
+    """What logs a request: ``RequestLog``, or the chunk of a batch until it is committed."""
+
+    def note(
+        self,
+        request: GuardedRequest,
+        outcome: Outcome,
+        status: int | None,
+        record: Record | None = None,
+        *,
+        code: str | None = None,
+    ) -> None:
+        """Log a request; ``record`` is that of the first request with its key, if there is one."""
 
 
 class RequestLog:
@@ -156,10 +179,17 @@ class RequestLog:
         outcome: Outcome,
         status: int | None,
         record: Record | None = None,
+        *,
+        code: str | None = None,
     ) -> None:
-        """Log a request; ``record`` is that of the first request with its key, if there is one."""
+        """Log a request; ``record`` is that of the first request with its key, if there is one.
+
+        Without ``code``, the error code of a replay is that of the record.
+        """
         if self._task is None:
             return
+        if code is None and record is not None:
+            code = code_of(record.response())
         found = LoggedRequest(
             at=0.0,
             tenant=request.principal.tenant,
@@ -171,6 +201,7 @@ class RequestLog:
             status=status,
             received_body_hash=request.fingerprint.body_hash,
             received_request_hash=request.fingerprint.request_hash,
+            code=code,
         )
         if record is not None:
             found = found._replace(
@@ -180,6 +211,11 @@ class RequestLog:
                 differs=_differs(request, record) if outcome == "mismatched" else None,
             )
         self._add(found, "" if request.record_id is None else request.record_id.key)
+
+    def note_response(self, request: GuardedRequest, outcome: Outcome, response: Response) -> None:
+        """Log a request whose handler ran, and whose response is not stored."""
+        if self._task is not None:
+            self.note(request, outcome, response.status, code=code_of(response))
 
     def add(
         self,
@@ -191,10 +227,11 @@ class RequestLog:
         correlation_id: str,
         outcome: Outcome,
         status: int,
+        code: str | None = None,
     ) -> None:
-        """Log a request that was refused before it was read as a whole."""
+        """Log a request that was refused before its handler ran."""
         row = LoggedRequest(0.0, tenant, endpoint, "", request_id, correlation_id, outcome, status)
-        self._add(row, key)
+        self._add(row._replace(code=code), key)
 
     def _add(self, row: LoggedRequest, key: str) -> None:
         if self._task is None:
@@ -352,6 +389,19 @@ def _differs(request: GuardedRequest, record: Record) -> str | None:
         body_hash=request.fingerprint.body_hash,
     )
     return ", ".join(parts) or None
+
+
+def code_of(response: Response) -> str | None:
+    """Return the error code of a response, as its header or body says; None if it has none.
+
+    Only what looks like a code: the log must not contain other parts of a body.
+    """
+    if response.status < _FIRST_ERROR or len(response.body) > _MAX_ERROR_BYTES:
+        return None
+    named = (value for name, value in response.headers if name == _ERROR_HEADER)
+    header = next(named, b"").decode("latin-1")
+    code = error_code(header, response.body)
+    return code if code is not None and _CODE.fullmatch(code) else None
 
 
 def _hash(key: str) -> str:
