@@ -87,7 +87,7 @@ def test_stored_refusal_of_a_stale_action_is_not_a_failed_attempt() -> None:
 
 def test_expired_record_says_that_the_next_request_runs() -> None:
     verdict = about(record(expires_at=NOW))
-    assert "It has expired" in text_of(verdict)
+    assert "This record has expired" in text_of(verdict)
     assert "the next request with its key runs." in text_of(verdict)
     assert "get the same response" not in text_of(verdict)
     assert verdict.tone == "warn"

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from flask import Flask
 from werkzeug.test import Client
 from werkzeug.wrappers import Response
@@ -22,6 +22,7 @@ from holdfast.clock import SystemClock
 from holdfast.console import TokenAccess, console
 from holdfast.errors import CommitUnknownError, StoreUnavailableError
 from holdfast.flask import FlaskGuard
+from holdfast.server.batch_chunk import RequestChunk
 from holdfast.server.request_log import RequestLog
 from holdfast.server.wsgi import WsgiGuard
 from holdfast.stores.postgres import PostgresStore
@@ -458,3 +459,47 @@ async def test_log_that_cannot_be_written_at_the_end_is_counted(
 
 async def requests_of(store: Any) -> Any:
     return await store.read("SELECT request_id FROM holdfast_request_log ORDER BY id")
+
+
+# -- in batches ---------------------------------------------------------------------------------
+
+
+async def test_requests_of_a_batch_that_runs_again_are_logged_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdfast = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT)
+    app = FastAPI()
+    holdfast.install(app, batch="/batch")
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard()
+    async def create(item: str = "boots") -> dict[str, bool]:
+        if item == "private":
+            raise HTTPException(403, {"code": "not.yours"})
+        return {"ok": True}
+
+    commit, ended = RequestChunk.commit, list[bool]()
+
+    async def lost_once(chunk: RequestChunk) -> bool:
+        if ended:
+            return await commit(chunk)
+        ended.append(True)
+        await chunk.discard()
+        return False
+
+    monkeypatch.setattr(RequestChunk, "commit", lost_once)
+    paths = {"a": "/orders", "b": "/orders?item=private", "c": "/orders"}
+    items = [{"method": "POST", "path": path, "key": key} for key, path in paths.items()]
+    await holdfast.open()
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://shop"
+        ) as client:
+            first = {"idempotency-key": "a"}
+            assert (await client.post("/orders", headers=first)).status_code == 201
+            response = await client.post("/batch", json={"items": items})
+    finally:
+        await holdfast.close()
+    assert [each["status"] for each in response.json()["results"]] == [201, 403, 201]
+    assert ended == [True]
+    assert logged(url) == [("refused", 403), ("replayed", 201)]

@@ -156,7 +156,9 @@ def _about_jobs(jobs: Sequence[Row], most: int) -> list[Sentence]:
 def _about_expiry(record: Record, now: datetime) -> Sentence:
     when = f"{_text(record.expires_at)}, {age_text(record.expires_at, now)}"
     if record.expires_at <= now:
-        return Sentence(f"It has expired ({when}): the next request with its key runs.", "warn")
+        return Sentence(
+            f"This record has expired ({when}): the next request with its key runs.", "warn"
+        )
     return Sentence(f"Until it expires ({when}), requests with its key get the same response.")
 
 

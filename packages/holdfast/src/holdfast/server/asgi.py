@@ -32,7 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.observability.traces import Spans
 from holdfast.ports import ConnectionUnit, Metrics, Outcome, SessionStore
-from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
+from holdfast.server.batch_item import ITEM_KEY, ItemContext, PostponedError, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.direct_call import DirectCall, PreparedCall, SendResponse
 from holdfast.server.execution import Execution, set_current_execution
@@ -93,6 +93,8 @@ _DEFAULT_POLICY: Final = Policy()
 
 # Refusals that point to a broken or greedy client; others are frequent in normal use.
 _LOGGED_REFUSALS: Final = frozenset({400, 429})
+# Mismatches are logged with their record. A request that runs again is logged then.
+_LOGGED_ELSEWHERE: Final = (PayloadMismatchError, InProgressError, PostponedError)
 # Refusals that were counted where they were decided.
 _COUNTED_ELSEWHERE: Final = (FeatureDisabledError, QuotaExceededError, SequenceViolationError)
 
@@ -762,7 +764,7 @@ def _refusal(
             log.count("unavailable")
         log_outage(error, head)
     response = _render(error, match.policy, head)
-    if log is not None and not isinstance(error, PayloadMismatchError | InProgressError):
+    if log is not None and not isinstance(error, _LOGGED_ELSEWHERE):
         _note_refusal(log, error, response, match, head)
     if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
         _log_refusal(error, response, match, head)

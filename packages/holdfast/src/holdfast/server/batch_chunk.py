@@ -23,13 +23,14 @@ from holdfast.errors import (
     SupersededError,
 )
 from holdfast.ports import Chunk, ChunkStore, Found, KeyClaimed, Metrics, Outcome, UnitOfWork
+from holdfast.server.batch_item import PostponedError
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, stale_error
 from holdfast.server.idempotency import Idempotency, Replay, ttl_of
 from holdfast.server.request_log import RequestLog, code_of
 from holdfast.server.strict_sequences import ChunkSequences, key_of, number_of
 
-__all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
+__all__ = ["FAULT_POINTS", "RequestChunk"]
 
 # Where tests kill the process, beside the points of single requests before the commit.
 FAULT_POINTS: Final = (
@@ -46,12 +47,6 @@ _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
 
 _log = logging.getLogger("holdfast.request")
-
-
-class PostponedError(RequestError):
-    """The request was rolled back and runs again, later. Its response is not used."""
-
-    kind = "overloaded"
 
 
 class RequestChunk:
