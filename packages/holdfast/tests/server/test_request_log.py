@@ -24,6 +24,7 @@ from holdfast.errors import CommitUnknownError, StoreUnavailableError
 from holdfast.flask import FlaskGuard
 from holdfast.server.batch_chunk import RequestChunk
 from holdfast.server.request_log import RequestLog
+from holdfast.server.tenant_data import TenantData
 from holdfast.server.wsgi import WsgiGuard
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
@@ -215,9 +216,9 @@ async def test_refusal_after_a_framework_s_sign_in_is_logged_once(url: str) -> N
 # -- bounded ------------------------------------------------------------------------------------
 
 
-def add(log: RequestLog, number: int) -> None:
+def add(log: RequestLog, number: int, tenant: str = "t") -> None:
     log.add(
-        tenant="t",
+        tenant=tenant,
         endpoint="POST /orders",
         key="key",
         request_id=f"request-{number}",
@@ -503,3 +504,104 @@ async def test_requests_of_a_batch_that_runs_again_are_logged_once(
     assert [each["status"] for each in response.json()["results"]] == [201, 403, 201]
     assert ended == [True]
     assert logged(url) == [("refused", 403), ("replayed", 201)]
+
+
+# -- erased tenants -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def any_log(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Any, RequestLog]]:
+    """Return a log that is written by the test only."""
+    is_sqlite = url.startswith("sqlite")
+    store: Any = SqliteStore(url.removeprefix("sqlite:///")) if is_sqlite else PostgresStore(url)
+    await store.open()
+    monkeypatch.setattr("holdfast.server.request_log._FLUSH_SECONDS", 3600.0)
+    log = RequestLog(store, SystemClock())
+    log.enable()
+    log.start()
+    yield store, log
+    await log.stop()
+    await store.close()
+
+
+async def erase(store: Any, tenant: str) -> None:
+    data = await TenantData.open(store, SystemClock())
+    await data.erase(tenant, actor="ada", reason="asked")
+
+
+async def tenants_logged(store: Any) -> list[str]:
+    rows = await store.read("SELECT tenant FROM holdfast_request_log ORDER BY tenant")
+    return [row["tenant"] for row in rows]
+
+
+async def test_rows_in_memory_of_an_erased_tenant_are_not_written(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = any_log
+    write, written = log._write, list[str]()
+
+    async def spy(name: str, **values: Any) -> int:
+        written.append(str(values))
+        return await write(name, **values)
+
+    monkeypatch.setattr(log, "_write", spy)
+    add(log, 1, tenant="bob")
+    add(log, 2, tenant="eve")
+    await erase(store, "bob")
+    await log._flush()
+    assert "request-2" in written[0]
+    assert "request-1" not in written[0]
+    assert await tenants_logged(store) == ["eve"]
+
+
+async def test_rows_written_when_an_erasure_ends_are_deleted(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last pass of the erasure, and before its audit event."""
+    store, log = any_log
+    add(log, 1, tenant="bob")
+    add(log, 2, tenant="eve")
+    end_sessions = TenantData._end_sessions
+
+    async def write_log(data: TenantData, tenant: str) -> None:
+        await log._flush()
+        assert await tenants_logged(store) == ["bob", "eve"]
+        await end_sessions(data, tenant)
+
+    monkeypatch.setattr(TenantData, "_end_sessions", write_log)
+    await erase(store, "bob")
+    assert await tenants_logged(store) == ["eve"]
+
+
+async def test_rows_written_after_an_erasure_has_ended_are_deleted_again(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole erasure runs between the look for erased tenants and the write."""
+    store, log = any_log
+    add(log, 1, tenant="bob")
+    add(log, 2, tenant="eve")
+    write, written = log._write, list[str]()
+
+    async def write_after_erasure(name: str, **values: Any) -> int:
+        if name == "add_requests" and not written:
+            await erase(store, "bob")
+        written.append(name)
+        return await write(name, **values)
+
+    monkeypatch.setattr(log, "_write", write_after_erasure)
+    await log._flush()
+    assert written[:2] == ["add_requests", "delete_requests"]
+    assert await tenants_logged(store) == ["eve"]
+
+
+async def test_requests_of_a_tenant_that_is_used_again_are_logged(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = any_log
+    await erase(store, "bob")
+    monkeypatch.setattr("holdfast.server.request_log._CLOCK_MARGIN_SECONDS", 0.0)
+    add(log, 1, tenant="bob")
+    await log._flush()
+    assert await tenants_logged(store) == ["bob"]

@@ -15,6 +15,10 @@ SELECT (noted.value ->> 0)::float8, noted.value ->> 1, noted.value ->> 2, noted.
 -- All of what is too old: without a limit, so that each node of a cluster deletes its own.
 DELETE FROM holdfast_request_log WHERE at < :before;
 
+-- name: delete_requests
+-- Of a tenant that was erased.
+DELETE FROM holdfast_request_log WHERE tenant = :tenant AND at <= :until;
+
 -- name: oldest_kept
 -- The time of the row with which the table has :most rows; none if it has fewer.
 SELECT at FROM holdfast_request_log ORDER BY at DESC LIMIT 1 OFFSET :most;

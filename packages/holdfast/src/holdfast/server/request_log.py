@@ -17,7 +17,9 @@ import re
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -30,6 +32,7 @@ from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.ids import new_uuid4
 from holdfast.ports import Clock, Metrics, Outcome, Store, YieldingStore
 from holdfast.server.guarded_request import GuardedRequest
+from holdfast.server.tenant_data import erased_since
 from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["LoggedRequest", "RequestLog", "RequestNotes", "code_of"]
@@ -49,6 +52,8 @@ _SWEEP_SECONDS: Final = 600.0
 _SWEEP_SHARE: Final = 10
 _COUNTS_SECONDS: Final = 3 * 3600.0
 _MINUTE: Final = 60
+# How much clocks of two machines may differ.
+_CLOCK_MARGIN_SECONDS: Final = 60.0
 _FIRST_ERROR: Final = 400
 # A larger body is no message about an error.
 _MAX_ERROR_BYTES: Final = 16 * 1024
@@ -122,6 +127,9 @@ class RequestLog:
         self._counts: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._changed: set[tuple[int, str]] = set()
         self._dropped = 0
+        # Tenants of rows that were written, with the time of the first row, until it is known that
+        # they were not erased meanwhile.
+        self._unchecked: dict[str, float] = {}
         self._sweep_at = 0.0
         # Rows since the last sweep: a flood is swept early, so that the table stays bounded.
         self._written = 0
@@ -273,20 +281,27 @@ class RequestLog:
     async def _flush(self) -> None:
         """Write what has been collected. Rows that may have been written are not written again."""
         self._report_dropped()
+        await self._delete_erased()
         left = len(self._waiting)
         while left > 0:
             batch = self._waiting[: min(left, _BATCH_ROWS)]
             left -= len(batch)
+            firsts = {row.tenant: row.at for row in reversed(batch)}
+            erased = await self._erased_among(firsts)
+            kept = [row for row in batch if row.at > erased.get(row.tenant, 0.0)]
+            self._unchecked = firsts | self._unchecked
             try:
-                await self._write("add_requests", rows=_json(batch))
+                if kept:
+                    await self._write("add_requests", rows=_json(kept))
             except StoreUnavailableError:
                 raise
             except BaseException:
                 self._drop(len(batch))
                 raise
-            self._written += len(batch)
+            self._written += len(kept)
             with self._lock:
                 del self._waiting[: len(batch)]
+            await self._delete_erased()
         with self._lock:
             changed = {at: self._counts[at] for at in self._changed}
         if changed:
@@ -296,6 +311,27 @@ class RequestLog:
                 self._changed -= {
                     at for at, number in changed.items() if self._counts[at] == number
                 }
+
+    async def _erased_among(self, firsts: Mapping[str, float]) -> dict[str, float]:
+        """Return which tenants were erased, and up to which time their rows must not be kept.
+
+        ``firsts`` has the time of the first row of each. The clock of the process that erases may
+        differ from this one.
+        """
+        if not firsts:
+            return {}
+        since = max(0.0, min(firsts.values()) - _CLOCK_MARGIN_SECONDS)
+        erased = await erased_since(self._store, list(firsts), datetime.fromtimestamp(since, UTC))
+        return {name: at.timestamp() + _CLOCK_MARGIN_SECONDS for name, at in erased.items()}
+
+    async def _delete_erased(self) -> None:
+        """Delete rows of tenants that were erased while the rows were written.
+
+        An erasure that has not ended before this look deletes the rows itself.
+        """
+        for tenant, until in (await self._erased_among(self._unchecked)).items():
+            await self._write("delete_requests", tenant=tenant, until=until)
+        self._unchecked.clear()
 
     def _drop(self, number: int) -> None:
         """Forget the oldest rows in memory."""

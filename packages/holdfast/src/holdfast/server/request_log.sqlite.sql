@@ -17,6 +17,10 @@ DELETE FROM holdfast_request_log
  WHERE id IN (SELECT id FROM holdfast_request_log WHERE at < :before ORDER BY at LIMIT :limit)
 RETURNING id;
 
+-- name: delete_requests
+-- Of a tenant that was erased.
+DELETE FROM holdfast_request_log WHERE tenant = :tenant AND at <= :until;
+
 -- name: oldest_kept
 -- The time of the row with which the table has :most rows; none if it has fewer.
 SELECT at FROM holdfast_request_log ORDER BY at DESC LIMIT 1 OFFSET :most;
