@@ -1,6 +1,7 @@
 """Rows of the services that the console shows: webhooks with a delivery, reviews, a device."""
 
 import json
+from datetime import datetime
 
 from holdfast.ports import Store
 
@@ -84,5 +85,8 @@ async def add_services_rows(store: Store, text: str) -> None:
 
 
 async def _add(store: Store, table: str, /, **values: object) -> None:
+    if store.name != "sqlite":  # which has times as text
+        at = datetime.fromisoformat(AT)
+        values = {name: at if value is AT else value for name, value in values.items()}
     columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)
     await store.write(f"INSERT INTO {table} ({columns}) VALUES ({marks})", values)

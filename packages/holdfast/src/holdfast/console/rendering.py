@@ -13,7 +13,7 @@ with needs_extra("console"):
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
-__all__ = ["SHOWN_CHARS", "age_text", "capped", "render", "visible_text"]
+__all__ = ["SHOWN_CHARS", "capped", "render", "visible_text"]
 
 SHOWN_CHARS: Final = 64 * 1024
 """How much of a payload a page shows; the rest is counted."""
@@ -50,7 +50,7 @@ def _environment(package: str) -> Environment:
         auto_reload=False,  # templates are files of packages: they do not change
     )
     environment.filters |= {
-        "ago": age_text,
+        "ago": _ago,
         "count": capped,
         "duration": _duration,
         "instant": _instant,
@@ -72,8 +72,7 @@ def _instant(at: datetime | None) -> Markup | str:
     return Markup(f'<time datetime="{exact}">{text} UTC</time>')  # noqa: S704 - no text of others
 
 
-def age_text(at: datetime | None, now: datetime) -> str:
-    """Return how long ago an instant was, or in how long it will be."""
+def _ago(at: datetime | None, now: datetime) -> str:
     if at is None:
         return _NONE
     seconds = (now - at).total_seconds()

@@ -113,9 +113,9 @@ class _TracePages:
 
 def record_path(record_id: RecordId) -> str:
     """Return the page of a record."""
-    tenant, endpoint, key = record_id
-    query = urlencode({"tenant": tenant, "endpoint": endpoint, "key": key})
-    return f"records/show?{query}"
+    # Lists have many of these: ``urlencode`` takes twice as long.
+    tenant, endpoint, key = (quote(part, safe="") for part in record_id)
+    return f"records/show?tenant={tenant}&endpoint={endpoint}&key={key}"
 
 
 async def _targets(request: PageRequest, wanted: str, tenant: str | None) -> dict[str, str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from holdfast.console.rendering import age_text, capped
+from holdfast.console.rendering import capped
 from holdfast.core.idempotency_record import Record
 from holdfast.ports import Row
 
@@ -154,12 +154,12 @@ def _about_jobs(jobs: Sequence[Row], most: int) -> list[Sentence]:
 
 
 def _about_expiry(record: Record, now: datetime) -> Sentence:
-    when = f"{_text(record.expires_at)}, {age_text(record.expires_at, now)}"
+    at = _text(record.expires_at)
     if record.expires_at <= now:
         return Sentence(
-            f"This record has expired ({when}): the next request with its key runs.", "warn"
+            f"This record has expired, at {at}: the next request with its key runs.", "warn"
         )
-    return Sentence(f"Until it expires ({when}), requests with its key get the same response.")
+    return Sentence(f"Until it expires, at {at}, requests with its key get the same response.")
 
 
 def _is_of(row: Row, record: Record) -> bool:
