@@ -230,6 +230,27 @@ async def test_record_of_a_request_that_came_too_early_is_found_by_a_later_repla
         assert "1 request arrived while another one ran" in record.text
 
 
+async def test_executed_request_whose_client_got_503_names_its_record(lab: ConsoleLab) -> None:
+    key = str(uuid.uuid4())
+    first = await lab.order("bob", **{"idempotency-key": key})
+    lab.holdfast.request_log.add(
+        tenant="bob",
+        endpoint=ENDPOINT,
+        key=key,
+        request_id=first.headers["x-request-id"],
+        correlation_id="c",
+        outcome="unavailable",
+        status=503,
+    )
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = await browser.get(f"requests/{first.headers['x-request-id']}")
+        assert "What happened is unknown from here" in page.text
+        assert "Open the record of this key" in page.text
+        record = await browser.get(f"records/show?tenant=bob&endpoint={ENDPOINT}&key={key}")
+        assert "Its client got 503, although the request was executed" in record.text
+
+
 async def test_executed_request_leads_to_its_record(lab: ConsoleLab) -> None:
     first = await lab.order("bob")
     async with lab.browser("ada", "viewer") as browser:
@@ -272,8 +293,7 @@ async def test_page_without_a_result_says_what_was_searched(lab: ConsoleLab, pat
         page = await browser.get(asked)
         assert page.status_code == 404
         text = re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", page.text))
-        assert "Nothing was found" in text
-        assert "nowhere in the tenant bob." in text
+        assert "There is no nowhere in the tenant bob. It was searched as" in text
         assert "You may see the tenant bob only." in text
         assert "for 7 days" in text
         assert "4 hours to 1 day after the request" in text

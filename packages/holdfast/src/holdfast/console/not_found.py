@@ -28,9 +28,9 @@ def searched_tenants(request: PageRequest) -> Sequence[str | None]:
 
 
 def not_found(
-    request: PageRequest, holdfast: Holdfast[Any], *, wanted: str, searched_by: str
+    request: PageRequest, holdfast: Holdfast[Any], *, wanted: str, searched_as: str
 ) -> Shown:
-    """Return the page. ``searched_by`` says what was compared, such as "as a request id"."""
+    """Return the page. ``searched_as`` says what was compared, such as "a request id"."""
     tenants = [name for name in searched_tenants(request) if name is not None]
     lifetimes = [
         ttl
@@ -42,7 +42,7 @@ def not_found(
         "not_found.html",
         {
             "wanted": wanted,
-            "searched_by": searched_by,
+            "searched_as": searched_as,
             "tenants": tenants,
             # Searched in others as well, if the operator asks for it.
             "is_narrowed": "tenant" in request.query,

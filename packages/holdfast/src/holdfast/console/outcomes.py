@@ -10,7 +10,7 @@ __all__ = ["OUTCOME_PHRASES", "Explained", "explain", "label_of"]
 
 OUTCOME_PHRASES: Final[Mapping[str, str]] = {
     "replayed": "the key had been executed: the stored response was sent again, nothing ran",
-    "mismatched": "the key was used before for another request: 409, nothing ran",
+    "mismatched": "the key was used before for another request: refused, nothing ran",
     "in_progress": "the first request with this key was still running: nothing ran again",
     "refused": "an error response that is not stored: a retry with the same key may run",
     "stale": "the user acted longer ago than the endpoint allows: the handler did not run",
@@ -71,7 +71,7 @@ _EXPLAINED: Final[Mapping[str, Explained]] = {
 }
 _BEFORE_HANDLER: Final = Explained(
     "It was refused before it was executed",
-    "Nothing was executed or written. A corrected request with the same key may be.",
+    "Nothing was executed or written. The error code says what to correct.",
 )
 _BY_HANDLER: Final = Explained(
     "It was refused by the app",

@@ -98,7 +98,7 @@ class _RecordPages:
                 request,
                 self._holdfast,
                 wanted=record_id.key,
-                searched_by=f"as a record of {record_id.endpoint} by the key",
+                searched_as=f"the key of a record of {record_id.endpoint}",
             )
         elsewhere = await find_records(
             request.store,

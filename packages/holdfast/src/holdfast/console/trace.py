@@ -67,8 +67,8 @@ class _TracePages:
         for tenant in searched_tenants(request):
             found |= await _targets(request, wanted, tenant)
         if not found:
-            searched_by = "by the key, request id, correlation id or job id"
-            return not_found(request, self._holdfast, wanted=wanted, searched_by=searched_by)
+            searched_as = "a key, a request id, a correlation id and a job id"
+            return not_found(request, self._holdfast, wanted=wanted, searched_as=searched_as)
         if len(found) == 1:
             return Redirected(next(iter(found)))
         return Shown("find.html", {"wanted": wanted, "found": found})
@@ -87,7 +87,7 @@ class _TracePages:
                 return Redirected(record_path(found[0].id))
             if found:
                 return Redirected(_with_tenant("records", tenant, **about))
-        return not_found(request, self._holdfast, wanted=wanted, searched_by="by the request id")
+        return not_found(request, self._holdfast, wanted=wanted, searched_as="a request id")
 
     async def show_trace(self, request: PageRequest) -> Shown:
         """Show everything with one correlation id, in the order of time."""
@@ -106,9 +106,7 @@ class _TracePages:
                         "log_kept": timedelta(seconds=seconds) if seconds > 0 else None,
                     },
                 )
-        return not_found(
-            request, self._holdfast, wanted=wanted, searched_by="by the correlation id"
-        )
+        return not_found(request, self._holdfast, wanted=wanted, searched_as="a correlation id")
 
 
 def record_path(record_id: RecordId) -> str:

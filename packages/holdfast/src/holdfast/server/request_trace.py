@@ -107,14 +107,16 @@ async def requests_of_key(store: Store, record: Record) -> list[Row]:
 async def record_of_request(store: Store, row: Row) -> Record | None:
     """Return the record of the key of a logged request; None if there is none, or none is known.
 
-    The log has no keys. The record is that of the first request, which the log of a replay names.
+    The log has no keys. The record is that of the executed request, which replays in the log name.
     """
     about = _Key(row["tenant"], row["endpoint"], row["key_hash"])
     if not about.key_hash:
         return None
-    rows = [row]
+    rows: list[Row] = [row]
     if row["original_request_id"] is None:
-        rows = list(await _requests_of_keys(store, [about], about.tenant))
+        # Executed itself, although its response was an error; or named by another one.
+        rows = [{**row, "original_request_id": row["request_id"]}]
+        rows += await _requests_of_keys(store, [about], about.tenant)
     found = await _records_of(store, rows, set())
     return found[0] if found else None
 
