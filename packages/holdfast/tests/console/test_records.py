@@ -284,6 +284,30 @@ async def test_trace_includes_requests_with_the_same_key_and_other_correlation_i
         assert "7 days" in page.text
 
 
+async def test_search_covers_all_tenants_of_an_operator(
+    lab: ConsoleLab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a named tenant; others stay hidden."""
+    monkeypatch.setattr(lab.console._access, "_tenants_of", lambda _: ("amy", "bob"))
+    headers = {"idempotency-key": str(uuid.uuid4()), "x-correlation-id": "tap-3"}
+    await lab.order("bob", **headers)
+    replay = await lab.order("bob", **headers)
+    hidden = await lab.order("eve", **{"x-correlation-id": "tap-4"})
+    await flush(lab)
+    async with lab.browser("amy", "viewer") as browser:
+        for wanted in (headers["idempotency-key"], replay.headers["x-request-id"]):
+            assert (await browser.get(f"find?q={wanted}")).status_code == 200
+        assert (
+            "It was replayed"
+            in (await browser.get(f"requests/{replay.headers['x-request-id']}")).text
+        )
+        assert "replayed" in (await browser.get("trace/tap-3")).text
+        page = await browser.get("find?q=tap-4")
+        assert page.status_code == 404
+        assert "in the tenants amy, bob." in page.text
+        assert (await browser.get(f"find?q={hidden.headers['x-request-id']}")).status_code == 404
+
+
 @pytest.mark.parametrize(
     "path", ["find?q=nowhere", "requests/nowhere", "trace/nowhere", "records/show?{}"]
 )
@@ -339,6 +363,18 @@ async def test_bound_operator_sees_nothing_of_another_tenant(lab: ConsoleLab) ->
             assert response.status_code in {403, 404}
     async with lab.browser("ada", "viewer") as browser:
         assert keys_of((await browser.get(f"records?key={key}")).text) == [key]
+
+
+async def test_list_without_a_match_leads_to_the_search_for_everything(lab: ConsoleLab) -> None:
+    refused = await lab.order("bob", **{"idempotency-key": "two words"})
+    request_id = refused.headers["x-request-id"]
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = await browser.get(f"records?request_id={request_id}")
+        assert "No record matches." in page.text
+        link = re.search(r'href="/console/(find[^"]+)"', page.text)
+        assert link is not None
+        assert "It was refused" in (await browser.get(unescape(link[1]))).text
 
 
 async def test_removed_record_leaves_an_audit_event_with_actor_and_reason(

@@ -117,7 +117,7 @@ def test_requests_that_came_while_it_ran_and_failed_attempts_are_counted() -> No
     assert verdict.tone == "good"
 
 
-def test_executed_request_whose_client_got_503_is_told_apart_from_other_outages() -> None:
+def test_executed_request_whose_client_got_503_is_distinguished_from_other_outages() -> None:
     verdict = about(record(), logged("unavailable", request_id="first"), logged("unavailable"))
     assert "Its client got 503, although the request was executed" in text_of(verdict)
     assert "1 attempt with this key failed" in text_of(verdict)

@@ -141,7 +141,12 @@ def _about_repeats(
 
 def _about_jobs(jobs: Sequence[Row], most: int) -> list[Sentence]:
     if not jobs:
-        return [Sentence("No job of it is stored: it enqueued none, or they were deleted since.")]
+        return [
+            Sentence(
+                "No job of it is stored: it enqueued none, a job of another request did the same "
+                "work, or they were completed and deleted since."
+            )
+        ]
     states = Counter(job["state"] for job in jobs)
     total = _number(len(jobs), "job", len(jobs) >= most)
     parts = ", ".join(f"{states[name]} {name}" for name in sorted(states))
