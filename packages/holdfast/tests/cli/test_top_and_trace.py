@@ -28,8 +28,11 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.getfixturevalue(f"{request.param}_url"))
 
 
-def prepare(url: str) -> dict[str, str]:
-    """Send a request, its replay and a mismatch; return the request ids by outcome."""
+def prepare(url: str, *, has_correlation_id: bool = True) -> dict[str, str]:
+    """Send a request, its replay and a mismatch; return the request ids by outcome.
+
+    Without a correlation id of the client, ``trace`` is that of the first request.
+    """
 
     async def send() -> dict[str, str]:
         holdfast: Holdfast[Any] = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=3600)
@@ -44,7 +47,9 @@ def prepare(url: str) -> dict[str, str]:
 
         await holdfast.open()
         try:
-            headers = {"idempotency-key": "key-1", "x-correlation-id": "tap-1"}
+            headers = {"idempotency-key": "key-1"}
+            if has_correlation_id:
+                headers["x-correlation-id"] = "tap-1"
             transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
                 found = [
@@ -55,7 +60,8 @@ def prepare(url: str) -> dict[str, str]:
             await holdfast.close()
         assert [each.status_code for each in found] == [201, 201, 409]
         names = ("record", "replayed", "mismatched")
-        return {name: each.headers["x-request-id"] for name, each in zip(names, found, strict=True)}
+        ids = {name: it.headers["x-request-id"] for name, it in zip(names, found, strict=True)}
+        return ids | {"trace": found[0].headers["x-correlation-id"]}
 
     return asyncio.run(send())
 
@@ -76,13 +82,30 @@ def test_trace_shows_record_replay_mismatch_audit_and_job(here: Here, database: 
     assert kinds[-2:] == ["replayed", "mismatched"]
     assert [moment["at"] for moment in moments] == sorted(moment["at"] for moment in moments)
     by_kind = {moment["kind"]: moment for moment in moments}
-    for kind, request_id in ids.items():
-        assert by_kind[kind]["request_id"] == request_id
+    for kind in ("record", "replayed", "mismatched"):
+        assert by_kind[kind]["request_id"] == ids[kind]
+    assert by_kind["mismatched"]["code"] == "idempotency.payload_mismatch"
+    assert not any(moment["same_key"] for moment in moments)
     assert (by_kind["mismatched"]["status"], by_kind["record"]["key"]) == (409, "key-1")
     assert by_kind["enqueued"]["job_id"]
-    table = here("trace", "tap-1", "--database", database).stdout.decode()
+    shown = here("trace", "tap-1", "--database", database)
+    table = shown.stdout.decode()
     assert len(table.splitlines()) == 7
     assert ids["replayed"] in table
+    assert shown.stderr.decode().startswith("Not included: requests without a key")
+
+
+def test_trace_includes_requests_with_the_same_key_and_other_correlation_ids(
+    here: Here, database: str
+) -> None:
+    ids = prepare(database, has_correlation_id=False)
+    result = here("trace", ids["trace"], "--database", database, "--json")
+    by_kind = {moment["kind"]: moment for moment in json.loads(result.stdout)}
+    for kind in ("record", "replayed", "mismatched"):
+        assert by_kind[kind]["request_id"] == ids[kind]
+        assert by_kind[kind]["same_key"] is (kind != "record")
+    table = here("trace", ids["trace"], "--database", database).stdout.decode()
+    assert table.count("(same key)") == 2
 
 
 def test_trace_of_another_tenant_or_id_is_an_error(here: Here, database: str) -> None:

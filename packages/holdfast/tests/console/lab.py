@@ -32,6 +32,10 @@ class ConsoleLab:
         async def order(shop: str, item: str = "boots") -> dict[str, str]:
             if item == "none":
                 raise HTTPException(422, "there is no such item")
+            if item == "private":
+                raise HTTPException(403, "not for you")
+            if item == "broken":
+                raise RuntimeError("the stock cannot be read")
             if item == "job":
                 await self.holdfast.enqueue("parcel", {"shop": shop}, resource_id=shop)
             return {"shop": shop, "item": item}
@@ -48,10 +52,14 @@ class ConsoleLab:
         transport = httpx.ASGITransport(self.app)
         return httpx.AsyncClient(transport=transport, base_url="http://shop.test", **options)
 
-    async def order(self, sub: str, path: str = "/orders/mill", **headers: str) -> httpx.Response:
+    async def order(
+        self, sub: str, path: str = "/orders/mill", **headers: str | None
+    ) -> httpx.Response:
+        """Send a guarded request; a header that is None is left out."""
         sent = {"authorization": f"Bearer {self.token(sub)}", "idempotency-key": str(uuid.uuid4())}
+        wanted = {name: value for name, value in (sent | headers).items() if value is not None}
         async with self.client() as client:
-            return await client.post(path, headers=sent | headers)
+            return await client.post(path, headers=wanted)
 
     @asynccontextmanager
     async def browser(self, sub: str, *roles: str) -> AsyncIterator["Browser"]:

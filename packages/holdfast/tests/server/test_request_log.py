@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import psycopg
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from flask import Flask
 from werkzeug.test import Client
 from werkzeug.wrappers import Response
@@ -22,7 +22,9 @@ from holdfast.clock import SystemClock
 from holdfast.console import TokenAccess, console
 from holdfast.errors import CommitUnknownError, StoreUnavailableError
 from holdfast.flask import FlaskGuard
+from holdfast.server.batch_chunk import RequestChunk
 from holdfast.server.request_log import RequestLog
+from holdfast.server.tenant_data import TenantData
 from holdfast.server.wsgi import WsgiGuard
 from holdfast.stores.postgres import PostgresStore
 from holdfast.stores.sqlite import SqliteStore
@@ -215,9 +217,9 @@ async def test_refusal_after_a_framework_s_sign_in_is_logged_once(url: str) -> N
 # -- bounded ------------------------------------------------------------------------------------
 
 
-def add(log: RequestLog, number: int) -> None:
+def add(log: RequestLog, number: int, tenant: str = "t") -> None:
     log.add(
-        tenant="t",
+        tenant=tenant,
         endpoint="POST /orders",
         key="key",
         request_id=f"request-{number}",
@@ -459,3 +461,148 @@ async def test_log_that_cannot_be_written_at_the_end_is_counted(
 
 async def requests_of(store: Any) -> Any:
     return await store.read("SELECT request_id FROM holdfast_request_log ORDER BY id")
+
+
+# -- in batches ---------------------------------------------------------------------------------
+
+
+async def test_requests_of_a_batch_that_runs_again_are_logged_once(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holdfast = Holdfast(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT)
+    app = FastAPI()
+    holdfast.install(app, batch="/batch")
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard()
+    async def create(item: str = "boots") -> dict[str, bool]:
+        if item == "private":
+            raise HTTPException(403, {"code": "not.yours"})
+        return {"ok": True}
+
+    commit, ended = RequestChunk.commit, list[bool]()
+
+    async def lost_once(chunk: RequestChunk) -> bool:
+        if ended:
+            return await commit(chunk)
+        ended.append(True)
+        await chunk.discard()
+        return False
+
+    monkeypatch.setattr(RequestChunk, "commit", lost_once)
+    paths = {"a": "/orders", "b": "/orders?item=private", "c": "/orders"}
+    items = [{"method": "POST", "path": path, "key": key} for key, path in paths.items()]
+    await holdfast.open()
+    try:
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://shop"
+        ) as client:
+            first = {"idempotency-key": "a"}
+            assert (await client.post("/orders", headers=first)).status_code == 201
+            response = await client.post("/batch", json={"items": items})
+    finally:
+        await holdfast.close()
+    assert [each["status"] for each in response.json()["results"]] == [201, 403, 201]
+    assert ended == [True]
+    assert logged(url) == [("refused", 403), ("replayed", 201)]
+
+
+# -- erased tenants -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def any_log(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[Any, RequestLog]]:
+    """Return a log that is written by the test only."""
+    is_sqlite = url.startswith("sqlite")
+    store: Any = SqliteStore(url.removeprefix("sqlite:///")) if is_sqlite else PostgresStore(url)
+    await store.open()
+    monkeypatch.setattr("holdfast.server.request_log._FLUSH_SECONDS", 3600.0)
+    log = RequestLog(store, SystemClock())
+    log.enable()
+    log.start()
+    yield store, log
+    await log.stop()
+    await store.close()
+
+
+async def erase(store: Any, tenant: str) -> None:
+    data = await TenantData.open(store, SystemClock())
+    await data.erase(tenant, actor="ada", reason="asked")
+
+
+async def tenants_logged(store: Any) -> list[str]:
+    rows = await store.read("SELECT tenant FROM holdfast_request_log ORDER BY tenant")
+    return [row["tenant"] for row in rows]
+
+
+async def test_rows_in_memory_of_an_erased_tenant_are_not_written(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = any_log
+    write, written = log._write, list[str]()
+
+    async def spy(name: str, **values: Any) -> int:
+        written.append(str(values))
+        return await write(name, **values)
+
+    monkeypatch.setattr(log, "_write", spy)
+    add(log, 1, tenant="bob")
+    add(log, 2, tenant="eve")
+    await erase(store, "bob")
+    await log._flush()
+    assert "request-2" in written[0]
+    assert "request-1" not in written[0]
+    assert await tenants_logged(store) == ["eve"]
+
+
+async def test_rows_written_when_an_erasure_ends_are_deleted(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the last pass of the erasure, and before its audit event."""
+    store, log = any_log
+    add(log, 1, tenant="bob")
+    add(log, 2, tenant="eve")
+    end_sessions = TenantData._end_sessions
+
+    async def write_log(data: TenantData, tenant: str) -> None:
+        await log._flush()
+        assert await tenants_logged(store) == ["bob", "eve"]
+        await end_sessions(data, tenant)
+
+    monkeypatch.setattr(TenantData, "_end_sessions", write_log)
+    await erase(store, "bob")
+    assert await tenants_logged(store) == ["eve"]
+
+
+async def test_rows_written_after_an_erasure_has_ended_are_deleted_again(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole erasure runs between the look for erased tenants and the write."""
+    store, log = any_log
+    add(log, 1, tenant="bob")
+    add(log, 2, tenant="eve")
+    write, written = log._write, list[str]()
+
+    async def write_after_erasure(name: str, **values: Any) -> int:
+        if name == "add_requests" and not written:
+            await erase(store, "bob")
+        written.append(name)
+        return await write(name, **values)
+
+    monkeypatch.setattr(log, "_write", write_after_erasure)
+    await log._flush()
+    assert written[:2] == ["add_requests", "delete_requests"]
+    assert await tenants_logged(store) == ["eve"]
+
+
+async def test_requests_of_a_tenant_that_is_used_again_are_logged(
+    any_log: tuple[Any, RequestLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, log = any_log
+    await erase(store, "bob")
+    monkeypatch.setattr("holdfast.server.request_log._CLOCK_MARGIN_SECONDS", 0.0)
+    add(log, 1, tenant="bob")
+    await log._flush()
+    assert await tenants_logged(store) == ["bob"]

@@ -85,7 +85,7 @@ async def add_services_rows(store: Store, text: str) -> None:
 
 
 async def _add(store: Store, table: str, /, **values: object) -> None:
-    if store.name != "sqlite":
+    if store.name != "sqlite":  # which has times as text
         at = datetime.fromisoformat(AT)
         values = {name: at if value == AT else value for name, value in values.items()}
     columns, marks = ", ".join(values), ", ".join(f":{name}" for name in values)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
-from fastapi import Body, FastAPI
+from fastapi import Body, FastAPI, HTTPException
 
 from holdfast import Holdfast, JobContext, NonRetryableError
 from holdfast.server.jwt_auth import JwtIdentify, mint_token
@@ -57,6 +57,8 @@ class Shop:
         @self.app.post("/charges/{customer}", status_code=201)
         @self.holdfast.guard()
         async def charge(customer: str, charged: Any = Body()) -> Any:  # noqa: B008 - FastAPI
+            if charged.get("amount") == "0.00":
+                raise HTTPException(403, "nothing to charge")
             for job_type in charged.get("jobs", ()):
                 payload = {"customer": customer, "note": charged.get("note")}
                 delay = 3600.0 if job_type == "reminder" else 0.0
@@ -115,6 +117,13 @@ class Shop:
         self.ids |= {"endpoint": ENDPOINT, "key": key, "first": first.headers["x-request-id"]}
         self.ids |= {"replay": again.headers["x-request-id"]}
         self.ids |= {"mismatch": other.headers["x-request-id"]}
+        # A retry whose client sent no correlation id, and two refusals.
+        await self.charge("bob", "bob", key=key, amount="12.50", jobs=["receipt"])
+        invalid = await self.charge("bob", "bob", key="two words", amount="12.50")
+        refused = await self.charge("bob", "bob", amount="0.00")
+        assert [r.status_code for r in (invalid, refused)] == [400, 403], refused.text
+        self.ids |= {"invalid": invalid.headers["x-request-id"]}
+        self.ids |= {"refused": refused.headers["x-request-id"]}
         for customer in ("carol", "dan", "erin"):
             await self.charge("bob", customer, amount="8.00", jobs=["payout", "reminder"])
         await self.charge("erin", "erin", amount="3.20", jobs=["report"])
@@ -128,7 +137,7 @@ class Shop:
         self.ids |= {"large": large.headers["x-request-id"]}
         await self.until(lambda rows: rows >= 4, "SELECT job_id FROM holdfast_dead_letters")
         # The log of requests is written every second.
-        await self.until(lambda rows: rows >= 2, "SELECT at FROM holdfast_request_log")
+        await self.until(lambda rows: rows >= 5, "SELECT at FROM holdfast_request_log")
         await self.started.wait()
         self.ids |= {"job": await self.dead_job("carol")}
         await add_services_rows(self.holdfast.store, HOSTILE)

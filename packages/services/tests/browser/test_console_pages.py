@@ -19,14 +19,25 @@ PAGES = {
     "records-all": ("records", ("{endpoint}", "erin")),
     "requests": ("requests", ("Replayed", "Mismatched", "{mismatch}")),
     "records-none": ("records?key=none", ("No record matches.",)),
-    "record": ("find?q={key}", ("{first}", "12.50", "replayed")),
+    "record": (
+        "find?q={key}",
+        ("{first}", "12.50", "executed once", "2 replays got the same response", "1 done"),
+    ),
     "request-replayed": ("requests/{replay}", ("It was replayed", "{first}")),
     "request-mismatched": (
         "requests/{mismatch}",
         ("Why 409?", "body", "Nothing was executed or written"),
     ),
-    "request-executed": ("requests/{first}", ("was executed",)),
-    "trace": ("trace/order-4711", ("record", "replayed", "mismatched", "receipt", "audit")),
+    "request-executed": ("requests/{first}", ("was executed once", "Stored response")),
+    "request-invalid": (
+        "requests/{invalid}",
+        ("refused before it was executed", "idempotency.key_invalid", "400"),
+    ),
+    "request-refused": ("requests/{refused}", ("refused by the app", "403")),
+    "trace": (
+        "trace/order-4711",
+        ("record", "replayed", "mismatched", "receipt", "audit", "same key", "Not included"),
+    ),
     "jobs": ("jobs", ("Running", "report", "Waiting", "reminder", "Dead", "payout", "Done")),
     "jobs-waiting": ("jobs?state=waiting", ("reminder", "reminders")),
     "jobs-running": ("jobs?state=running", ("report",)),
@@ -113,7 +124,11 @@ async def test_search_and_filter_work_without_javascript(
 
 @pytest.mark.parametrize(
     ("path", "status", "heading"),
-    [("nothing", 404, "Not found"), ("jobs?state=lost", 400, "This cannot be done")],
+    [
+        ("nothing", 404, "Not found"),
+        ("find?q=nothing", 404, "Nothing found"),
+        ("jobs?state=lost", 400, "This cannot be done"),
+    ],
 )
 async def test_error_page_is_accessible(tab: Tab, path: str, status: int, heading: str) -> None:
     await tab.go(path, status=status)
@@ -127,13 +142,13 @@ async def test_request_id_leads_to_the_answer_in_three_steps(tab: Tab, shop: Sho
     await tab.page.fill("#find", shop.ids["mismatch"])
     await tab.page.press("#find", "Enter")
     await tab.page.wait_for_selector("text=Why 409?")
-    await tab.page.click("text=The record of the first request")
+    await tab.page.click("text=Open the record of this key")
     await tab.page.wait_for_selector("text=Stored response")
     assert shop.ids["first"] in await tab.text()
     await tab.page.click("text=order-4711")
     await tab.page.wait_for_selector("h1:has-text('Trace')")
     kinds = await tab.page.locator("td .state").all_inner_texts()
-    assert (kinds.count("record"), kinds.count("replayed"), kinds.count("mismatched")) == (1, 1, 1)
+    assert (kinds.count("record"), kinds.count("replayed"), kinds.count("mismatched")) == (1, 2, 1)
 
 
 async def test_badge_and_text_of_a_cell_are_on_one_line_on_a_phone(tab: Tab, shop: Shop) -> None:

@@ -1,6 +1,7 @@
 """``holdfast trace``: one correlation id from tap to effect, for operators."""
 
 import asyncio
+import sys
 from datetime import UTC, datetime
 
 from holdfast.cli.database import opened
@@ -11,6 +12,11 @@ from holdfast.core.tenants import tenant_or_none
 from holdfast.server.request_trace import Moment, timeline
 
 __all__ = ["show_trace"]
+
+_NOT_INCLUDED = (
+    "Not included: requests without a key, or with another key, whose client sent no "
+    "X-Correlation-ID; requests without a valid sign-in; what was deleted since."
+)
 
 
 def show_trace(target: Target, correlation_id: str, *, tenant: str | None, as_json: bool) -> None:
@@ -24,7 +30,11 @@ def show_trace(target: Target, correlation_id: str, *, tenant: str | None, as_js
 
     moments = asyncio.run(read())
     if not moments:
-        raise CommandError("nothing has this correlation id, or it was deleted since")
+        where = "in any tenant" if tenant is None else f"in the tenant {tenant}"
+        raise CommandError(
+            f"nothing has this correlation id {where}, or it was deleted since: records when they "
+            "expire, replays and refusals after HOLDFAST_REQUEST_LOG_DAYS"
+        )
     if as_json:
         print_json([_fields(moment) for moment in moments])
         return
@@ -35,15 +45,21 @@ def show_trace(target: Target, correlation_id: str, *, tenant: str | None, as_js
             (
                 _instant(moment.at),
                 f"+{(moment.at - first).total_seconds():.3f} s",
-                moment.kind,
+                f"{moment.kind} (same key)" if moment.is_by_key else moment.kind,
                 moment.text,
-                "-" if moment.status is None else str(moment.status),
+                _status(moment),
                 moment.request_id or "-",
                 moment.tenant,
             )
             for moment in moments
         ],
     )
+    print(_NOT_INCLUDED, file=sys.stderr)
+
+
+def _status(moment: Moment) -> str:
+    status = "-" if moment.status is None else str(moment.status)
+    return f"{status} {moment.code}" if moment.code else status
 
 
 def _fields(moment: Moment) -> dict[str, object]:
@@ -54,6 +70,8 @@ def _fields(moment: Moment) -> dict[str, object]:
         "tenant": moment.tenant,
         "request_id": moment.request_id,
         "status": moment.status,
+        "code": moment.code,
+        "same_key": moment.is_by_key,
         "key": None if moment.record_id is None else moment.record_id.key,
         "job_id": moment.job_id,
     }

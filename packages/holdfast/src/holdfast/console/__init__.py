@@ -83,7 +83,7 @@ def console(
             *job_pages(holdfast),
             periodic_page(holdfast),
             *queue_pages(holdfast),
-            *trace_pages(),
+            *trace_pages(holdfast),
             *pages,
             *tenant_pages(holdfast),
             system_page(holdfast, settings),

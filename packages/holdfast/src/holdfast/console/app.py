@@ -276,7 +276,9 @@ class ConsoleApp:
             headers = {"content-disposition": f'attachment; filename="{found.name}"'}
             return StreamingResponse(found.content, media_type=found.media_type, headers=headers)
         values = _values(page, asked, found)
-        return self._page(request, session, found.template, values, package=page.templates)
+        return self._page(
+            request, session, found.template, values, status=found.status, package=page.templates
+        )
 
     def _asked(
         self, operator: Operator, page: Page, parts: Mapping[str, str], query: Mapping[str, str]

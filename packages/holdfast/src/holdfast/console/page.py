@@ -54,6 +54,8 @@ class Shown:
     template: str
     # What the template can use, besides what the layout needs.
     values: Mapping[str, Any] = field(default_factory=dict)
+    # Of the response.
+    status: int = 200
 
 
 @dataclass(frozen=True, slots=True)

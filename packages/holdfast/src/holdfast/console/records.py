@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
 from holdfast.console.access import Role
+from holdfast.console.not_found import not_found
+from holdfast.console.outcomes import OUTCOME_PHRASES, label_of
 from holdfast.console.page import ConsoleError, NotShownError, Page, PageRequest, Redirected, Shown
+from holdfast.console.rendering import visible_text
+from holdfast.console.trace import record_path
+from holdfast.console.verdict import verdict_of
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.core.policy import Policy
 from holdfast.core.staleness import parse_instant
@@ -22,12 +27,16 @@ from holdfast.server.record_search import (
     find_records,
     record_queries,
 )
-from holdfast.server.request_trace import requests_of_key
+from holdfast.server.request_counts import OUTCOMES
+from holdfast.server.request_log import code_of
+from holdfast.server.request_trace import MOST_MOMENTS, requests_of_key
 
 __all__ = ["record_pages"]
 
-_PAGE_ROWS: Final = 30
+_PAGE_ROWS: Final = 20
 _CURSOR_PARTS: Final = 4
+# As in record_search.sql.
+_MOST_JOBS: Final = 100
 _SEPARATOR: Final = "\x1f"
 
 
@@ -73,7 +82,7 @@ class _RecordPages:
         return Shown(
             "records.html",
             {
-                "records": shown,
+                "records": [_listed(record) for record in shown],
                 "endpoints": sorted({r.endpoint for r in self._holdfast.table().routes}),
                 "first": _link(kept) if after else None,
                 "next": _link(kept | {"after": _encode_cursor(shown[-1])}) if more else None,
@@ -84,6 +93,13 @@ class _RecordPages:
         """Show one record and what belongs to it."""
         record_id = _record_id(request, request.query)
         record = await self._find(request.store, record_id)
+        if record is None:
+            return not_found(
+                request,
+                self._holdfast,
+                wanted=record_id.key,
+                searched_as=f"the key of a record of {record_id.endpoint}",
+            )
         elsewhere = await find_records(
             request.store,
             tenant=record_id.tenant,
@@ -91,13 +107,31 @@ class _RecordPages:
             limit=_PAGE_ROWS,
         )
         names = record.headers.items()
+        jobs = await self._jobs(request.store, record)
+        repeats = await requests_of_key(request.store, record)
+        code = code_of(record.response()) if record.status else None
+        log_seconds = self._holdfast.request_log.keep_seconds
         return Shown(
             "record.html",
             {
                 "record": record,
                 "audit": await self._audit(request.store, record),
-                "jobs": await self._jobs(request.store, record),
-                "repeats": await requests_of_key(request.store, record),
+                "verdict": verdict_of(
+                    record,
+                    repeats=repeats,
+                    most_repeats=MOST_MOMENTS,
+                    jobs=jobs,
+                    most_jobs=_MOST_JOBS,
+                    code=code,
+                    is_logged=log_seconds > 0,
+                    now=request.now,
+                ),
+                "code": code,
+                "jobs": jobs,
+                "repeats": [(row, label_of(row["outcome"])) for row in repeats],
+                "phrases": OUTCOME_PHRASES,
+                "names": OUTCOMES,
+                "log_kept": timedelta(seconds=log_seconds) if log_seconds > 0 else None,
                 "others": [each for each in elsewhere if each.id != record.id],
                 "headers": sorted(names),
                 "policy": self._policy(record.id.endpoint),
@@ -124,16 +158,14 @@ class _RecordPages:
             raise NotShownError("there is no such record")
         return Redirected("records", f"removed; audit event {removed.audit_id}")
 
-    async def _find(self, store: Store, record_id: RecordId) -> Record:
+    async def _find(self, store: Store, record_id: RecordId) -> Record | None:
         found = await find_records(
             store,
             tenant=record_id.tenant,
             filters={"endpoint": record_id.endpoint, "key": record_id.key},
             limit=1,
         )
-        if not found:
-            raise NotShownError("there is no such record: it has expired and was swept, or removed")
-        return found[0]
+        return found[0] if found else None
 
     @staticmethod
     async def _audit(store: Store, record: Record) -> _Audit | None:
@@ -158,6 +190,19 @@ class _RecordPages:
             if route.endpoint == endpoint:
                 return route.guard.policy
         return None
+
+
+def _listed(record: Record) -> tuple[object, ...]:
+    """Return what a row of the list shows: most of the page's time is spent on its rows."""
+    status = record.status
+    return (
+        status or "unreadable",
+        status // 100,
+        [visible_text(part) for part in record.id],
+        record_path(record.id),
+        record.created_at,
+        record.expires_at,
+    )
 
 
 def _record_id(request: PageRequest, values: Mapping[str, str]) -> RecordId:

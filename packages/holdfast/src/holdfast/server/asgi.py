@@ -15,12 +15,15 @@ from holdfast.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from holdfast.errors import (
     AbortedTransactionError,
     CommitUnknownError,
+    FeatureDisabledError,
     InProgressError,
     KeyInvalidError,
     PayloadMismatchError,
+    QuotaExceededError,
     RateLimitedError,
     RecordUnreadableError,
     RequestError,
+    SequenceViolationError,
     StaleActionError,
     StoreUnavailableError,
     SupersededError,
@@ -29,7 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.observability.traces import Spans
 from holdfast.ports import ConnectionUnit, Metrics, Outcome, SessionStore
-from holdfast.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
+from holdfast.server.batch_item import ITEM_KEY, ItemContext, PostponedError, RequestProcessor
 from holdfast.server.batch_options import BatchOptions
 from holdfast.server.direct_call import DirectCall, PreparedCall, SendResponse
 from holdfast.server.execution import Execution, set_current_execution
@@ -50,7 +53,7 @@ from holdfast.server.request_body import (
     check_size,
 )
 from holdfast.server.request_head import Identify, RequestHead, path_in_app
-from holdfast.server.request_log import RequestLog
+from holdfast.server.request_log import RequestLog, code_of
 from holdfast.server.request_transaction import Statements, open_transaction
 from holdfast.server.response_buffer import (
     Message,
@@ -90,6 +93,10 @@ _DEFAULT_POLICY: Final = Policy()
 
 # Refusals that point to a broken or greedy client; others are frequent in normal use.
 _LOGGED_REFUSALS: Final = frozenset({400, 429})
+# Mismatches are logged with their record. A request that runs again is logged then.
+_LOGGED_ELSEWHERE: Final = (PayloadMismatchError, InProgressError, PostponedError)
+# Refusals that were counted where they were decided.
+_COUNTED_ELSEWHERE: Final = (FeatureDisabledError, QuotaExceededError, SequenceViolationError)
 
 _log = logging.getLogger("holdfast.request")
 _audit_log = logging.getLogger("holdfast.audit")
@@ -757,8 +764,8 @@ def _refusal(
             log.count("unavailable")
         log_outage(error, head)
     response = _render(error, match.policy, head)
-    if log is not None and not isinstance(error, PayloadMismatchError | InProgressError):
-        _note_refusal(log, error, response.status, match, head)
+    if log is not None and not isinstance(error, _LOGGED_ELSEWHERE):
+        _note_refusal(log, error, response, match, head)
     if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
         _log_refusal(error, response, match, head)
     return response
@@ -767,7 +774,7 @@ def _refusal(
 def _note_refusal(
     log: RequestLog,
     error: RequestError | StoreUnavailableError,
-    status: int,
+    response: Response,
     match: Match,
     head: RequestHead,
 ) -> None:
@@ -781,6 +788,8 @@ def _note_refusal(
         outcome = "limited"
     elif isinstance(error, StaleActionError):
         outcome = "stale"
+    if outcome == "refused" and not isinstance(error, _COUNTED_ELSEWHERE):
+        log.count("refused")
     keys = head.keys(match.policy.key_header)
     log.add(
         tenant=head.principal.tenant,
@@ -789,7 +798,8 @@ def _note_refusal(
         request_id=head.request_id,
         correlation_id=head.correlation_id,
         outcome=outcome,
-        status=status,
+        status=response.status,
+        code=code_of(response),
     )
 
 

@@ -23,12 +23,14 @@ from holdfast.errors import (
     SupersededError,
 )
 from holdfast.ports import Chunk, ChunkStore, Found, KeyClaimed, Metrics, Outcome, UnitOfWork
+from holdfast.server.batch_item import PostponedError
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, stale_error
 from holdfast.server.idempotency import Idempotency, Replay, ttl_of
+from holdfast.server.request_log import RequestLog, code_of
 from holdfast.server.strict_sequences import ChunkSequences, key_of, number_of
 
-__all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
+__all__ = ["FAULT_POINTS", "RequestChunk"]
 
 # Where tests kill the process, beside the points of single requests before the commit.
 FAULT_POINTS: Final = (
@@ -45,12 +47,6 @@ _FIRST_ERROR = 400
 _FIRST_SERVER_ERROR = 500
 
 _log = logging.getLogger("holdfast.request")
-
-
-class PostponedError(RequestError):
-    """The request was rolled back and runs again, later. Its response is not used."""
-
-    kind = "overloaded"
 
 
 class RequestChunk:
@@ -90,6 +86,7 @@ class RequestChunk:
         self._held: list[tuple[Execution, asyncio.Future[bool] | None]] = []
         self._sequences = ChunkSequences(idempotency.sequences)
         self._metrics = _DeferredMetrics()
+        self._notes = _DeferredNotes()
         self._has_writes = False
         self._is_closed = False
         self._current: Execution | None = None
@@ -193,7 +190,8 @@ class RequestChunk:
         decision = decide(known, request.fingerprint, now)
         if request.sequence is not None and not isinstance(decision, Mismatched):
             await self._check_number(request, is_replay=isinstance(decision, Replayed))
-        replay = idempotency.resolve(request, decision, self._metrics)
+        log = None if idempotency.request_log is None else self._notes
+        replay = idempotency.resolve(request, decision, self._metrics, log)
         if replay is not None:
             return replay
         if isinstance(claim, Found):  # it has expired since
@@ -315,6 +313,8 @@ class RequestChunk:
         audit = None if is_error else self._idempotency.new_audit_event(execution, response, record)
         self._keep(request, record, audit)
         self._metrics.outcome(request.endpoint, "refused" if is_error else "fresh")
+        if is_error and record is None:
+            self._notes.note(request, "refused", status, code=code_of(response))
 
     async def abort(self, execution: Execution) -> None:
         """Roll back a request that raised or was cancelled; it runs again, alone."""
@@ -424,6 +424,8 @@ class RequestChunk:
                 except Exception:  # noqa: BLE001 - the others are committed, too
                     _log.exception("a callback after the commit raised")
         self._metrics.report_to(idempotency.metrics)
+        if idempotency.request_log is not None:
+            self._notes.report_to(idempotency.request_log)
         self._sequences.leave()
         for record_id in self._led:
             record = self._records.get(record_id)
@@ -482,6 +484,32 @@ class _DeferredMetrics:
             metrics.outcome(endpoint, outcome)
         for endpoint in self._expired:
             metrics.expired(endpoint)
+
+
+class _DeferredNotes:
+    """Logs requests when the chunk is committed: until then they may run again."""
+
+    def __init__(self) -> None:
+        self._notes: list[
+            tuple[GuardedRequest, Outcome, int | None, Record | None, str | None]
+        ] = []
+
+    def note(
+        self,
+        request: GuardedRequest,
+        outcome: Outcome,
+        status: int | None,
+        record: Record | None = None,
+        *,
+        code: str | None = None,
+    ) -> None:
+        """Log a request."""
+        self._notes.append((request, outcome, status, record, code))
+
+    def report_to(self, log: RequestLog) -> None:
+        """Pass everything on."""
+        for request, outcome, status, record, code in self._notes:
+            log.note(request, outcome, status, record, code=code)
 
 
 def _ignore(_response: Response) -> None:

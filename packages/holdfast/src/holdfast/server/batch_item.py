@@ -1,20 +1,24 @@
 """One item of a batch on its way through the app."""
 
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from holdfast.core.idempotency_record import Response
+from holdfast.errors import RequestError
 from holdfast.ports import Gate, SessionStore, Store, UnitOfWork
 from holdfast.server.execution import Execution
 from holdfast.server.guarded_request import GuardedRequest, Principal
 from holdfast.server.idempotency import Replay
 
-if TYPE_CHECKING:
-    from holdfast.errors import RequestError
-
-__all__ = ["ITEM_KEY", "ItemContext", "RequestProcessor", "SharedProcessor"]
+__all__ = ["ITEM_KEY", "ItemContext", "PostponedError", "RequestProcessor", "SharedProcessor"]
 
 # The key of an item in the ASGI scope of its request.
 ITEM_KEY: Final = "holdfast.batch_item"
+
+
+class PostponedError(RequestError):
+    """The request was rolled back and runs again, later. Its response is not used."""
+
+    kind = "overloaded"
 
 
 class RequestProcessor(Protocol):

@@ -27,7 +27,7 @@ from holdfast.core.decision import (
     Replayed,
     decide,
 )
-from holdfast.core.error_formats import render_error
+from holdfast.core.error_formats import CODES, render_error
 from holdfast.core.idempotency_record import AuditEvent, Record, RecordId, Response
 from holdfast.core.policy import STORABLE_REDIRECTS, ErrorsStored
 from holdfast.errors import (
@@ -72,7 +72,7 @@ from holdfast.server.limits import Limits
 from holdfast.server.record_lru_cache import RecordLruCache
 from holdfast.server.record_quota import RecordQuota
 from holdfast.server.redirects import leads_to_sign_in
-from holdfast.server.request_log import RequestLog
+from holdfast.server.request_log import RequestLog, RequestNotes
 from holdfast.server.request_thread import sleep
 from holdfast.server.single_flight import SingleFlight
 from holdfast.server.strict_sequences import StrictSequences, number_of
@@ -288,7 +288,7 @@ class Idempotency:
                     await self._refuse_stale(execution, stale)
                     raise stale  # noqa: TRY301 - after it was recorded
         except BaseException:
-            await self.abort(execution)
+            await self._roll_back(execution)
             raise
         return execution
 
@@ -450,7 +450,8 @@ class Idempotency:
         """Count a duplicate that has waited too long, and return its error."""
         self.metrics.outcome(request.endpoint, "in_progress")
         if self.request_log is not None:
-            self.request_log.note(request, "in_progress", _CONFLICT)
+            code = _code(request, "in_progress")
+            self.request_log.note(request, "in_progress", _CONFLICT, code=code)
         return InProgressError(
             "the first request with this key is still running"
             if request.sequence is None
@@ -463,22 +464,25 @@ class Idempotency:
         request: GuardedRequest,
         decision: Decision,
         metrics: OutcomeMetrics | None = None,
+        log: RequestNotes | None = None,
     ) -> Replay | None:
         """Return the replay a decision calls for, raise its error, or return None to run.
 
-        ``metrics`` counts the outcome, in place of those of the app.
+        ``metrics`` counts the outcome and ``log`` logs it, in place of those of the app.
         """
         counted = metrics or self.metrics
+        log = log or self.request_log
         match decision:
             case Replayed(record):
                 counted.outcome(request.endpoint, "replayed")
-                if self.request_log is not None:
-                    self.request_log.note(request, "replayed", record.status, record)
+                if log is not None:
+                    log.note(request, "replayed", record.status, record)
                 return Replay(record)
             case Mismatched(expected, received, record):
                 counted.outcome(request.endpoint, "mismatched")
-                if self.request_log is not None:
-                    self.request_log.note(request, "mismatched", _mismatch_status(request), record)
+                if log is not None:
+                    code = _code(request, "payload_mismatch")
+                    log.note(request, "mismatched", _mismatch_status(request), record, code=code)
                 raise PayloadMismatchError(
                     "this key was used for a different request",
                     details=mismatch_details(request, expected, received),
@@ -571,6 +575,8 @@ class Idempotency:
         for callback in execution.on_commit:
             callback()
         self.metrics.outcome(request.endpoint, "refused" if is_error else "fresh")
+        if is_error and record is None and self.request_log is not None:
+            self.request_log.note_response(request, "refused", response)
         return response, record
 
     async def _conclude_unstored(self, execution: Execution, response: Response) -> Response:
@@ -584,8 +590,13 @@ class Idempotency:
         await execution.unit.rollback()
         if has_written:
             self.metrics.outcome(request.endpoint, "rolled_back")
+            if self.request_log is not None:
+                code = _code(request, "internal")
+                self.request_log.note(request, "rolled_back", CODES["internal"].status, code=code)
             raise UnstoredWritesError(_unstored_writes(execution, response))
         self.metrics.outcome(request.endpoint, "refused")
+        if self.request_log is not None:
+            self.request_log.note_response(request, "refused", response)
         if (
             execution.is_stored
             and request.endpoint not in self._logged_redirects
@@ -606,10 +617,12 @@ class Idempotency:
         """Roll the handler's writes back; store the response if the policy says so."""
         request = execution.request
         await execution.unit.rollback()
-        server_failed = response.status >= 500  # noqa: PLR2004
-        self.metrics.outcome(request.endpoint, "rolled_back" if server_failed else "refused")
+        outcome: Outcome = "rolled_back" if response.status >= 500 else "refused"  # noqa: PLR2004
+        self.metrics.outcome(request.endpoint, outcome)
         record = self.new_record(request, response, ttl_of(execution, response))
         if record is None:
+            if self.request_log is not None:
+                self.request_log.note_response(request, outcome, response)
             return response, None
         claim = await self.call_store("claim", self.store.claim(record.id, record.created_at))
         if isinstance(claim, Found):
@@ -732,6 +745,14 @@ class Idempotency:
 
     async def abort(self, execution: Execution) -> None:
         """Roll back and free the key. Does nothing if the execution has ended."""
+        if not execution.ended:
+            # What the framework responds is not known here: 500, or nothing to a caller who left.
+            if self.request_log is not None:
+                self.request_log.note(execution.request, "rolled_back", None)
+            await self._roll_back(execution)
+
+    async def _roll_back(self, execution: Execution) -> None:
+        """Do as ``abort``, for a request whose error is logged elsewhere."""
         if not execution.ended:
             try:
                 await execution.unit.rollback()
@@ -936,6 +957,10 @@ def _unstored_writes(execution: Execution, response: Response) -> str:
         f"{endpoint} has written, and responds {status}, which is never stored. {undone}. After a "
         "success, respond 303 and write Policy(redirects_stored={303})"
     )
+
+
+def _code(request: GuardedRequest, kind: str) -> str:
+    return CODES[kind].name(request.policy.error_format)
 
 
 def _mismatch_status(request: GuardedRequest) -> int:

@@ -1,4 +1,4 @@
-"""The log of requests that did not run, for operators: replays, mismatches, refusals.
+"""The log of requests without a record, for operators: replays, mismatches, refusals, failures.
 
 They leave no record, so that an operator could not find them by their request id. Written in
 batches after the responses: a crash loses the last second of it, and a flood is cut off. Apps
@@ -13,24 +13,29 @@ import asyncio
 import contextvars
 import logging
 import os
+import re
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.core.idempotency_record import Record
+from holdfast.core.error_code import ERROR_HEADER, error_code
+from holdfast.core.idempotency_record import Record, Response
 from holdfast.core.mismatch import differing_parts
 from holdfast.errors import StoreError, StoreUnavailableError
 from holdfast.ids import new_uuid4
 from holdfast.ports import Clock, Metrics, Outcome, Store, YieldingStore
 from holdfast.server.guarded_request import GuardedRequest
+from holdfast.server.tenant_data import erased_since
 from holdfast.stores.sql_loader import load_queries
 
-__all__ = ["LoggedRequest", "RequestLog"]
+__all__ = ["LoggedRequest", "RequestLog", "RequestNotes", "code_of"]
 
 _KEEP_SECONDS: Final = 7 * 86_400.0
 _FLUSH_SECONDS: Final = 1.0
@@ -47,6 +52,13 @@ _SWEEP_SECONDS: Final = 600.0
 _SWEEP_SHARE: Final = 10
 _COUNTS_SECONDS: Final = 3 * 3600.0
 _MINUTE: Final = 60
+# How much clocks of two machines may differ.
+_CLOCK_MARGIN_SECONDS: Final = 60.0
+_FIRST_ERROR: Final = 400
+# A larger body is no message about an error.
+_MAX_ERROR_BYTES: Final = 16 * 1024
+_CODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/-]{0,99}")
+_ERROR_HEADER: Final = ERROR_HEADER.lower().encode()
 
 _log = logging.getLogger("holdfast.request")
 
@@ -68,6 +80,22 @@ class LoggedRequest(NamedTuple):
     expected_request_hash: str | None = None
     received_request_hash: str | None = None
     differs: str | None = None
+    code: str | None = None
+
+
+class RequestNotes(Protocol):
+    """What logs a request: ``RequestLog``, or the chunk of a batch until it is committed."""
+
+    def note(
+        self,
+        request: GuardedRequest,
+        outcome: Outcome,
+        status: int | None,
+        record: Record | None = None,
+        *,
+        code: str | None = None,
+    ) -> None:
+        """Log a request; ``record`` is that of the first request with its key, if there is one."""
 
 
 class RequestLog:
@@ -99,6 +127,9 @@ class RequestLog:
         self._counts: defaultdict[tuple[int, str], float] = defaultdict(float)
         self._changed: set[tuple[int, str]] = set()
         self._dropped = 0
+        # Tenants of rows that were written, with the time of the first row, until it is known that
+        # they were not erased meanwhile.
+        self._unchecked: dict[str, float] = {}
         self._sweep_at = 0.0
         # Rows since the last sweep: a flood is swept early, so that the table stays bounded.
         self._written = 0
@@ -156,10 +187,17 @@ class RequestLog:
         outcome: Outcome,
         status: int | None,
         record: Record | None = None,
+        *,
+        code: str | None = None,
     ) -> None:
-        """Log a request; ``record`` is that of the first request with its key, if there is one."""
+        """Log a request; ``record`` is that of the first request with its key, if there is one.
+
+        Without ``code``, the error code of a replay is that of the record.
+        """
         if self._task is None:
             return
+        if code is None and record is not None:
+            code = code_of(record.response())
         found = LoggedRequest(
             at=0.0,
             tenant=request.principal.tenant,
@@ -171,6 +209,7 @@ class RequestLog:
             status=status,
             received_body_hash=request.fingerprint.body_hash,
             received_request_hash=request.fingerprint.request_hash,
+            code=code,
         )
         if record is not None:
             found = found._replace(
@@ -180,6 +219,11 @@ class RequestLog:
                 differs=_differs(request, record) if outcome == "mismatched" else None,
             )
         self._add(found, "" if request.record_id is None else request.record_id.key)
+
+    def note_response(self, request: GuardedRequest, outcome: Outcome, response: Response) -> None:
+        """Log a request whose handler ran, and whose response is not stored."""
+        if self._task is not None:
+            self.note(request, outcome, response.status, code=code_of(response))
 
     def add(
         self,
@@ -191,10 +235,11 @@ class RequestLog:
         correlation_id: str,
         outcome: Outcome,
         status: int,
+        code: str | None = None,
     ) -> None:
-        """Log a request that was refused before it was read as a whole."""
+        """Log a request that was refused before its handler ran."""
         row = LoggedRequest(0.0, tenant, endpoint, "", request_id, correlation_id, outcome, status)
-        self._add(row, key)
+        self._add(row._replace(code=code), key)
 
     def _add(self, row: LoggedRequest, key: str) -> None:
         if self._task is None:
@@ -236,20 +281,27 @@ class RequestLog:
     async def _flush(self) -> None:
         """Write what has been collected. Rows that may have been written are not written again."""
         self._report_dropped()
+        await self._delete_erased()
         left = len(self._waiting)
         while left > 0:
             batch = self._waiting[: min(left, _BATCH_ROWS)]
             left -= len(batch)
+            firsts = {row.tenant: row.at for row in reversed(batch)}
+            erased = await self._erased_among(firsts)
+            kept = [row for row in batch if row.at > erased.get(row.tenant, 0.0)]
+            self._unchecked = firsts | self._unchecked
             try:
-                await self._write("add_requests", rows=_json(batch))
+                if kept:
+                    await self._write("add_requests", rows=_json(kept))
             except StoreUnavailableError:
                 raise
             except BaseException:
                 self._drop(len(batch))
                 raise
-            self._written += len(batch)
+            self._written += len(kept)
             with self._lock:
                 del self._waiting[: len(batch)]
+            await self._delete_erased()
         with self._lock:
             changed = {at: self._counts[at] for at in self._changed}
         if changed:
@@ -259,6 +311,27 @@ class RequestLog:
                 self._changed -= {
                     at for at, number in changed.items() if self._counts[at] == number
                 }
+
+    async def _erased_among(self, firsts: Mapping[str, float]) -> dict[str, float]:
+        """Return which tenants were erased, and up to which time their rows must not be kept.
+
+        ``firsts`` has the time of the first row of each. The clock of the process that erases may
+        differ from this one.
+        """
+        if not firsts:
+            return {}
+        since = max(0.0, min(firsts.values()) - _CLOCK_MARGIN_SECONDS)
+        erased = await erased_since(self._store, list(firsts), datetime.fromtimestamp(since, UTC))
+        return {name: at.timestamp() + _CLOCK_MARGIN_SECONDS for name, at in erased.items()}
+
+    async def _delete_erased(self) -> None:
+        """Delete rows of tenants that were erased while the rows were written.
+
+        An erasure that has not ended before this look deletes the rows itself.
+        """
+        for tenant, until in (await self._erased_among(self._unchecked)).items():
+            await self._write("delete_requests", tenant=tenant, until=until)
+        self._unchecked.clear()
 
     def _drop(self, number: int) -> None:
         """Forget the oldest rows in memory."""
@@ -352,6 +425,19 @@ def _differs(request: GuardedRequest, record: Record) -> str | None:
         body_hash=request.fingerprint.body_hash,
     )
     return ", ".join(parts) or None
+
+
+def code_of(response: Response) -> str | None:
+    """Return the error code of a response, as its header or body says; None if it has none.
+
+    Only what looks like a code: the log must not contain other parts of a body.
+    """
+    if response.status < _FIRST_ERROR or len(response.body) > _MAX_ERROR_BYTES:
+        return None
+    named = (value for name, value in response.headers if name == _ERROR_HEADER)
+    header = next(named, b"").decode("latin-1")
+    code = error_code(header, response.body)
+    return code if code is not None and _CODE.fullmatch(code) else None
 
 
 def _hash(key: str) -> str:

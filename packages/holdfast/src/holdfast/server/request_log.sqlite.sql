@@ -1,14 +1,14 @@
--- The log of requests that did not run, on SQLite. Times are seconds since 1970.
+-- The log of requests without a record, on SQLite. Times are seconds since 1970.
 
 -- name: add_requests
 INSERT INTO holdfast_request_log
        (at, tenant, endpoint, key_hash, request_id, correlation_id, outcome, status,
         original_request_id, expected_body_hash, received_body_hash,
-        expected_request_hash, received_request_hash, differs)
+        expected_request_hash, received_request_hash, differs, code)
 SELECT noted.value ->> 0, noted.value ->> 1, noted.value ->> 2, noted.value ->> 3,
        noted.value ->> 4, noted.value ->> 5, noted.value ->> 6, noted.value ->> 7,
        noted.value ->> 8, noted.value ->> 9, noted.value ->> 10, noted.value ->> 11,
-       noted.value ->> 12, noted.value ->> 13
+       noted.value ->> 12, noted.value ->> 13, noted.value ->> 14
   FROM json_each(:rows) AS noted;
 
 -- name: sweep_requests
@@ -16,6 +16,10 @@ SELECT noted.value ->> 0, noted.value ->> 1, noted.value ->> 2, noted.value ->> 
 DELETE FROM holdfast_request_log
  WHERE id IN (SELECT id FROM holdfast_request_log WHERE at < :before ORDER BY at LIMIT :limit)
 RETURNING id;
+
+-- name: delete_requests
+-- Of a tenant that was erased.
+DELETE FROM holdfast_request_log WHERE tenant = :tenant AND at <= :until;
 
 -- name: oldest_kept
 -- The time of the row with which the table has :most rows; none if it has fewer.

@@ -1,4 +1,4 @@
--- Everything with one correlation id, on SQLite and PostgreSQL. :tenant is null for all tenants.
+-- What belongs to one action, on SQLite and PostgreSQL. {tenant} is a condition, true for all tenants.
 
 -- name: audit_events
 SELECT tenant, id, actor, endpoint, status, resource, version, request_id, created_at, reason
@@ -7,24 +7,26 @@ SELECT tenant, id, actor, endpoint, status, resource, version, request_id, creat
  ORDER BY created_at DESC LIMIT :limit;
 
 -- name: logged_requests
-SELECT at, tenant, endpoint, outcome, status, request_id, original_request_id, differs
+SELECT id, at, tenant, endpoint, key_hash, outcome, status, code, request_id, original_request_id
   FROM holdfast_request_log
  WHERE correlation_id = :correlation_id AND {tenant}
  ORDER BY at DESC LIMIT :limit;
 
 -- name: requests_of_id
 -- Requests that left no record, by their own id.
-SELECT at, tenant, endpoint, key_hash, correlation_id, outcome, status, request_id,
+SELECT at, tenant, endpoint, key_hash, correlation_id, outcome, status, code, request_id,
        original_request_id, expected_body_hash, received_body_hash,
        expected_request_hash, received_request_hash, differs
   FROM holdfast_request_log
  WHERE request_id = :request_id AND {tenant}
  ORDER BY at DESC LIMIT :limit;
 
--- name: requests_of_key
-SELECT at, outcome, status, request_id, differs
+-- name: requests_of_keys
+-- Requests that left no record, by the hashes of their keys.
+SELECT id, at, tenant, endpoint, key_hash, outcome, status, code, request_id, correlation_id,
+       original_request_id, differs
   FROM holdfast_request_log
- WHERE tenant = :tenant AND key_hash = :key_hash AND endpoint = :endpoint
+ WHERE key_hash IN ({hashes}) AND {tenant}
  ORDER BY at DESC LIMIT :limit;
 
 -- name: jobs

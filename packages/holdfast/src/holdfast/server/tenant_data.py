@@ -3,7 +3,7 @@
 import base64
 import hmac
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,6 +34,7 @@ __all__ = [
     "StillWrittenError",
     "TenantData",
     "erased_at",
+    "erased_since",
     "export_json",
 ]
 
@@ -47,6 +48,8 @@ _OK: Final = 200
 _ACCEPTED: Final = 202
 # Rows that are written while others are deleted are found by the next pass.
 _PASSES: Final = 3
+# Of an id, up to its milliseconds.
+_TIME_CHARS: Final = 13
 
 
 class StillWrittenError(HoldfastError):
@@ -153,12 +156,26 @@ class TenantData:
         # It comes after the deletion, or a server could cache a record in between.
         said = f"{reason} ({sum(erased.values())} rows)"
         audit_id = await self._audit(_ERASED, _OK, pseudonym, actor, said, renew_epoch=True)
+        # Servers write their log of requests in the background. From the event on they drop rows of
+        # this tenant; what they have written since the last pass is deleted here.
+        log = self._store.table_names.table("request_log")
+        erased[plain_name(log)] += await self._delete_log(log, tenant)
         cached = None if forget_cached is None else await forget_cached(tenant)
         if self._store.name == "sqlite":
             # The log still has the rows as they were. A server that reads keeps it a while longer.
             with suppress(StoreError):
                 await self._store.read("PRAGMA wal_checkpoint(TRUNCATE)")
         return Erased(erased, cached, audit_id)
+
+    async def _delete_log(self, name: str, tenant: str) -> int:
+        """Delete rows of the log of requests; return how many."""
+        deleted = 0
+        for table, columns in self._tables.items():
+            while table.name == name and (
+                batch := await delete_batch(self._store, table, columns, tenant)
+            ):
+                deleted += batch
+        return deleted
 
     async def _end_sessions(self, tenant: str) -> None:
         """End the sessions of the console that are for this tenant: they contain its name."""
@@ -227,6 +244,31 @@ def export_json(value: object) -> Any:
             return str(value)
 
 
+async def erased_since(
+    store: Store, tenants: Collection[str], since: datetime
+) -> dict[str, datetime]:
+    """Return which of these tenants were erased after an instant, and when last."""
+    events = store.table_names.table("audit_events")
+    rows = await store.read(
+        # Ids begin with their time: so only the newest events are read.
+        f"SELECT payload_hash, created_at FROM {events} WHERE tenant = :operator"  # noqa: S608
+        " AND id >= :first AND endpoint = :erased ORDER BY created_at",
+        {
+            "operator": OPERATOR_TENANT,
+            "first": new_id(since)[:_TIME_CHARS],
+            "erased": _ERASED,
+        },
+    )
+    if not rows:
+        return {}
+    names = dict(zip(await _pseudonyms(store, tenants), tenants, strict=True))
+    return {
+        names[row["payload_hash"]]: _instant(row["created_at"])
+        for row in rows
+        if row["payload_hash"] in names
+    }
+
+
 async def erased_at(store: Store, tenant: str) -> datetime | None:
     """Return when this tenant was erased last, as the audit events say; None if it was not."""
     events = store.table_names.table("audit_events")
@@ -240,11 +282,21 @@ async def erased_at(store: Store, tenant: str) -> datetime | None:
         },
     )
     erased = rows[0]["erased"]
-    return datetime.fromisoformat(erased) if isinstance(erased, str) else erased
+    return None if erased is None else _instant(erased)
+
+
+def _instant(value: Any) -> datetime:
+    found: datetime = datetime.fromisoformat(value) if isinstance(value, str) else value
+    return found
 
 
 async def _pseudonym(store: Store, tenant: str) -> str:
     """Return a hash that only a holder of the database's secret can compute from a name."""
+    (found,) = await _pseudonyms(store, [tenant])
+    return found
+
+
+async def _pseudonyms(store: Store, tenants: Collection[str]) -> list[str]:
     secret = await store.secret()
-    name = tenant.encode("utf-8", "surrogatepass")
-    return hmac.new(secret, b"tenant " + name, sha256).hexdigest()
+    names = (tenant.encode("utf-8", "surrogatepass") for tenant in tenants)
+    return [hmac.new(secret, b"tenant " + name, sha256).hexdigest() for name in names]
