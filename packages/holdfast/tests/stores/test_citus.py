@@ -15,6 +15,7 @@ from holdfast import open_store
 from holdfast.core.idempotency_record import RecordId
 from holdfast.jobs.enqueue import Cause, new_job
 from holdfast.jobs.job_store import JobStore
+from holdfast.stores.citus import SEQUENTIAL
 from holdfast.stores.postgres.params import finish_statement
 from holdfast.testing.samples import NOW, a_record
 from packages.holdfast.tests.support.citus import CITUS_URL, empty_citus
@@ -55,6 +56,47 @@ if CITUS_URL:
         yield Shelf(first, second)
         await first.close()
         await second.close()
+
+    async def test_distributed_tables_on_citus_are_migrated() -> None:
+        """A new version distributes the tables that it adds."""
+        connection = await asyncpg.connect(await empty_citus())
+        await connection.execute("DROP SCHEMA IF EXISTS upgraded CASCADE")
+        try:
+            old: Any = open_store(CITUS_URL, schema="upgraded")
+            old._migrations = [each for each in old._migrations if each.number <= 11]
+            await old.open()
+            rows = await old.read(
+                "SELECT attrelid::regclass::text AS name FROM pg_attribute JOIN pg_class"
+                " ON pg_class.oid = attrelid WHERE relkind = 'r' AND attname = 'tenant'"
+                " AND relnamespace = 'upgraded'::regnamespace"
+            )
+            unit = await old.begin()
+            await unit.statements.execute(SEQUENTIAL)
+            records = "upgraded.holdfast_idempotency_records"
+            for name in sorted((row["name"] for row in rows), key=lambda name: name != records):
+                group = "none" if name == records else records
+                await unit.statements.fetch_all(
+                    "SELECT create_distributed_table(CAST(:name AS text)::regclass, 'tenant',"
+                    " colocate_with => :group)",
+                    {"name": name, "group": group},
+                )
+            await unit.commit(None, None)
+            await old.close()
+            new: Any = open_store(CITUS_URL, schema="upgraded")
+            await new.open()
+            assert new.table_names.is_distributed
+            await new.close()
+            known = await connection.fetch(
+                "SELECT logicalrelid::text AS name, partmethod::text AS method"
+                " FROM pg_dist_partition WHERE logicalrelid::text LIKE 'upgraded.%'"
+            )
+            methods = {
+                row["name"].removeprefix("upgraded.holdfast_"): row["method"] for row in known
+            }
+            assert (methods["request_log"], methods["paused_queues"]) == ("h", "n")
+        finally:
+            await connection.execute("DROP SCHEMA upgraded CASCADE")
+            await connection.close()
 
     @pytest.fixture
     async def store(shelf: Shelf) -> AsyncIterator[Any]:

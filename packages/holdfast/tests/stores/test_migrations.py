@@ -250,3 +250,17 @@ def test_migrate_command_renames_the_column(
     assert json.loads(capsys.readouterr().out) == {"applied": [], "present": first["present"]}
     migrate(url, as_json=False)
     assert "is up to date" in capsys.readouterr().out
+
+
+async def test_scripts_for_postgresql_are_split_into_single_statements(postgres_url: str) -> None:
+    """Citus needs them one by one. A prepared statement, as here, has one command."""
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        for migration in load_migrations("core", "holdfast.stores.postgres.migrations"):
+            if "CREATE TRIGGER" in migration.sql:  # before tables could be distributed
+                await connection.execute(migration.sql)
+                continue
+            for statement in split_statements(migration.sql):
+                await connection.fetch(statement)
+    finally:
+        await connection.close()

@@ -13,7 +13,14 @@ from holdfast.core.table_names import TableNames
 from holdfast.errors import ConfigurationError
 from holdfast.ports import Store
 
-__all__ = ["IS_CITUS", "distribute", "distribute_store", "is_distributed", "refuse_other_nodes"]
+__all__ = [
+    "IS_CITUS",
+    "SEQUENTIAL",
+    "distribute",
+    "distribute_store",
+    "is_distributed",
+    "refuse_other_nodes",
+]
 
 Rows = Sequence[Sequence[Any]]
 Statement = tuple[str, tuple[Any, ...]]
@@ -24,8 +31,9 @@ IS_CITUS: Final = "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NUL
 _LOCAL_GROUP: Final = "SELECT groupid FROM pg_dist_local_group"
 _COORDINATOR: Final = 0
 _KNOWN_COORDINATOR: Final = "SELECT 1 FROM pg_dist_node WHERE groupid = 0"
-# Two tables may be distributed in one transaction only if shards are created one after the other.
-_SEQUENTIAL: Final = "SET LOCAL citus.multi_shard_modify_mode TO 'sequential'"
+# Several tables or functions may be created in one transaction only if Citus uses one connection to
+# each node.
+SEQUENTIAL: Final = "SET LOCAL citus.multi_shard_modify_mode TO 'sequential'"
 _RECORDS: Final = "idempotency_records"
 # The library's tables whose rows belong to no tenant, and are read on every node.
 _REFERENCES: Final = ("migrations", "secret")
@@ -80,7 +88,7 @@ def distribute(
             "the coordinator is not one of the nodes of Citus: run SELECT "
             "citus_set_coordinator_host('…') with the name by which the workers reach it"
         )
-    yield _SEQUENTIAL, ()
+    yield SEQUENTIAL, ()
     records = names.table(_RECORDS)
     wanted: dict[str, str | None] = {records: "tenant"}
     wanted |= dict(tables)

@@ -16,7 +16,13 @@ from typing import Any, Final, Protocol
 
 from holdfast.core.table_names import DEFAULT_NAMES, DEFAULT_PREFIX, TableNames
 from holdfast.errors import ConfigurationError
-from holdfast.stores.citus import IS_CITUS, distribute, is_distributed, refuse_other_nodes
+from holdfast.stores.citus import (
+    IS_CITUS,
+    SEQUENTIAL,
+    distribute,
+    is_distributed,
+    refuse_other_nodes,
+)
 from holdfast.stores.sql_loader import without_comments
 
 __all__ = [
@@ -115,11 +121,14 @@ def pending_migrations(applied: Applied, known: Sequence[Migration]) -> list[Mig
 
 
 def split_statements(script: str) -> list[str]:
-    """Split a script for SQLite into statements; the body of a trigger stays in one piece."""
+    """Split a script into statements that each end with a line.
+
+    The body of a trigger of SQLite, or of a function of PostgreSQL in ``$$``, stays in one piece.
+    """
     statements, current = [], ""
     for line in without_comments(script).splitlines(keepends=True):
         current += line
-        if sqlite3.complete_statement(current):
+        if current.count("$$") % 2 == 0 and sqlite3.complete_statement(current):
             statements.append(current.strip())
             current = ""
     return [*statements, current.strip()] if current.strip() else statements
@@ -184,6 +193,7 @@ class MigrationTable:
             self.names = replace(self.names, is_unprefixed=True)
         if is_citus and (yield from is_distributed(self.names)):
             self.names = replace(self.names, is_distributed=True)
+            yield SEQUENTIAL, ()
         return applied - {_PREFIXED}
 
     def check(
@@ -218,9 +228,14 @@ class MigrationTable:
             )
 
     def split(self, script: str) -> Iterable[str]:
-        """Return single statements on SQLite; PostgreSQL takes a whole script at once."""
+        """Return single statements on SQLite; PostgreSQL takes a whole script at once.
+
+        Citus does not: it sends some statements to the nodes as it has received them, with the
+        whole script.
+        """
         sql = self.names.render(script)
-        return split_statements(sql) if self._is_sqlite else (sql,)
+        is_split = self._is_sqlite or self.names.is_distributed
+        return split_statements(sql) if is_split else (sql,)
 
     def record(self, migration: Migration) -> Statement:
         """Return the statement that records a migration as applied now."""
