@@ -51,6 +51,8 @@ async def test_list_has_each_request_without_a_record_once_by_outcome(
         assert await listed(browser, "requests?outcome=mismatched") == [mismatch]
         assert await listed(browser, "requests?outcome=stale") == []
         assert await listed(browser, "requests?tenant=eve") == replays[:2]
+        shown = (await browser.get("requests?outcome=mismatched")).text
+        assert f"<code>{refused.headers['holdfast-error']}</code>" in shown
         page = await browser.get(f"requests/{mismatch[1]}")
         assert "Why 409?" in page.text
     async with lab.browser("eve", "viewer") as browser:

@@ -23,7 +23,7 @@ __all__ = ["SEARCHED_TENANTS", "find_job", "job_pages", "job_sql"]
 SEARCHED_TENANTS: Final = 20
 """In how many tenants a job is searched by its id, if no tenant is named."""
 
-_PAGE_ROWS: Final = 30
+_PAGE_ROWS: Final = 20
 # How many jobs of each state the list of all states shows, and reads if it leaves some out.
 _STATE_ROWS: Final = 10
 _STATE_SCANNED: Final = 100

@@ -20,7 +20,7 @@ from holdfast.server.app import Holdfast
 __all__ = ["QueueState", "queue_pages", "read_queues"]
 
 # How many jobs a page counts: it is loaded again every few seconds.
-_BUDGET: Final = 2_000
+_BUDGET: Final = 1_000
 # How many running jobs the page about workers reads, and how many lines it shows.
 _SCANNED: Final = 1_000
 _PAGE_ROWS: Final = 50

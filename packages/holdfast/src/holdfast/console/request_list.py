@@ -12,7 +12,7 @@ from holdfast.stores.sql_loader import load_queries
 
 __all__ = ["request_list_page"]
 
-_PAGE_ROWS: Final = 30
+_PAGE_ROWS: Final = 20
 # How many rows of the log one page reads, however few of them match: it has no index of outcomes.
 _SCANNED: Final = 500
 # Where a page goes on: seconds since 1970 and the id of a row.
