@@ -4,6 +4,7 @@ On PostgreSQL and Citus; ``test_console_tenants`` opens all of them on SQLite.
 """
 
 import asyncio
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
@@ -67,6 +68,27 @@ async def test_every_page_of_the_console_responds(serve: Serve, postgresql_url: 
                 assert set(statuses) <= {OK, 400, 403, 404}, (page.path, statuses)
                 if sub == "boss":
                     assert OK in statuses, page.path
+
+
+async def test_requests_without_a_record_are_listed_by_outcome(
+    serve: Serve, postgresql_url: str
+) -> None:
+    apps: list[FastAPI] = []
+    async with serve(postgresql_url, prepare=apps.append, **SETTINGS) as client:
+        _, replayed, mismatched = (await fill(client, apps[0].state.holdfast))["request_id"]
+        for sub in ("boss", "bob"):
+            browser = OperatorBrowser(client)
+            await browser.sign_in(sub, "admin", now=datetime.now(UTC))
+            for outcome, expected in (
+                ("", {replayed, mismatched}),
+                ("replayed", {replayed}),
+                ("mismatched", {mismatched}),
+                ("stale", set()),
+            ):
+                page = await browser.get(f"requests?outcome={outcome}" if outcome else "requests")
+                assert page.status_code == OK, (outcome, page.text)
+                found = set(re.findall(r'href="/console/requests/([^"?]+)', page.text))
+                assert found == expected, (sub, outcome)
 
 
 async def test_every_action_of_the_console_has_its_effect(

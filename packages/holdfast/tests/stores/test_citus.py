@@ -21,6 +21,13 @@ from holdfast.testing.samples import NOW, a_record
 from packages.holdfast.tests.support.citus import CITUS_URL, empty_citus
 
 KEY = RecordId("ada", "things.create", "one")
+TENANTS = [f"tenant-{number}" for number in range(20)]
+# How many indexes of a key each shard of the log has.
+INDEXED_SHARDS = """
+SELECT result FROM run_command_on_shards('upgraded.holdfast_request_log', $$
+       SELECT count(*) FROM pg_index WHERE indrelid = '%s'::regclass
+          AND pg_get_indexdef(indexrelid) LIKE '%%(key_hash)' $$)
+"""
 
 
 class Shelf:
@@ -57,13 +64,14 @@ if CITUS_URL:
         await first.close()
         await second.close()
 
-    async def test_distributed_tables_on_citus_are_migrated() -> None:
-        """A new version distributes the tables that it adds."""
+    @pytest.mark.parametrize("version", [11, 13])  # before and after the request log was added
+    async def test_distributed_tables_on_citus_are_migrated(version: int) -> None:
+        """A new version distributes the tables that it adds, and changes those of every node."""
         connection = await asyncpg.connect(await empty_citus())
         await connection.execute("DROP SCHEMA IF EXISTS upgraded CASCADE")
         try:
             old: Any = open_store(CITUS_URL, schema="upgraded")
-            old._migrations = [each for each in old._migrations if each.number <= 11]
+            old._migrations = [each for each in old._migrations if each.number <= version]
             await old.open()
             rows = await old.read(
                 "SELECT attrelid::regclass::text AS name FROM pg_attribute JOIN pg_class"
@@ -85,7 +93,24 @@ if CITUS_URL:
             new: Any = open_store(CITUS_URL, schema="upgraded")
             await new.open()
             assert new.table_names.is_distributed
+            for number, tenant in enumerate(TENANTS):  # on all nodes
+                await connection.execute(
+                    "INSERT INTO upgraded.holdfast_request_log"
+                    " (at, tenant, endpoint, key_hash, request_id, correlation_id, outcome, status,"
+                    " code) VALUES ($1, $2, 'e', 'h', 'r', 'c', 'refused', 400, 'known')",
+                    float(number),
+                    tenant,
+                )
+            logged = await new.read(
+                "SELECT tenant, code FROM upgraded.holdfast_request_log WHERE key_hash = 'h'"
+            )
+            assert sorted((row["tenant"], row["code"]) for row in logged) == [
+                (tenant, "known") for tenant in sorted(TENANTS)
+            ]
             await new.close()
+            indexed = await connection.fetch(INDEXED_SHARDS)
+            assert len(indexed) > 1
+            assert all(row["result"] == "1" for row in indexed), indexed
             known = await connection.fetch(
                 "SELECT logicalrelid::text AS name, partmethod::text AS method"
                 " FROM pg_dist_partition WHERE logicalrelid::text LIKE 'upgraded.%'"
