@@ -258,7 +258,7 @@ def test_a_broken_plant_is_reported_as_broken_and_not_as_found(
     files = (*mutations._BUG_FILES, __file__)  # these plants are in this file
     monkeypatch.setattr(mutations, "_BUG_FILES", files)
     monkeypatch.setitem(BUGS, "stale", plant(made))
-    result = mutations.find_bug("stale", templates, max_seeds=60, shrinks=False)
+    result = mutations.find_bug("stale", templates, max_seeds=15, shrinks=False)
     assert result.failure is None
     assert result.broken is not None
 
