@@ -92,7 +92,7 @@ async def test_list_without_a_state_has_the_first_jobs_of_each(
         )
         assert list(sections) == ["Running", "Waiting", "Dead", "Done"]
         assert "None." in sections["Running"]
-        assert sections["Waiting"].count("<tr>") - 1 == 10
+        assert sections["Waiting"].count("<tr>") - 1 == 8
         assert 'href="/console/jobs?state=waiting">More waiting jobs' in sections["Waiting"]
         assert "there is no such &lt;b&gt;shop" in sections["Dead"]
         assert "NonRetryableError" not in sections["Dead"]

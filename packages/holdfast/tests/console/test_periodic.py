@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 
 from holdfast import JobContext, NonRetryableError
+from holdfast.jobs.paused_queues import PausedQueues
 from holdfast.jobs.periodic import SYSTEM_TENANT
 from packages.holdfast.tests.console.lab import ConsoleLab
 from packages.holdfast.tests.console.test_jobs import run_jobs
@@ -33,6 +34,14 @@ async def scheduled(lab: ConsoleLab) -> ConsoleLab:
     jobs.every(7 * 24 * 3600.0, "report", queue="office")
     jobs.daily((now - timedelta(hours=2)).time().replace(microsecond=0), "bill", queue="office")
     return lab
+
+
+async def test_schedule_of_a_paused_queue_is_marked(scheduled: ConsoleLab) -> None:
+    paused = PausedQueues(scheduled.holdfast.store, lambda: None)
+    async with scheduled.browser("ada", "viewer") as browser:
+        assert set(cells((await browser.get("periodic")).text, "Queue")) == {"office"}
+        await paused.pause("office", actor="ada", reason="moving")
+        assert set(cells((await browser.get("periodic")).text, "Queue")) == {"office paused"}
 
 
 async def test_schedule_is_shown_in_words_with_its_last_and_next_run(scheduled: ConsoleLab) -> None:

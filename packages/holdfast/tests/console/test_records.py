@@ -190,6 +190,23 @@ async def test_refused_request_is_found_by_its_key(lab: ConsoleLab) -> None:
         assert page.text.count("Key of a request at") == 2
 
 
+async def test_request_page_says_what_the_error_code_means(lab: ConsoleLab) -> None:
+    refused = await lab.order("bob", **{"idempotency-key": "two words"})
+    await flush(lab)
+    async with lab.browser("ada", "viewer") as browser:
+        page = (await browser.get(f"requests/{refused.headers['x-request-id']}")).text
+        assert "<code>idempotency.key_invalid</code>: Idempotency key invalid" in page
+        assert "It is invalid, so it has no record." in page
+        assert "Search for the key itself" not in page
+
+
+async def test_ids_are_found_in_upper_case(lab: ConsoleLab) -> None:
+    first = await lab.order("bob")
+    async with lab.browser("ada", "viewer") as browser:
+        page = await browser.get(f"find?q=+{first.headers['x-request-id'].upper()}+")
+        assert "This request was executed once" in page.text
+
+
 async def test_request_page_shows_the_key_and_one_link_to_its_record(lab: ConsoleLab) -> None:
     key = str(uuid.uuid4())
     await lab.order("bob", **{"idempotency-key": key})

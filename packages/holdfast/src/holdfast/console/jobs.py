@@ -25,8 +25,8 @@ SEARCHED_TENANTS: Final = 20
 
 _PAGE_ROWS: Final = 20
 # How many jobs of each state the list of all states shows, and reads if it leaves some out.
-_STATE_ROWS: Final = 10
-_STATE_SCANNED: Final = 100
+_STATE_ROWS: Final = 8
+_STATE_SCANNED: Final = 60
 # How many jobs one page reads, however few of them match.
 _SCANNED: Final = 500
 # How many of the newest dead letters are grouped by error, and how many groups are shown.

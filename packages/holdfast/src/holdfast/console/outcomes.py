@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from holdfast.core.error_formats import CODES
 from holdfast.ports import Row
 from holdfast.server.request_counts import OUTCOMES
 
-__all__ = ["OUTCOME_PHRASES", "Explained", "explain", "label_of"]
+__all__ = ["OUTCOME_PHRASES", "Explained", "explain", "label_of", "title_of"]
 
 OUTCOME_PHRASES: Final[Mapping[str, str]] = {
     "replayed": "the key had been executed: the stored response was sent again, nothing ran",
@@ -83,6 +84,12 @@ _NOT_STORED: Final = Explained(
     "The handler ran, wrote nothing, and responded without an error, e.g. with a redirect. A retry "
     "with the same key runs again.",
 )
+
+
+def title_of(code: str | None) -> str | None:
+    """Return what an error code of the guard means; None for codes of the app, or of several."""
+    titles = {each.title for each in CODES.values() if code in {each.envelope, each.problem}}
+    return titles.pop() if len(titles) == 1 else None
 
 
 def explain(row: Row) -> Explained:

@@ -27,7 +27,7 @@ _MEANINGS: Final = {
     "replayed": "Repeats: they got the stored response.",
     "mismatched": "409: the key was used for another request.",
     "in_progress": "409: the first request was still running.",
-    "refused": "4xx: the server or the handler said no; nothing is stored.",
+    "refused": "4xx that is not stored: a retry may run.",
     "stale": "The action was too old, or from the future.",
     "limited": "429: more than the rate limit allows.",
     "rolled_back": "They failed, and what they wrote was undone.",

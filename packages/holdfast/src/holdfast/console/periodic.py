@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from holdfast.console.page import Page, PageRequest, Shown
 from holdfast.jobs.admin import JobAdmin, JobView
+from holdfast.jobs.paused_queues import PausedQueues
 from holdfast.jobs.periodic import SYSTEM_TENANT, slot_job_id
 from holdfast.jobs.registry import Periodic
 from holdfast.server.app import Holdfast
@@ -36,7 +37,15 @@ def periodic_page(holdfast: Holdfast[Any]) -> Page:
 
     async def show(request: PageRequest) -> Shown:
         schedules = [await _scheduled(request, each) for each in holdfast.jobs.periodic]
-        return Shown("periodic.html", {"schedules": schedules, "system_tenant": SYSTEM_TENANT})
+        paused = await PausedQueues(request.store, lambda: None).all()
+        return Shown(
+            "periodic.html",
+            {
+                "schedules": schedules,
+                "system_tenant": SYSTEM_TENANT,
+                "paused": {each.queue for each in paused},
+            },
+        )
 
     return Page("periodic", show, title="Periodic work", needs_all_tenants=True)
 

@@ -1,5 +1,6 @@
 """Pages that follow one action: search by any id, one request, one correlation id."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, timedelta
@@ -8,7 +9,7 @@ from urllib.parse import quote, urlencode
 
 from holdfast.console.jobs import find_job
 from holdfast.console.not_found import not_found, searched_tenants
-from holdfast.console.outcomes import OUTCOME_PHRASES, Explained, explain, label_of
+from holdfast.console.outcomes import OUTCOME_PHRASES, Explained, explain, label_of, title_of
 from holdfast.console.page import ConsoleError, Page, PageRequest, Redirected, Shown
 from holdfast.core.idempotency_record import Record, RecordId
 from holdfast.core.tenants import ALL_TENANTS
@@ -26,6 +27,7 @@ from holdfast.server.request_trace import (
 __all__ = ["record_path", "trace_pages"]
 
 _MAX_ID: Final = 300
+_HEX: Final = re.compile(r"[0-9A-Fa-f-]+")
 _IDS: Final = {"request_id": "Request id", "key": "Key", "correlation_id": "Correlation id"}
 # How many requests with a key and without a record a search lists.
 _MOST_LISTED: Final = 20
@@ -47,8 +49,15 @@ class _Logged:
 
     row: Row
     explained: Explained
+    # What its error code means.
+    code_title: str | None
     record: Record | None
     record_path: str | None
+
+
+def _normalized(wanted: str) -> str:
+    """Return an id as it is stored: some tools show hexadecimal digits in upper case."""
+    return wanted.lower() if _HEX.fullmatch(wanted) else wanted
 
 
 class _TracePages:
@@ -64,8 +73,11 @@ class _TracePages:
                 "printable characters."
             )
         found: dict[str, str] = {}
-        for tenant in searched_tenants(request):
-            found |= await _targets(request, wanted, tenant)
+        for spelling in dict.fromkeys((wanted, _normalized(wanted))):
+            for tenant in searched_tenants(request):
+                found |= await _targets(request, spelling, tenant)
+            if found:
+                break
         if not found:
             searched_as = "a key, a request id, a correlation id and a job id"
             return not_found(request, self._holdfast, wanted=wanted, searched_as=searched_as)
@@ -155,7 +167,7 @@ async def _targets_without_record(
 
 def _logged(row: Row, record: Record | None) -> _Logged:
     path = None if record is None else record_path(record.id)
-    return _Logged(row, explain(row), record, path)
+    return _Logged(row, explain(row), title_of(row["code"]), record, path)
 
 
 def _described(row: Row) -> str:

@@ -35,7 +35,7 @@ def measure_postgres(environment: Environment) -> list[Measurement]:
         environment.database(), 2 * environment.rounds, environment.seconds, lambda: None
     )
     targets = {
-        "guarded": at_least(0.75),
+        "guarded": at_least(0.8),
         "replays from the store": at_least(1.0),
         "replays from memory": at_least(3.0),
     }
