@@ -1,5 +1,6 @@
 """One Chromium and one ``holdfast serve`` with data for all tests of this directory."""
 
+import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -57,7 +58,8 @@ async def shop(server: Server) -> AsyncIterator[Shop]:
     shop = Shop(f"sqlite:///{server.directory / 'holdfast.db'}")
     await shop.open()
     try:
-        await shop.fill()
+        # In a task: what a request sets in its context would be there in all later tests.
+        await asyncio.create_task(shop.fill())
         yield shop
     finally:
         await shop.close()
