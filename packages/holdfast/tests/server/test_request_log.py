@@ -7,13 +7,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import httpx
 import psycopg
 import pytest
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, Header, HTTPException
 from flask import Flask
+from pydantic import BaseModel
 from werkzeug.test import Client
 from werkzeug.wrappers import Response
 
@@ -606,3 +607,36 @@ async def test_requests_of_a_tenant_that_is_used_again_are_logged(
     add(log, 1, tenant="bob")
     await log._flush()
     assert await tenants_logged(store) == ["bob"]
+
+
+class _Order(BaseModel):
+    count: int
+
+
+async def test_what_the_app_refuses_before_the_claim_is_logged_if_it_knows_the_caller(
+    tmp_path: Path,
+) -> None:
+    url = f"sqlite:///{tmp_path}/shop.db"
+    app, holdfast = FastAPI(), Holdfast(url, request_log_seconds=KEPT)
+    holdfast.install(app)
+
+    def caller(x_user: Annotated[str, Header()]) -> Principal:
+        if x_user == "stranger":
+            raise HTTPException(401)
+        return Principal(tenant=x_user, actor=x_user)
+
+    @app.post("/orders", status_code=201)
+    @holdfast.guard("POST /orders", principal=caller)
+    async def create(order: _Order) -> dict[str, int]:
+        return {"count": order.count}
+
+    await holdfast.open()
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        statuses = [
+            (await client.post("/orders", json={"count": count}, headers=KEY | {"X-User": user}))
+            for user, count in (("stranger", 1), ("ada", "many"), ("ada", 1))
+        ]
+    assert [each.status_code for each in statuses] == [401, 422, 201]
+    await holdfast.close()
+    assert logged(url) == [("refused", 422)]

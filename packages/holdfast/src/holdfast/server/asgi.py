@@ -710,11 +710,28 @@ class _Responder:
         async def send(message: Message) -> None:
             if isinstance(claimed, PendingRequest) and claimed.outcome is None:
                 self.is_sent = True
+                if message["type"] == "http.response.start":
+                    self._note_unclaimed(claimed.caller, message)
                 await send_unclaimed(message)
             else:
                 await send_claimed(message)
 
         return send
+
+    def _note_unclaimed(self, caller: Principal | None, start: Message) -> None:
+        """Log what the app has refused by itself, e.g. an invalid body, if it knew the caller."""
+        status = start["status"]
+        if self._log is None or caller is None or not 400 <= status < 500:  # noqa: PLR2004
+            return
+        self._log.count("refused")
+        _add_to_log(
+            self._log,
+            caller,
+            self._match,
+            self._head,
+            outcome="refused",
+            response=Response(status, tuple(start.get("headers", ())), b""),
+        )
 
 
 def _head_of(item: ItemContext, scope: Scope, path: str) -> RequestHead | None:
@@ -790,9 +807,21 @@ def _note_refusal(
         outcome = "stale"
     if outcome == "refused" and not isinstance(error, _COUNTED_ELSEWHERE):
         log.count("refused")
+    _add_to_log(log, head.principal, match, head, outcome=outcome, response=response)
+
+
+def _add_to_log(
+    log: RequestLog,
+    caller: Principal,
+    match: Match,
+    head: RequestHead,
+    *,
+    outcome: Outcome,
+    response: Response,
+) -> None:
     keys = head.keys(match.policy.key_header)
     log.add(
-        tenant=head.principal.tenant,
+        tenant=caller.tenant,
         endpoint=match.endpoint,
         key=_key_or_text(keys, match.policy) if keys else "",
         request_id=head.request_id,

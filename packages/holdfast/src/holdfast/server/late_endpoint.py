@@ -18,6 +18,7 @@ from holdfast.server.guarded_endpoint import (
     refuse_generator,
     signature_of,
 )
+from holdfast.server.guarded_request import Principal
 from holdfast.server.pending_request import PENDING_KEY, PendingExecution, PendingRequest
 
 __all__ = ["claim_after_dependencies"]
@@ -38,7 +39,10 @@ def claim_after_dependencies(
     async def resolve(
         request: Request, principal: Annotated[Any, Depends(principal)]
     ) -> tuple[Any, Any]:
-        return request.scope.get(PENDING_KEY), principal
+        pending = request.scope.get(PENDING_KEY)
+        if isinstance(pending, PendingRequest) and isinstance(principal, Principal):
+            pending.caller = principal
+        return pending, principal
 
     refuse_generator(handler)
     is_async = inspect.iscoroutinefunction(handler) or (

@@ -19,10 +19,12 @@ Outcome = Execution | Replay | RequestError | StoreUnavailableError
 class PendingRequest:
     """Is claimed by the guarded endpoint; the middleware then sends what its outcome says."""
 
-    __slots__ = ("_claim", "outcome")
+    __slots__ = ("_claim", "caller", "outcome")
 
     def __init__(self, claim: Callable[[Principal], Awaitable[Execution | Replay]]) -> None:
         self._claim = claim
+        # Known before the claim, so that a request that the app refuses by itself can be logged.
+        self.caller: Principal | None = None
         # None until the claim: the app has refused the request by itself.
         self.outcome: Outcome | None = None
 
