@@ -35,7 +35,7 @@ help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Holdfast needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onceward needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv --without-pip $(VENV)
 # The pip that is there already takes two seconds less than installing one with ensurepip first.
 	@$(PYTHON) -m pip --python $@ install --disable-pip-version-check --no-compile --quiet --require-hashes --requirement requirements/setup.txt 2>/dev/null \
@@ -44,22 +44,22 @@ $(BIN)/python:
 $(SERVER): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing the server in $(VENV)"
 	@$(call locked,server)
-	@$(call own,holdfast services)
+	@$(call own,onceward services)
 	@touch $@
 
 $(SETUP): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing all packages and tools in $(VENV)"
 	@$(call locked,all)
-	@$(call own,holdfast services lab)
+	@$(call own,onceward services lab)
 	@touch $(SERVER) $@
 
 setup: $(SETUP) ## install all packages, extras, test servers and tools
 
 run: $(SERVER) ## install the server, then start all services on SQLite
-	$(BIN)/holdfast serve
+	$(BIN)/onceward serve
 
 demo: $(SETUP) ## lost responses, kill -9, and one effect per action
-	$(BIN)/holdfast demo
+	$(BIN)/onceward demo
 
 test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill -9)
 	$(MAKE) --no-print-directory -j2 lint compiled chromium
@@ -70,11 +70,11 @@ test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill 
 test-min: $(SETUP) ## the library's tests with the oldest versions of its dependencies
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-min
 	UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(VENV)-min/bin/python --resolution lowest-direct \
-		--editable 'packages/holdfast[all$(comma)testing]' --editable 'packages/services[all]' --editable packages/lab \
+		--editable 'packages/onceward[all$(comma)testing]' --editable 'packages/services[all]' --editable packages/lab \
 		'opentelemetry-sdk>=1.25'
 	UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(VENV)-min/bin/python --requirement requirements-dev.txt
 	$(VENV)-min/bin/python -m pytest -n 4 --dist loadgroup -p no:cacheprovider -W ignore::DeprecationWarning \
-		packages/holdfast/tests --ignore packages/holdfast/tests/acceptance
+		packages/onceward/tests --ignore packages/onceward/tests/acceptance
 
 # Test modules are compiled when first imported: once here, not by each of the four processes.
 compiled: $(SETUP)
@@ -87,7 +87,7 @@ chromium: $(SETUP) ## find a Chromium for the tests, or fetch one
 		$(BIN)/python -m tools.chromium --fetch; }
 
 screenshots: $(SETUP) chromium ## make the documentation's pictures of the console again
-	HOLDFAST_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q packages/services/tests/browser/test_console_pages.py
+	ONCEWARD_SCREENSHOTS=docs/images $(BIN)/python -m pytest -q packages/services/tests/browser/test_console_pages.py
 
 lint: $(SETUP) ## formatting, lint, types, import layers, known-bad dependencies
 	$(BIN)/ruff format --check .
@@ -101,34 +101,34 @@ format: $(SETUP) ## reformat the code
 	$(BIN)/ruff check --fix .
 
 bench: $(SETUP) ## speed, as ratios against the bare alternative in the same run
-	$(BIN)/holdfast bench
+	$(BIN)/onceward bench
 
 proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, races
-	$(BIN)/holdfast simulate --seconds 600
-	$(BIN)/holdfast simulate --planted
-	$(BIN)/holdfast chaos --seconds 1200
-	$(BIN)/holdfast chaos --seconds 1200 --database postgres
-	$(BIN)/holdfast chaos --seconds 1200 --database postgres --nats
-	$(BIN)/holdfast chaos --seconds 600 --database postgres-ha
-	$(BIN)/holdfast chaos --seconds 600 --database postgres-ha --nats
+	$(BIN)/onceward simulate --seconds 600
+	$(BIN)/onceward simulate --planted
+	$(BIN)/onceward chaos --seconds 1200
+	$(BIN)/onceward chaos --seconds 1200 --database postgres
+	$(BIN)/onceward chaos --seconds 1200 --database postgres --nats
+	$(BIN)/onceward chaos --seconds 600 --database postgres-ha
+	$(BIN)/onceward chaos --seconds 600 --database postgres-ha --nats
 # The control: a run that cannot lose anything would prove nothing.
-	$(BIN)/holdfast chaos --seconds 60 --database postgres-ha --replication async --json | grep -q '"lost": [1-9]'
+	$(BIN)/onceward chaos --seconds 60 --database postgres-ha --replication async --json | grep -q '"lost": [1-9]'
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m long
-	HOLDFAST_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/holdfast/tests/acceptance
-	HOLDFAST_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/holdfast/tests/stores/test_failover.py packages/holdfast/tests/stores/test_promotion.py
-	HOLDFAST_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/field/test_changes_order.py
-	HOLDFAST_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/planning/test_notifications.py
+	ONCEWARD_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/onceward/tests/acceptance
+	ONCEWARD_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/onceward/tests/stores/test_failover.py packages/onceward/tests/stores/test_promotion.py
+	ONCEWARD_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/field/test_changes_order.py
+	ONCEWARD_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/planning/test_notifications.py
 
 docs: $(SETUP) ## build the documentation site into site/ (strict)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 vectors: $(SETUP) ## write the conformance vectors that follow from the core's tables
-	$(BIN)/python -m holdfast_lab.vectors --write
+	$(BIN)/python -m onceward_lab.vectors --write
 
 # For all platforms and for every Python that can run it. Keeps the versions of the lock files
 # unless UPGRADE=--upgrade, or UPGRADE="--upgrade-package NAME".
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate $(UPGRADE) \
-	$(addprefix --no-emit-package ,holdfast holdfast-services holdfast-lab)
+	$(addprefix --no-emit-package ,onceward onceward-services onceward-lab)
 lock: | $(BIN)/python ## resolve versions and hashes of all dependencies
 	$(COMPILE) --python-version 3.11 --output-file requirements/setup.txt requirements/setup.in
 	$(COMPILE) --python-version 3.11.5 --output-file requirements/all.txt requirements/all.in
@@ -137,7 +137,7 @@ lock: | $(BIN)/python ## resolve versions and hashes of all dependencies
 
 build: $(SETUP) ## wheels, and their bills of materials (CycloneDX), into dist/
 	rm -rf dist
-	for package in holdfast services lab; do (cd packages/$$package && ../../$(BIN)/python -m hatchling build -d ../../dist) || exit 1; done
+	for package in onceward services lab; do (cd packages/$$package && ../../$(BIN)/python -m hatchling build -d ../../dist) || exit 1; done
 	$(BIN)/python -m tools.bill_of_materials dist
 
 clean: ## remove everything the targets made

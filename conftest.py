@@ -5,17 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.testing.nats_server import RealNatsCluster
-from holdfast.testing.servers import RealNats, RealPostgres, RealRedis
-from packages.holdfast.tests.support.citus import empty_citus
-from packages.holdfast.tests.support.databases import SpareDatabases
+from onceward.testing.nats_server import RealNatsCluster
+from onceward.testing.servers import RealNats, RealPostgres, RealRedis
+from packages.onceward.tests.support.citus import empty_citus
+from packages.onceward.tests.support.databases import SpareDatabases
 
 # Files with tests that take long. These begin first: in the end, the other processes would wait
 # for the last of them.
 LONG = (
     "packages/lab/tests/test_chaos.py",
     "packages/lab/tests/test_simulation.py",
-    "packages/holdfast/tests/acceptance/",
+    "packages/onceward/tests/acceptance/",
     "packages/services/tests/cli/",
 )
 

@@ -14,7 +14,7 @@ END = "<!-- end of the generated part -->"
 
 # Module: what is in it, and what is not.
 MEANINGS = {
-    "cli": ("the command `holdfast`", "rules"),
+    "cli": ("the command `onceward`", "rules"),
     "console": ("web pages for operators: sign-in, records, traces, jobs, tenants", "rules"),
     "testing": ("test servers from wheels, contract suites, fault points", "—"),
     "django": ("what a Django project imports, and the Django app", "behaviour"),
@@ -50,7 +50,7 @@ def contracts() -> list[dict[str, Any]]:
 
 def table() -> str:
     """Return the layers of the library, from the top down."""
-    (layers,) = [rule for rule in contracts() if rule.get("containers") == ["holdfast"]]
+    (layers,) = [rule for rule in contracts() if rule.get("containers") == ["onceward"]]
     rows = ["| layer | module | contains | does not contain |", "| ---: | --- | --- | --- |"]
     for number, layer in enumerate(layers["layers"], 1):
         for module in (name.strip() for name in layer.split("|")):

@@ -91,13 +91,13 @@ def with_operations_linked(page: str) -> str:
     """Link the operations that the page of the outbox lists to their signatures."""
     before, heading, rest = page.partition("## Operations\n")
     section, end, after = rest.partition("\n### ")
-    folder = ROOT / "packages/holdfast/src/holdfast/outbox"
+    folder = ROOT / "packages/onceward/src/onceward/outbox"
     sources = [(folder / name).read_text(encoding="utf-8") for name in ("queue.py", "queries.py")]
     names = {name for source in sources for name in _METHOD.findall(source)}
 
     def linked_name(found: re.Match[str]) -> str:
         is_operation = found[1] in names
-        return f"[{found[0]}][holdfast.outbox.OutboxQueue.{found[1]}]" if is_operation else found[0]
+        return f"[{found[0]}][onceward.outbox.OutboxQueue.{found[1]}]" if is_operation else found[0]
 
     return before + heading + _NAME.sub(linked_name, section) + end + after
 

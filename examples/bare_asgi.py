@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import closing
 from typing import Any
 
-from holdfast import Execution, Holdfast, Principal
-from holdfast.server.identify import ApiKeyIdentify, hash_api_key
+from onceward import Execution, Onceward, Principal
+from onceward.server.identify import ApiKeyIdentify, hash_api_key
 
 with closing(sqlite3.connect("notes.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS notes (text TEXT NOT NULL)")
@@ -17,8 +17,8 @@ api_keys = {
     hash_api_key("token-1"): Principal(tenant="ada", actor="ada"),
     hash_api_key("token-2"): Principal(tenant="bob", actor="bob"),
 }
-holdfast = Holdfast("sqlite:///notes.db", identify=ApiKeyIdentify(api_keys, header="X-Token"))
-holdfast.guard_path("POST", "/notes", endpoint="notes.create")
+onceward = Onceward("sqlite:///notes.db", identify=ApiKeyIdentify(api_keys, header="X-Token"))
+onceward.guard_path("POST", "/notes", endpoint="notes.create")
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -30,7 +30,7 @@ async def notes(scope: Scope, receive: Receive, send: Send) -> None:
     if scope["type"] == "lifespan":
         await _lifespan(receive, send)
         return
-    execution = scope.get("holdfast")
+    execution = scope.get("onceward")
     if not isinstance(execution, Execution):  # not a guarded path
         await _respond(send, 404, {"error": "not found"})
         return
@@ -55,4 +55,4 @@ async def _respond(send: Send, status: int, content: dict[str, str]) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-app = holdfast.wrap(notes)
+app = onceward.wrap(notes)

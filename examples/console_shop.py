@@ -7,10 +7,10 @@ from contextlib import closing
 
 from fastapi import FastAPI
 
-from holdfast import Holdfast
-from holdfast.console import Page, PageRequest, Shown, TokenAccess, console
-from holdfast.fastapi import Caller
-from holdfast.server.jwt_auth import JwtIdentify
+from onceward import Onceward
+from onceward.console import Page, PageRequest, Shown, TokenAccess, console
+from onceward.fastapi import Caller
+from onceward.server.jwt_auth import JwtIdentify
 
 with closing(sqlite3.connect("shop.db")) as database:
     database.execute(
@@ -20,16 +20,16 @@ with closing(sqlite3.connect("shop.db")) as database:
 SECRET = os.environ.get("SHOP_JWT_SECRET") or secrets.token_urlsafe(48)  # of this process only
 identify = JwtIdentify(secret=SECRET)
 app = FastAPI()
-holdfast = Holdfast("sqlite:///shop.db", identify=identify)
-holdfast.install(app)
+onceward = Onceward("sqlite:///shop.db", identify=identify)
+onceward.install(app)
 
 
 @app.post("/parcels", status_code=201)
-@holdfast.guard()
+@onceward.guard()
 async def send(item: str, caller: Caller) -> dict[str, str]:
     """Send a parcel, once."""
     parcel = {"tenant": caller.tenant, "item": item}
-    await holdfast.transaction.execute("INSERT INTO parcels VALUES (:tenant, :item)", parcel)
+    await onceward.transaction.execute("INSERT INTO parcels VALUES (:tenant, :item)", parcel)
     return {"sent": item}
 
 
@@ -45,7 +45,7 @@ async def parcels(request: PageRequest) -> Shown:
 app.mount(
     "/console",
     console(
-        holdfast,
+        onceward,
         access=TokenAccess(identify, operators={"ada"}),
         pages=[Page("parcels", parcels, title="Parcels", group="Shop", templates="examples")],
     ),

@@ -27,9 +27,9 @@ from django.db import connection  # noqa: E402
 from django.http import HttpRequest, JsonResponse  # noqa: E402
 from django.urls import path  # noqa: E402
 
-from holdfast import Principal  # noqa: E402
-from holdfast.django import guard  # noqa: E402
-from holdfast.errors import NotAuthenticatedError  # noqa: E402
+from onceward import Principal  # noqa: E402
+from onceward.django import guard  # noqa: E402
+from onceward.errors import NotAuthenticatedError  # noqa: E402
 
 CUSTOMERS = {"token-1": "ada", "token-2": "bob"}
 

@@ -7,8 +7,8 @@ Send it twice: the second response is a copy of the first, with ``Idempotency-Re
 
 from flask import Flask, abort, request
 
-from holdfast import Holdfast, Principal
-from holdfast.flask import FlaskGuard
+from onceward import Onceward, Principal
+from onceward.flask import FlaskGuard
 
 CUSTOMERS = {"token-1": "ada", "token-2": "bob"}
 
@@ -20,7 +20,7 @@ def customer() -> Principal:
 
 
 app = Flask(__name__)
-guard = FlaskGuard(Holdfast("sqlite:///flask_shop.db"), app, principal=customer)
+guard = FlaskGuard(Onceward("sqlite:///flask_shop.db"), app, principal=customer)
 
 
 @app.post("/orders")

@@ -8,8 +8,8 @@ from uuid import uuid4
 
 from fastapi import FastAPI, Header, HTTPException
 
-from holdfast import Holdfast, JobContext
-from holdfast.fastapi import Tx, principal_from
+from onceward import JobContext, Onceward
+from onceward.fastapi import Tx, principal_from
 
 with closing(sqlite3.connect("jobs_shop.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS orders (id TEXT PRIMARY KEY, item TEXT)")
@@ -25,39 +25,39 @@ async def customer(x_token: Annotated[str, Header()]) -> str:
     return CUSTOMERS[x_token]
 
 
-holdfast = Holdfast("sqlite:///jobs_shop.db", principal=principal_from(customer))
+onceward = Onceward("sqlite:///jobs_shop.db", principal=principal_from(customer))
 
 
 @asynccontextmanager
 async def _lifespan(_app: FastAPI) -> AsyncIterator[None]:
     """Run jobs as long as the app runs. ``stop`` waits for running jobs."""
-    worker = holdfast.worker()
+    worker = onceward.worker()
     await worker.start()
     yield
     await worker.stop()
 
 
 app = FastAPI(lifespan=_lifespan)
-holdfast.install(app)
+onceward.install(app)
 
 
 @app.post("/orders", status_code=201)
-@holdfast.guard("orders.create")
+@onceward.guard("orders.create")
 async def order(item: str, tx: Tx) -> dict[str, str]:
     """Write the order and enqueue its job in one transaction."""
     new = {"id": str(uuid4()), "item": item}
     await tx.execute("INSERT INTO orders VALUES (:id, :item)", new)
-    await holdfast.enqueue("parcel.pack", {"order_id": new["id"]}, resource_id=new["id"])
+    await onceward.enqueue("parcel.pack", {"order_id": new["id"]}, resource_id=new["id"])
     return new
 
 
 @app.get("/parcels")
 async def parcels() -> list[dict[str, str]]:
     """List the parcels."""
-    return [dict(row) for row in await holdfast.store.read("SELECT order_id, label FROM parcels")]
+    return [dict(row) for row in await onceward.store.read("SELECT order_id, label FROM parcels")]
 
 
-@holdfast.jobs.handler("parcel.pack")
+@onceward.jobs.handler("parcel.pack")
 async def pack(job: JobContext) -> None:
     """Pack an order. The parcel and the completion of the job commit together."""
     label = await job.step("label", _request_label)

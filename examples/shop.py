@@ -6,8 +6,8 @@ from typing import Annotated
 
 from fastapi import FastAPI, Header, HTTPException
 
-from holdfast import Holdfast
-from holdfast.fastapi import principal_from
+from onceward import Onceward
+from onceward.fastapi import principal_from
 
 with closing(sqlite3.connect("shop.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS orders (item TEXT NOT NULL)")
@@ -23,13 +23,13 @@ async def customer(x_token: Annotated[str, Header()]) -> str:
 
 
 app = FastAPI()
-holdfast = Holdfast("sqlite:///shop.db", principal=principal_from(customer))
-holdfast.install(app)
+onceward = Onceward("sqlite:///shop.db", principal=principal_from(customer))
+onceward.install(app)
 
 
 @app.post("/orders", status_code=201)
-@holdfast.guard()
+@onceward.guard()
 async def order(item: str) -> dict[str, str]:
     """Take an order, once."""
-    await holdfast.transaction.execute("INSERT INTO orders VALUES (:item)", {"item": item})
+    await onceward.transaction.execute("INSERT INTO orders VALUES (:item)", {"item": item})
     return {"ordered": item}

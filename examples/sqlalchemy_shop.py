@@ -9,9 +9,9 @@ from sqlalchemy import event
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from holdfast import Holdfast
-from holdfast.fastapi import Session, principal_from
-from holdfast.stores.sqlalchemy import SqlAlchemyStore
+from onceward import Onceward
+from onceward.fastapi import Session, principal_from
+from onceward.stores.sqlalchemy import SqlAlchemyStore
 
 
 class Base(DeclarativeBase):
@@ -59,14 +59,14 @@ async def customer(x_token: Annotated[str, Header()]) -> str:
 
 
 app = FastAPI(lifespan=_lifespan)
-holdfast = Holdfast(SqlAlchemyStore(sessions), principal=principal_from(customer))
-holdfast.install(app)
+onceward = Onceward(SqlAlchemyStore(sessions), principal=principal_from(customer))
+onceward.install(app)
 
 
 @app.post("/orders", status_code=201)
-@holdfast.guard("orders.create")
+@onceward.guard("orders.create")
 async def create(item: str, session: Session) -> dict[str, int | str]:
-    """Write the order. Flush for the id; Holdfast commits the transaction."""
+    """Write the order. Flush for the id; Onceward commits the transaction."""
     order = Order(item=item)
     session.add(order)
     await session.flush()

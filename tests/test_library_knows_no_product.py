@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-LIBRARY = Path(__file__).parents[1] / "packages" / "holdfast" / "src"
+LIBRARY = Path(__file__).parents[1] / "packages" / "onceward" / "src"
 WORDS = re.compile(
     r"(?<![a-z])(quests?|walkers?|expenses?|step/ingest|missions?|activity|activities)(?![a-z])",
     re.IGNORECASE,

@@ -21,19 +21,19 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from packages.holdfast.tests.support.serving import free_port
+from packages.onceward.tests.support.serving import free_port
 from tests.docs.pages import python_blocks
 
 # One process builds the wheels for all of these tests.
 pytestmark = pytest.mark.xdist_group("packaging")
 
 ROOT = Path(__file__).parents[1]
-IMPORT_NAMES = {"holdfast": "holdfast", "services": "holdfast_services", "lab": "holdfast_lab"}
+IMPORT_NAMES = {"onceward": "onceward", "services": "onceward_services", "lab": "onceward_lab"}
 
 ROUND_TRIP = """
 import asyncio
 
-from bare_asgi import app, holdfast
+from bare_asgi import app, onceward
 
 
 async def post(key: str) -> tuple[int, bytes, bytes | None]:
@@ -69,8 +69,8 @@ async def main() -> None:
     first, second = await post("a-note"), await post("a-note")
     assert (first[0], first[2]) == (201, None), first
     assert second == (*first[:2], b"true"), second
-    assert len(await holdfast.store.read("SELECT text FROM notes")) == 1
-    await holdfast.close()
+    assert len(await onceward.store.read("SELECT text FROM notes")) == 1
+    await onceward.close()
 
 
 asyncio.run(main())
@@ -98,13 +98,13 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def library_alone(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the bin directory of an environment with the library's wheel and msgspec only."""
-    return new_environment(tmp_path_factory.mktemp("library"), [wheels["holdfast"]])
+    return new_environment(tmp_path_factory.mktemp("library"), [wheels["onceward"]])
 
 
 @pytest.fixture(scope="module")
 def server_installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the bin directory of an environment in which ``holdfast-services`` is installed."""
-    chosen = [wheels["holdfast"], wheels["services"]]
+    """Return the bin directory of an environment in which ``onceward-services`` is installed."""
+    chosen = [wheels["onceward"], wheels["services"]]
     return new_environment(tmp_path_factory.mktemp("server"), chosen)
 
 
@@ -201,12 +201,12 @@ def test_wheels_contain_the_data_files_that_are_read_at_run_time(wheels: dict[st
     for package, wheel in wheels.items():
         with zipfile.ZipFile(wheel) as archive:
             suffixes[package] = {Path(name).suffix for name in archive.namelist()}
-    assert ".sql" in suffixes["holdfast"]
+    assert ".sql" in suffixes["onceward"]
     assert {".sql", ".json", ".toml", ".html", ".css", ".js"} <= suffixes["services"]
 
 
 # A wheel that is suddenly larger has a file that should not be in it.
-MAX_KILOBYTES = {"holdfast": 1025, "services": 330, "lab": 400}
+MAX_KILOBYTES = {"onceward": 1025, "services": 330, "lab": 400}
 
 
 @pytest.mark.parametrize("package", IMPORT_NAMES)
@@ -229,7 +229,7 @@ def test_wheel_names_its_pythons_and_describes_itself_without_relative_links(
 
 
 def test_library_requires_msgspec_only(wheels: dict[str, Path]) -> None:
-    (requirement,) = requirements(wheels["holdfast"])
+    (requirement,) = requirements(wheels["onceward"])
     assert requirement.startswith("msgspec")
 
 
@@ -237,8 +237,8 @@ def test_packages_require_each_other_in_the_same_version(wheels: dict[str, Path]
     versions = {metadata(wheel)["Version"] for wheel in wheels.values()}
     (version,) = versions
     services, lab = requirements(wheels["services"]), requirements(wheels["lab"])
-    assert [r for r in services if r.startswith("holdfast") and r.endswith(f"=={version}")]
-    assert [r for r in lab if r.startswith("holdfast-services") and r.endswith(f"=={version}")]
+    assert [r for r in services if r.startswith("onceward") and r.endswith(f"=={version}")]
+    assert [r for r in lab if r.startswith("onceward-services") and r.endswith(f"=={version}")]
 
 
 def test_library_alone_replays_a_guarded_request(library_alone: Path, tmp_path: Path) -> None:
@@ -250,16 +250,16 @@ def test_library_alone_replays_a_guarded_request(library_alone: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("serve", "pip install holdfast-services"),
-        ("simulate", "pip install holdfast-lab"),
-        ("hash", 'pip install "holdfast[cli]"'),
+        ("serve", "pip install onceward-services"),
+        ("simulate", "pip install onceward-lab"),
+        ("hash", 'pip install "onceward[cli]"'),
     ],
 )
 def test_command_line_of_the_library_alone_names_what_to_install(
     library_alone: Path, command: str, named: str
 ) -> None:
     done = subprocess.run(
-        [library_alone / "holdfast", command],
+        [library_alone / "onceward", command],
         env={},
         capture_output=True,
         text=True,
@@ -333,9 +333,9 @@ def test_readme_outbox_runs_from_the_library_alone(library_alone: Path, tmp_path
 def test_installed_server_serves_its_pages_and_services(
     server_installed: Path, tmp_path: Path
 ) -> None:
-    token = run(server_installed / "holdfast", "token", "--sub", "ada", cwd=tmp_path).strip()
+    token = run(server_installed / "onceward", "token", "--sub", "ada", cwd=tmp_path).strip()
     port = free_port()
-    serve = (server_installed / "holdfast", "serve", "--port", str(port))
+    serve = (server_installed / "onceward", "serve", "--port", str(port))
     with Served(*serve, port=port, cwd=tmp_path) as server:
         about = json.loads(server.request("/", Accept="application/json")[1])
         pages = [server.request(path)[1] for path in ("/docs", "/docs/swagger-ui-bundle.js")]

@@ -56,11 +56,11 @@ _RETIRED = {
 }
 # Names that stay: data of older versions, and values that dashboards query.
 KEPT = {
-    r'"room"|COLUMN room TO|TO room"|holdfast_migrations \(room|PRIMARY KEY \(room': (
-        "column of holdfast_migrations in version 0.1.0"
+    r'"room"|COLUMN room TO|TO room"|onceward_migrations \(room|PRIMARY KEY \(room': (
+        "column of onceward_migrations in version 0.1.0"
     ),
     r'"torture"|"siege"': "former names of commands, which the command line still recognizes",
-    r"[\"`]given_back[\"`]": "value of the label outcome of holdfast_job_seconds",
+    r"[\"`]given_back[\"`]": "value of the label outcome of onceward_job_seconds",
     r"[Tt]he contract of ``ports": "what every adapter of a port must do",
 }
 _KEPT = re.compile("|".join(KEPT))
@@ -139,7 +139,7 @@ def test_retired_words_are_found(text: str) -> None:
         "a mushroom",
         "label",
         "engine.dialect.name",
-        "ALTER TABLE holdfast_migrations RENAME COLUMN room TO namespace",
+        "ALTER TABLE onceward_migrations RENAME COLUMN room TO namespace",
     ],
 )
 def test_other_words_are_not_found(text: str) -> None:

@@ -28,7 +28,7 @@ from tools.lock_files import ROOT, Locked, read_lock
 
 __all__ = ["bill_of", "main"]
 
-_OWN: Final = "holdfast"
+_OWN: Final = "onceward"
 _Node = tuple[str, frozenset[str]]
 
 

@@ -32,7 +32,7 @@ _SHA512: Final = (
 )
 _INSTALLED: Final = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # Names another program, for tests with it.
-_VARIABLE: Final = "HOLDFAST_TEST_CHROMIUM"
+_VARIABLE: Final = "ONCEWARD_TEST_CHROMIUM"
 _MISSING_LIBRARY: Final = 127
 
 
@@ -98,7 +98,7 @@ def fetch_chromium(*, sha512_base64: str = _SHA512) -> Chromium:
 
 def _directory() -> Path:
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "holdfast" / f"chromium-{_VERSION}"
+    return cache / "onceward" / f"chromium-{_VERSION}"
 
 
 def _packed(directory: Path) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.pages import DOCS, PAGES, REFERENCE, ROOT, python_blocks
 
-SOURCE = ROOT / "packages/holdfast/src"
+SOURCE = ROOT / "packages/onceward/src"
 API = sorted((REFERENCE / "api").glob("*.md"))
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 MODULES = [name for page in API for name in DIRECTIVE.findall(page.read_text(encoding="utf-8"))]
@@ -23,11 +23,11 @@ NOT_IMPORTED_BY_APPS = {"cli", "extras"}
 @cache
 def library() -> Any:
     extension = griffe.load_extensions(str(DOCS / "griffe_docstrings.py"))
-    return griffe.load("holdfast", search_paths=[SOURCE], extensions=extension)
+    return griffe.load("onceward", search_paths=[SOURCE], extensions=extension)
 
 
 def module(name: str) -> Any:
-    return library() if name == "holdfast" else library()[name.removeprefix("holdfast.")]
+    return library() if name == "onceward" else library()[name.removeprefix("onceward.")]
 
 
 def exports(name: str) -> list[str]:
@@ -63,7 +63,7 @@ def test_every_public_name_is_documented_in_the_code(name: str) -> None:
 
 
 def test_every_module_of_the_top_level_is_in_the_reference() -> None:
-    found = {path.stem for path in (SOURCE / "holdfast").iterdir() if "__" not in path.name}
+    found = {path.stem for path in (SOURCE / "onceward").iterdir() if "__" not in path.name}
     named = {name.split(".")[1] for name in MODULES if "." in name}
     assert found - {"py"} - NOT_IMPORTED_BY_APPS == named
 
@@ -71,14 +71,14 @@ def test_every_module_of_the_top_level_is_in_the_reference() -> None:
 def imported_on_pages() -> set[tuple[str, str]]:
     """Return every module and name that the documentation imports from the library."""
     found = set()
-    for page in [*PAGES, ROOT / "packages/holdfast/README.md"]:
+    for page in [*PAGES, ROOT / "packages/onceward/README.md"]:
         if "decisions" in page.parts or "CHANGELOG" in page.name:
             continue
         for block in python_blocks(page):
             for node in ast.walk(ast.parse(block.text)):
                 if (
                     isinstance(node, ast.ImportFrom)
-                    and (node.module or "").split(".")[0] == "holdfast"
+                    and (node.module or "").split(".")[0] == "onceward"
                 ):
                     found |= {(str(node.module), alias.name) for alias in node.names}
     return found
@@ -93,7 +93,7 @@ def test_every_name_that_a_page_imports_is_in_the_reference() -> None:
         if f"{name}.{imported}" not in modules
         and (name not in modules or imported not in exports(name))
     }
-    assert ("holdfast.outbox", "Outbox") in found
+    assert ("onceward.outbox", "Outbox") in found
     assert missing == set(), "name the module with ::: on a page of reference/api"
 
 

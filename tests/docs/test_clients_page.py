@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from holdfast.client import Client
-from holdfast.core.error_formats import CODES, ErrorFormat, render_error
-from holdfast.core.response_classification import (
+from onceward.client import Client
+from onceward.core.error_formats import CODES, ErrorFormat, render_error
+from onceward.core.response_classification import (
     Conflicting,
     Refused,
     SignInNeeded,
@@ -13,8 +13,8 @@ from holdfast.core.response_classification import (
     TryLater,
     classify,
 )
-from holdfast.errors import InProgressError, RateLimitedError, RequestError, StoreUnavailableError
-from packages.holdfast.tests.core.test_response_classification import entry as an_entry
+from onceward.errors import InProgressError, RateLimitedError, RequestError, StoreUnavailableError
+from packages.onceward.tests.core.test_response_classification import entry as an_entry
 from tests.docs.pages import REFERENCE
 from tests.docs.test_reference import rows
 

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.jobs.admin import JobAdmin
-from holdfast.server.jwt_auth import mint_token
+from onceward.jobs.admin import JobAdmin
+from onceward.server.jwt_auth import mint_token
 
 KEY = {"Idempotency-Key": "one-key", "X-Token": "token-1"}
 
@@ -58,9 +58,9 @@ async def test_request_sent_twice_has_one_effect(example: Any, path: str, sql: s
         second = await client.post(path, content=b"milk", headers=KEY)
         other = await client.post(path, content=b"bread", headers=KEY)
         stranger = await client.post(path, content=b"milk", headers=KEY | {"X-Token": "guessed"})
-        rows_of_one = await example.holdfast.store.read(sql)
+        rows_of_one = await example.onceward.store.read(sql)
         bob = await client.post(path, content=b"milk", headers=KEY | {"X-Token": "token-2"})
-        rows = await example.holdfast.store.read(sql)
+        rows = await example.onceward.store.read(sql)
     assert first.status_code == second.status_code == 201
     assert first.content == second.content
     assert "Idempotency-Replayed" not in first.headers
@@ -79,7 +79,7 @@ async def test_order_sent_twice_is_packed_once(example: Any) -> None:
         async with asyncio.timeout(30):
             while not (packed := (await client.get("/parcels")).json()):
                 await asyncio.sleep(0.01)
-        jobs = await JobAdmin(example.holdfast.store).jobs(tenant="ada")
+        jobs = await JobAdmin(example.onceward.store).jobs(tenant="ada")
     assert [parcel["order_id"] for parcel in packed] == [response.json()["id"]]
     assert [job.state for job in jobs] == ["done"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from packages.holdfast.tests.support.serving import free_port
+from packages.onceward.tests.support.serving import free_port
 from tests.docs.pages import DOCS, blocks
 
 
@@ -17,7 +17,7 @@ def test_the_app_of_the_fastapi_page_conforms(tmp_path: Path) -> None:
     (tmp_path / "orders.json").write_text(next(b.text for b in found if b.language == "json"))
     port = free_port()
     serve = [sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port)]
-    check = ["from holdfast.cli.main import main; main()", "conform", f"http://127.0.0.1:{port}"]
+    check = ["from onceward.cli.main import main; main()", "conform", f"http://127.0.0.1:{port}"]
     with (tmp_path / "log.txt").open("wb") as log:
         server = subprocess.Popen(serve, cwd=tmp_path, stdout=log, stderr=log)
         try:
@@ -34,7 +34,7 @@ def test_the_app_of_the_fastapi_page_conforms(tmp_path: Path) -> None:
             server.wait(20)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 failed, 1 skipped" in done.stdout + done.stderr
-    assert "responses have no header Holdfast-Batch" in done.stdout  # the page adds it later
+    assert "responses have no header Onceward-Batch" in done.stdout  # the page adds it later
 
 
 def _wait_until_up(port: int, server: "subprocess.Popen[bytes]") -> None:

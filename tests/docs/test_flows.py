@@ -8,7 +8,7 @@ import pytest
 from tests.docs.pages import DOCS, ROOT
 
 TEXT = (DOCS / "concepts" / "flows.md").read_text(encoding="utf-8")
-LIBRARY = ROOT / "packages" / "holdfast" / "src" / "holdfast"
+LIBRARY = ROOT / "packages" / "onceward" / "src" / "onceward"
 FLOWS = re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]
 _STEP = re.compile(r"^\| \d+ \| `([^`]+)` \|", re.MULTILINE)
 

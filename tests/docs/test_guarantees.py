@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_lab.checker import Rule
+from onceward_lab.checker import Rule
 from tests.docs.pages import DOCS, anchors
 
 PAGE = DOCS / "concepts" / "guarantees.md"

@@ -21,65 +21,65 @@ def extras(package: str) -> dict[str, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("extra", extras("holdfast"))
+@pytest.mark.parametrize("extra", extras("onceward"))
 def test_installation_page_has_every_extra_with_its_packages(extra: str) -> None:
     _, use, brings = row(PAGE, extra)
     assert use
     if extra != "all":
-        names = [match[0] for r in extras("holdfast")[extra] if (match := _NAME.match(r))]
+        names = [match[0] for r in extras("onceward")[extra] if (match := _NAME.match(r))]
         assert brings.split(", ") == names
 
 
 def test_installation_page_has_no_unknown_extra() -> None:
-    table = prose(PAGE).partition("## Extras of holdfast")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `([a-z]+)` \|", table, re.MULTILINE)) == set(extras("holdfast"))
+    table = prose(PAGE).partition("## Extras of onceward")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([a-z]+)` \|", table, re.MULTILINE)) == set(extras("onceward"))
 
 
 def test_installation_page_has_the_extras_of_the_other_packages() -> None:
     names = {cells[0] for cells in rows(PAGE)}
     for package in ("services", "lab"):
-        assert {f"holdfast-{package}[{extra}]" for extra in extras(package)} <= names
+        assert {f"onceward-{package}[{extra}]" for extra in extras(package)} <= names
 
 
 def test_extra_all_has_every_extra_but_testing() -> None:
-    (requirement,) = extras("holdfast")["all"]
-    listed = requirement.removeprefix("holdfast[").removesuffix("]").split(",")
-    assert set(listed) == set(extras("holdfast")) - {"all", "testing"}
+    (requirement,) = extras("onceward")["all"]
+    listed = requirement.removeprefix("onceward[").removesuffix("]").split(",")
+    assert set(listed) == set(extras("onceward")) - {"all", "testing"}
 
 
 def test_readme_of_the_library_has_every_extra() -> None:
-    table = (ROOT / "packages/holdfast/README.md").read_text(encoding="utf-8")
+    table = (ROOT / "packages/onceward/README.md").read_text(encoding="utf-8")
     lines = [line for line in table.splitlines() if line.startswith("| `")]
     named = {name for line in lines for name in re.findall(r"`(\w+)`", line.split("|")[1])}
-    assert named == set(extras("holdfast"))
+    assert named == set(extras("onceward"))
 
 
 def test_requirements_in_pages_name_existing_extras() -> None:
-    known = {"holdfast": extras("holdfast")} | {
-        f"holdfast-{package}": extras(package) for package in ("services", "lab")
+    known = {"onceward": extras("onceward")} | {
+        f"onceward-{package}": extras(package) for package in ("services", "lab")
     }
     # Decision records also name what existed before.
     pages = [page for page in PAGES if page.parent.name != "decisions"]
     for page in [*pages, *ROOT.glob("packages/*/README.md")]:
         text = page.read_text(encoding="utf-8")
-        for package, names in re.findall(r"(holdfast(?:-\w+)?)\[([a-z,]+)\]", text):
+        for package, names in re.findall(r"(onceward(?:-\w+)?)\[([a-z,]+)\]", text):
             assert set(names.split(",")) <= set(known[package]), f"{name_of(page)}: {names}"
 
 
 # Module that users import: its extra.
 MODULES = {
-    "holdfast.client": "client",
-    "holdfast.django": "django",
-    "holdfast.flask": "flask",
-    "holdfast.jobs.engines.jetstream": "nats",
-    "holdfast.observability.metrics": "metrics",
-    "holdfast.server.jwt_auth": "jwt",
-    "holdfast.server.rate_limits": "limits",
-    "holdfast.stores.django": "django",
-    "holdfast.stores.psycopg": "psycopg",
-    "holdfast.stores.redis": "redis",
-    "holdfast.stores.sqlalchemy": "sqlalchemy",
-    "holdfast.stores.sqlalchemy_sync": "sqlalchemy",
+    "onceward.client": "client",
+    "onceward.django": "django",
+    "onceward.flask": "flask",
+    "onceward.jobs.engines.jetstream": "nats",
+    "onceward.observability.metrics": "metrics",
+    "onceward.server.jwt_auth": "jwt",
+    "onceward.server.rate_limits": "limits",
+    "onceward.stores.django": "django",
+    "onceward.stores.psycopg": "psycopg",
+    "onceward.stores.redis": "redis",
+    "onceward.stores.sqlalchemy": "sqlalchemy",
+    "onceward.stores.sqlalchemy_sync": "sqlalchemy",
 }
 
 WITHOUT_PACKAGES = """
@@ -126,20 +126,20 @@ def test_module_without_its_extra_names_the_extra() -> None:
     assert list(lines) == list(MODULES)
     for module, extra in MODULES.items():
         assert lines[module].startswith("True No module named "), lines[module]
-        assert lines[module].endswith(f': pip install "holdfast[{extra}]"'), lines[module]
+        assert lines[module].endswith(f': pip install "onceward[{extra}]"'), lines[module]
 
 
 def test_worker_of_an_app_without_an_extra_prints_the_command_to_run(tmp_path: Any) -> None:
     (tmp_path / "shop.py").write_text(
-        "from holdfast.observability.metrics import PrometheusMetrics\n"
+        "from onceward.observability.metrics import PrometheusMetrics\n"
     )
     script = (
-        "sys.argv = ['holdfast', 'worker', '--app', 'shop:holdfast']\n"
-        "from holdfast.cli.main import main\nmain()\n"
+        "sys.argv = ['onceward', 'worker', '--app', 'shop:onceward']\n"
+        "from onceward.cli.main import main\nmain()\n"
     )
     done = _run(script, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "holdfast: shop cannot be imported: No module named 'prometheus_client': "
-        'pip install "holdfast[metrics]"\n'
+        "onceward: shop cannot be imported: No module named 'prometheus_client': "
+        'pip install "onceward[metrics]"\n'
     )

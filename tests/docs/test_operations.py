@@ -10,14 +10,14 @@ import yaml  # type: ignore[import-untyped]
 from fastapi import FastAPI, Response
 from prometheus_client.parser import text_string_to_metric_families
 
-from holdfast import Holdfast, JobContext, Principal
-from holdfast.observability.metrics import PrometheusMetrics
+from onceward import JobContext, Onceward, Principal
+from onceward.observability.metrics import PrometheusMetrics
 from tests.docs.pages import DOCS
 
 OPERATIONS = DOCS / "operations"
 # Added by Prometheus to every series.
 _TARGET_LABELS = {"job", "instance"}
-_SELECTOR = re.compile(r"\b(holdfast_\w+)(?:\{([^}]*)\})?")
+_SELECTOR = re.compile(r"\b(onceward_\w+)(?:\{([^}]*)\})?")
 _MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"([^"]*)"')
 _GROUPING = re.compile(r"\bby \(([\w, ]+)\)")
 
@@ -33,18 +33,18 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Series:
 async def _scrape(url: str) -> Series:
     """Run an app with a guarded request, its duplicate and a job, and scrape it."""
     metrics = PrometheusMetrics()
-    holdfast = Holdfast(url, metrics=metrics, identify=lambda _head: Principal("ada", "ada"))
+    onceward = Onceward(url, metrics=metrics, identify=lambda _head: Principal("ada", "ada"))
     app = FastAPI()
-    holdfast.install(app)
+    onceward.install(app)
 
     @app.post("/orders", status_code=201)
-    @holdfast.guard("orders.create")
+    @onceward.guard("orders.create")
     async def create() -> dict[str, str]:
         await asyncio.sleep(0.02)  # the duplicate waits
-        await holdfast.enqueue("pack", {"order": 1})
+        await onceward.enqueue("pack", {"order": 1})
         return {"id": "1"}
 
-    @holdfast.jobs.handler("pack")
+    @onceward.jobs.handler("pack")
     async def pack(job: JobContext) -> None:
         return
 
@@ -53,8 +53,8 @@ async def _scrape(url: str) -> Series:
         body, content_type = metrics.exposition()
         return Response(body, headers={"content-type": content_type})
 
-    await holdfast.open()
-    worker = holdfast.worker()
+    await onceward.open()
+    worker = onceward.worker()
     await worker.start()
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
@@ -64,7 +64,7 @@ async def _scrape(url: str) -> Series:
         await worker.until_idle()
         series = _series((await client.get("/metrics")).text)
     await worker.stop()
-    await holdfast.close()
+    await onceward.close()
     return series
 
 
@@ -95,7 +95,7 @@ def _on_page() -> list[str]:
     """Return the selectors in the list of alerts of the page."""
     page = (DOCS / "how-to/operate.md").read_text(encoding="utf-8")
     section = page.partition("\n## Metrics\n")[2].partition("\n## ")[0]
-    return re.findall(r"`(holdfast_[^`]+)`", section)
+    return re.findall(r"`(onceward_[^`]+)`", section)
 
 
 def _check(series: Series, expression: str) -> None:
@@ -174,8 +174,8 @@ def test_panels_of_the_dashboard_do_not_overlap() -> None:
 
 def test_missing_series_is_found() -> None:
     """The check itself: a wrong name, a wrong value and a wrong label are errors."""
-    series: Series = {"holdfast_jobs": [{"queue": "mail", "state": "dead"}]}
-    _check(series, 'max by (queue) (holdfast_jobs{state="dead"}) > 0')
-    for wrong in ("holdfast_job", 'holdfast_jobs{state="gone"}', "sum by (type) (holdfast_jobs)"):
+    series: Series = {"onceward_jobs": [{"queue": "mail", "state": "dead"}]}
+    _check(series, 'max by (queue) (onceward_jobs{state="dead"}) > 0')
+    for wrong in ("onceward_job", 'onceward_jobs{state="gone"}', "sum by (type) (onceward_jobs)"):
         with pytest.raises(AssertionError):
             _check(series, wrong)

@@ -60,7 +60,7 @@ def test_decision_has_context_choice_and_rejected(page: Path) -> None:
 def test_changelog_has_unreleased_and_current_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     version = re.search(
-        r'^version = "(.+)"$', (ROOT / "packages/holdfast/pyproject.toml").read_text(), re.MULTILINE
+        r'^version = "(.+)"$', (ROOT / "packages/onceward/pyproject.toml").read_text(), re.MULTILINE
     )
     assert version is not None
     assert "## [Unreleased]" in text

@@ -6,13 +6,13 @@ from importlib import import_module
 
 import pytest
 
-from holdfast.core.error_formats import CODES
-from holdfast.core.outbox_entry import DEFAULT_MAX_ATTEMPTS, METHODS, ConflictResolution, Status
-from holdfast.core.policy import NEVER_STORED, ErrorsStored, Policy, Staleness
-from holdfast.core.response_classification import BY_CODE
-from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
-from holdfast.outbox.profile import DEFAULT_PROFILE
-from holdfast_lab.conformance.harness import Check
+from onceward.core.error_formats import CODES
+from onceward.core.outbox_entry import DEFAULT_MAX_ATTEMPTS, METHODS, ConflictResolution, Status
+from onceward.core.policy import NEVER_STORED, ErrorsStored, Policy, Staleness
+from onceward.core.response_classification import BY_CODE
+from onceward.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
+from onceward.outbox.profile import DEFAULT_PROFILE
+from onceward_lab.conformance.harness import Check
 from tests.docs.pages import REFERENCE, ROOT
 
 PAGE = REFERENCE / "protocol.md"
@@ -96,7 +96,7 @@ def column(heading: str, name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("service", SERVICES)
 def test_policies_of_the_services(service: str) -> None:
-    policy: Policy = import_module(f"holdfast_services.{service}.policy").POLICY
+    policy: Policy = import_module(f"onceward_services.{service}.policy").POLICY
     shown = column("Policy settings", service)
     assert shown["key"] == ("required" if policy.key_required else "optional")
     assert shown["key format"] == policy.key_format
@@ -113,7 +113,7 @@ def test_outbox_profiles(name: str) -> None:
     profile = (
         DEFAULT_PROFILE
         if name == "default"
-        else import_module(f"holdfast_services.{name}.outbox_profile").PROFILE
+        else import_module(f"onceward_services.{name}.outbox_profile").PROFILE
     )
     shown = column("Outbox: profiles", name)
     assert shown["order"].startswith("strict") == profile.strict_order
@@ -130,8 +130,8 @@ def test_outbox_profiles(name: str) -> None:
 
 def test_conformance_checks_cite_headings_of_the_page() -> None:
     modules = [
-        import_module(f"holdfast_lab.conformance.{path.stem}")
-        for path in (ROOT / "packages/lab/src/holdfast_lab/conformance").glob("[a-z]*.py")
+        import_module(f"onceward_lab.conformance.{path.stem}")
+        for path in (ROOT / "packages/lab/src/onceward_lab/conformance").glob("[a-z]*.py")
     ]
     checks = {
         check

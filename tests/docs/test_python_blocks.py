@@ -119,16 +119,16 @@ assert not Order.objects.get().shipped
 def test_worker_runs_the_job_of_the_django_page(tmp_path: Path) -> None:
     page = ROOT / "docs/how-to/guard-a-django-app.md"
     (command,) = [
-        line.partition("holdfast ")[2].split()
+        line.partition("onceward ")[2].split()
         for block in blocks(page)
         for line in block.text.splitlines()
-        if " holdfast worker " in line
+        if " onceward worker " in line
     ]
     run_in_project(
         name_of(page),
         tmp_path,
         ["-c", SHIP_AN_ORDER],
-        ["-m", "holdfast.cli", *command, "--once"],
+        ["-m", "onceward.cli", *command, "--once"],
         DJANGO_SETTINGS_MODULE="settings",
     )
     with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
@@ -153,7 +153,7 @@ def test_page_of_each_framework_begins_with_a_complete_example(name: str) -> Non
     assert found[0].runs
     # The first runs with nothing before it, so it imports what it uses.
     assert re.search(r"^(from|import) |^# settings.py", found[0].text, re.MULTILINE)
-    assert any(re.search(r"^from holdfast", block.text, re.MULTILINE) for block in found)
+    assert any(re.search(r"^from onceward", block.text, re.MULTILINE) for block in found)
 
 
 def test_test_files_shown_on_the_testing_page_pass(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from packages.holdfast.tests.support.serving import free_port
+from packages.onceward.tests.support.serving import free_port
 from tests.docs.pages import DOCS, ROOT, blocks
 
 PAGE = DOCS / "quickstart.md"

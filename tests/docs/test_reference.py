@@ -13,22 +13,22 @@ from typing import Any, get_args
 import pytest
 from typer.main import get_command
 
-from holdfast import Policy, errors
-from holdfast.cli.commands import create_app
-from holdfast.cli.plugins import add_plugins
-from holdfast.core.error_formats import CODES
-from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER
-from holdfast.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
-from holdfast.observability.metrics import PrometheusMetrics
-from holdfast.ports import JobOutcome, Outcome
-from holdfast.server.idempotency import FAULT_POINTS
-from holdfast.stores.factory import open_store
-from holdfast_services.field.policy import POLICY as FIELD
-from holdfast_services.planning.policy import POLICY as PLANNING
-from holdfast_services.registry import migration_packages
-from holdfast_services.routes.policy import POLICY as ROUTES
-from holdfast_services.settings import Settings, variable_of
-from holdfast_services.walk.policy import POLICY as WALK
+from onceward import Policy, errors
+from onceward.cli.commands import create_app
+from onceward.cli.plugins import add_plugins
+from onceward.core.error_formats import CODES
+from onceward.core.retry import CLIENT, DEVICE, QUEUE, WORKER
+from onceward.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
+from onceward.observability.metrics import PrometheusMetrics
+from onceward.ports import JobOutcome, Outcome
+from onceward.server.idempotency import FAULT_POINTS
+from onceward.stores.factory import open_store
+from onceward_services.field.policy import POLICY as FIELD
+from onceward_services.planning.policy import POLICY as PLANNING
+from onceward_services.registry import migration_packages
+from onceward_services.routes.policy import POLICY as ROUTES
+from onceward_services.settings import Settings, variable_of
+from onceward_services.walk.policy import POLICY as WALK
 from tests.docs.pages import DOCS, PAGES, REFERENCE, ROOT, blocks, name_of
 
 
@@ -73,7 +73,7 @@ def test_settings_page_has_one_row_for_each_variable() -> None:
 def test_settings_page_has_no_unknown_variable() -> None:
     text = (REFERENCE / "settings.md").read_text(encoding="utf-8")
     known = {variable_of(name) for name in Settings.model_fields}
-    assert set(re.findall(r"HOLDFAST_[A-Z_]+\b", text)) - {"HOLDFAST_"} <= known
+    assert set(re.findall(r"ONCEWARD_[A-Z_]+\b", text)) - {"ONCEWARD_"} <= known
 
 
 # -- errors -------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def test_client_page_shows_the_retry_presets() -> None:
 # -- the command line -----------------------------------------------------------------------------
 
 
-def commands(group: Any, prefix: str = "holdfast") -> list[tuple[str, Any]]:
+def commands(group: Any, prefix: str = "onceward") -> list[tuple[str, Any]]:
     found = []
     for name, command in group.commands.items():
         inner = getattr(command, "commands", None)
@@ -175,17 +175,17 @@ def test_commands_in_shell_blocks_exist_with_their_options() -> None:
             if block.language not in ("sh", "console", "yaml", "dockerfile"):
                 continue
             for line in block.text.replace("\\\n", " ").splitlines():
-                for arguments in _holdfast_calls(line):
+                for arguments in _onceward_calls(line):
                     _check_call(root, arguments, f"{name_of(page)}: {line.strip()}")
                     checked += 1
     assert checked > 50
 
 
-_CALL = re.compile(r"(?:^|[\s/;&|(])holdfast\s+(?=[a-z-])")
+_CALL = re.compile(r"(?:^|[\s/;&|(])onceward\s+(?=[a-z-])")
 
 
-def _holdfast_calls(line: str) -> list[list[str]]:
-    """Return the arguments of every call of ``holdfast`` in a line of shell."""
+def _onceward_calls(line: str) -> list[list[str]]:
+    """Return the arguments of every call of ``onceward`` in a line of shell."""
     calls = []
     for match in _CALL.finditer("" if "pip install" in line and "&&" not in line else line):
         lexer = shlex.shlex(line[match.end() :], posix=True, punctuation_chars=True)
@@ -256,9 +256,9 @@ def test_metrics_page_has_every_metric_and_outcome() -> None:
 def test_metrics_page_has_every_logger() -> None:
     text = (REFERENCE / "metrics-and-logs.md").read_text(encoding="utf-8")
     for source in ROOT.glob("packages/*/src/**/*.py"):
-        for name in re.findall(r'getLogger\("(holdfast\.[\w.]+)"\)', source.read_text()):
+        for name in re.findall(r'getLogger\("(onceward\.[\w.]+)"\)', source.read_text()):
             # Start-up messages of the server are not documented events.
-            assert name == "holdfast.server" or f"`{name}`" in text, name
+            assert name == "onceward.server" or f"`{name}`" in text, name
 
 
 def test_testing_page_explains_every_fault_point() -> None:
@@ -270,7 +270,7 @@ def test_testing_page_explains_every_fault_point() -> None:
 
 
 def test_golden_cases_have_the_documented_members() -> None:
-    text = (ROOT / "packages/holdfast/tests/fixtures/golden_hashes.json").read_text(
+    text = (ROOT / "packages/onceward/tests/fixtures/golden_hashes.json").read_text(
         encoding="utf-8"
     )
     golden = json.loads(text)

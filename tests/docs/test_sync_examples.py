@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from packages.holdfast.tests.support.serving import ROOT, free_port
+from packages.onceward.tests.support.serving import ROOT, free_port
 
 KEY = {"Idempotency-Key": "one-key", "X-Token": "token-1"}
 SOURCES = os.pathsep.join(str(path) for path in sorted(ROOT.glob("packages/*/src")))

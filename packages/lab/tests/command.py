@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.main import _run, report_errors
+from onceward.cli.main import _run, report_errors
 from packages.services.tests.cli.conftest import environment
 
 
@@ -36,7 +36,7 @@ def command_in(
         monkeypatch.delenv(variable)
 
     def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["holdfast", name, *arguments])
+        monkeypatch.setattr(sys, "argv", ["onceward", name, *arguments])
         code = report_errors(_run)
         captured = capsys.readouterr()
         return Done(code, captured.out, captured.err)

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import open_store
-from holdfast_lab.attack.lost_commits import lose_commit
-from holdfast_lab.attack.run import ATTACKS, attack
-from holdfast_lab.attack.target import Attack, Limits, Target
-from holdfast_lab.conformance import BUILT_IN, Profile, Result, SignIn, Verdict, read_profile
-from holdfast_lab.conformance.harness import CheckFailedError
+from onceward import open_store
+from onceward_lab.attack.lost_commits import lose_commit
+from onceward_lab.attack.run import ATTACKS, attack
+from onceward_lab.attack.target import Attack, Limits, Target
+from onceward_lab.conformance import BUILT_IN, Profile, Result, SignIn, Verdict, read_profile
+from onceward_lab.conformance.harness import CheckFailedError
 from packages.lab.tests.command import Command, command_in
 from packages.lab.tests.weak_server import weak_server
 from packages.services.tests.cli.conftest import Server
@@ -38,15 +38,15 @@ def server(
         "--database",
         f"sqlite:///{directory}/server.db",
         "--no-jobs",
-        HOLDFAST_JWT_SECRET=SECRET,
-        HOLDFAST_JWT_ISSUER=ISSUER,
-        HOLDFAST_JWT_AUDIENCE=AUDIENCE,
-        HOLDFAST_REDIS_URL=redis_server.url(),
-        HOLDFAST_LOG_LEVEL="ERROR",
+        ONCEWARD_JWT_SECRET=SECRET,
+        ONCEWARD_JWT_ISSUER=ISSUER,
+        ONCEWARD_JWT_AUDIENCE=AUDIENCE,
+        ONCEWARD_REDIS_URL=redis_server.url(),
+        ONCEWARD_LOG_LEVEL="ERROR",
         # Shorter than the usual ones, and longer than the tests' process is stopped when others
         # use the machine.
-        HOLDFAST_HEAD_SECONDS="3",
-        HOLDFAST_BODY_SECONDS="3",
+        ONCEWARD_HEAD_SECONDS="3",
+        ONCEWARD_BODY_SECONDS="3",
     )
     assert server.url, server.line
     yield server, redis_server.url()
@@ -164,7 +164,7 @@ def test_command_exits_with_1_and_prints_what_to_change(
         raise CheckFailedError("201, expected 401")
 
     one = Attack("an attack", "tokens", "401", succeed, why="It matters.", change="Refuse it.")
-    monkeypatch.setattr("holdfast_lab.cli.attack.ATTACKS", (one,))
+    monkeypatch.setattr("onceward_lab.cli.attack.ATTACKS", (one,))
     done = command(server[0].url, *OPTIONS)
     assert done.code == 1
     assert done.out.splitlines() == [

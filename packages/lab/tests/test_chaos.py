@@ -1,6 +1,6 @@
 """Servers, workers and devices are killed and stopped, and no guarantee is violated.
 
-``HOLDFAST_CHAOS_SECONDS`` is about the total time with faults, divided among the databases.
+``ONCEWARD_CHAOS_SECONDS`` is about the total time with faults, divided among the databases.
 """
 
 import asyncio
@@ -11,17 +11,17 @@ import asyncpg
 import msgspec
 import pytest
 
-from holdfast.cli.output import CommandError
-from holdfast.testing.postgres_pair import RealPostgresPair
-from holdfast_lab.chaos import Report, run_chaos
-from holdfast_lab.chaos.failovers import RecoveryTimes
-from holdfast_lab.checker import Rule, check
-from holdfast_lab.cli.chaos import show_chaos
-from holdfast_lab.effects import select
-from holdfast_lab.history import Effect, History, UserAction
+from onceward.cli.output import CommandError
+from onceward.testing.postgres_pair import RealPostgresPair
+from onceward_lab.chaos import Report, run_chaos
+from onceward_lab.chaos.failovers import RecoveryTimes
+from onceward_lab.checker import Rule, check
+from onceward_lab.cli.chaos import show_chaos
+from onceward_lab.effects import select
+from onceward_lab.history import Effect, History, UserAction
 
 # Starting and draining take extra time.
-SECONDS = float(os.environ.get("HOLDFAST_CHAOS_SECONDS", "60"))
+SECONDS = float(os.environ.get("ONCEWARD_CHAOS_SECONDS", "60"))
 # A third: a failover takes several seconds.
 FAILOVER_SECONDS = SECONDS / 3
 DATABASES = [("sqlite", False), ("postgres", False), ("postgres", True)]

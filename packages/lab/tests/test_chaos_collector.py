@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.outbox import OutboxQueue
-from holdfast.stores.factory import open_store
-from holdfast_lab.chaos.actions import action_id, actions_of
-from holdfast_lab.chaos.collector import read_history, response_of
-from holdfast_lab.chaos.device import Device
-from holdfast_lab.checker import Rule, check
-from holdfast_lab.fork_client import AsyncForkServer
-from holdfast_lab.history import History, ResponseSeen
-from holdfast_lab.proxy import Exchange
-from holdfast_lab.user_actions import LONG_DAY, marks_of
-from holdfast_services.registry import migration_packages
+from onceward.outbox import OutboxQueue
+from onceward.stores.factory import open_store
+from onceward_lab.chaos.actions import action_id, actions_of
+from onceward_lab.chaos.collector import read_history, response_of
+from onceward_lab.chaos.device import Device
+from onceward_lab.checker import Rule, check
+from onceward_lab.fork_client import AsyncForkServer
+from onceward_lab.history import History, ResponseSeen
+from onceward_lab.proxy import Exchange
+from onceward_lab.user_actions import LONG_DAY, marks_of
+from onceward_services.registry import migration_packages
 
 USER = "ada"
 NOW = "2026-01-31T09:30:00Z"
@@ -81,7 +81,7 @@ def add_route(rows: sqlite3.Connection, request_id: str, payload: object) -> Non
         (USER, request_id, json.dumps(payload), NOW, NOW),
     )
     rows.execute(
-        "INSERT INTO holdfast_job_completions VALUES"
+        "INSERT INTO onceward_job_completions VALUES"
         " (?, ?, 'key', 'routes', 'route.generate', ?, 'hash', NULL, 1, 'w', 'r', 'c', 0, 0)",
         (USER, f"job-of-{request_id}", request_id),
     )
@@ -128,14 +128,14 @@ BROKEN = {
     ),
     "a lost job": (
         Rule.JOB_WITH_EFFECT,
-        "DELETE FROM holdfast_job_completions WHERE rowid = 1",
+        "DELETE FROM onceward_job_completions WHERE rowid = 1",
     ),
     "a job that is completed and dead-lettered": (
         Rule.JOB_ENDS_ONCE,
-        """INSERT INTO holdfast_dead_letters
+        """INSERT INTO onceward_dead_letters
            SELECT tenant, job_id, key, queue, type, resource_id, '{}', payload_hash, NULL,
                   'attempts', 'error', 5, 5, 1, 'a', 'r', 'c', 0, 0, NULL, NULL
-             FROM holdfast_job_completions LIMIT 1""",
+             FROM onceward_job_completions LIMIT 1""",
     ),
 }
 

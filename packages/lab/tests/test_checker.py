@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast_lab.checker import Rule, check
-from holdfast_lab.history import (
+from onceward_lab.checker import Rule, check
+from onceward_lab.history import (
     Conflict,
     Contact,
     Delay,

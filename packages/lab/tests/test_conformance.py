@@ -11,9 +11,9 @@ import msgspec
 import pytest
 from fastapi import Body, Depends, FastAPI, Header, HTTPException
 
-from holdfast import Holdfast, Principal
-from holdfast.core.error_formats import ErrorInfo
-from holdfast_lab.conformance import (
+from onceward import Onceward, Principal
+from onceward.core.error_formats import ErrorInfo
+from onceward_lab.conformance import (
     NoOperationError,
     Plan,
     Profile,
@@ -28,8 +28,8 @@ from holdfast_lab.conformance import (
     read_profile,
     sequences,
 )
-from holdfast_services.app import create_app
-from holdfast_services.settings import load_settings
+from onceward_services.app import create_app
+from onceward_services.settings import load_settings
 from packages.lab.tests.command import Command, command_in
 from packages.lab.tests.tiny_server import PROFILE, TinyServer
 from packages.services.tests.cli.conftest import Server
@@ -49,8 +49,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "--database",
         f"sqlite:///{directory}/server.db",
         "--no-jobs",
-        HOLDFAST_JWT_SECRET=SECRET,
-        HOLDFAST_LOG_LEVEL="ERROR",
+        ONCEWARD_JWT_SECRET=SECRET,
+        ONCEWARD_LOG_LEVEL="ERROR",
     )
     assert server.url, server.line
     yield server
@@ -127,7 +127,7 @@ async def test_pages_that_are_switched_off_are_skipped_and_tokens_have_issuer_an
         ),
         only=["routes"],
     )
-    await app.state.holdfast.open()
+    await app.state.onceward.open()
     results = await checked(
         "http://pages",
         service="routes",
@@ -135,7 +135,7 @@ async def test_pages_that_are_switched_off_are_skipped_and_tokens_have_issuer_an
         only={"replay", "health", "metrics", "OpenAPI"},
         transport=httpx.ASGITransport(app),
     )
-    await app.state.holdfast.close()
+    await app.state.onceward.close()
     off = "is switched off, or on another port"
     assert failures(results) == {"metrics": f"/metrics {off}", "OpenAPI": f"/openapi.json {off}"}
     assert {r.verdict for r in results} == {Verdict.PASS, Verdict.SKIP}
@@ -319,9 +319,9 @@ async def test_own_server_with_numbered_actions_passes_every_check_of_walk(tmp_p
     server = Server(
         tmp_path,
         *("--database", f"sqlite:///{tmp_path}/server.db", "--no-jobs"),
-        HOLDFAST_JWT_SECRET=SECRET,
-        HOLDFAST_WALK_ORDERING="strict",
-        HOLDFAST_LOG_LEVEL="ERROR",
+        ONCEWARD_JWT_SECRET=SECRET,
+        ONCEWARD_WALK_ORDERING="strict",
+        ONCEWARD_LOG_LEVEL="ERROR",
     )
     try:
         results = await checked(server.url, service="walk")
@@ -384,11 +384,11 @@ def payments_app(database: Path, *, batch: str | None = None) -> FastAPI:
         return Principal(tenant=user, actor=user)
 
     app = FastAPI()
-    holdfast = Holdfast(f"sqlite:///{database}", principal=principal, error_format=own_format)
-    holdfast.install(app, batch=batch)
+    onceward = Onceward(f"sqlite:///{database}", principal=principal, error_format=own_format)
+    onceward.install(app, batch=batch)
 
     @app.post("/payments", status_code=201)
-    @holdfast.guard()
+    @onceward.guard()
     async def pay(amount: Annotated[int, Body(embed=True)]) -> dict[str, Any]:
         return {"id": uuid4().hex, "amount": amount}
 
@@ -442,7 +442,7 @@ async def test_server_without_a_batch_endpoint_gets_one_line_about_it(tmp_path: 
         ("first request", Verdict.PASS),
         ("batch endpoint", Verdict.SKIP),
     ]
-    assert results[1].actual == "not offered: responses have no header Holdfast-Batch"
+    assert results[1].actual == "not offered: responses have no header Onceward-Batch"
 
 
 async def test_app_with_its_own_errors_and_sign_in_passes_the_checks_of_batches(
@@ -536,7 +536,7 @@ def command(
 def test_command_prints_lines_over_a_pipe_and_exits_with_0(
     server: Server, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_JWT_SECRET", SECRET)
+    monkeypatch.setenv("ONCEWARD_JWT_SECRET", SECRET)
     done = command(server.url, "--service", "routes")
     assert done.code == 0, done
     *lines, last = done.out.splitlines()

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_lab.demo.device import PLACES, USER
-from holdfast_lab.demo.result import DemoResult, compare
-from holdfast_lab.effects import Document, Effects
-from holdfast_lab.user_actions import SHORT_DAY, marks_of, visit
+from onceward_lab.demo.device import PLACES, USER
+from onceward_lab.demo.result import DemoResult, compare
+from onceward_lab.effects import Document, Effects
+from onceward_lab.user_actions import SHORT_DAY, marks_of, visit
 
-HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
+ONCEWARD = str(Path(sys.executable).with_name("onceward"))
 COUNTS = {
     "requests": 60,
     "responses_lost": 20,
@@ -32,7 +32,7 @@ def test_forty_actions_take_effect_once_and_no_files_are_left(
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     done = subprocess.run(
-        [HOLDFAST, "demo"], capture_output=True, text=True, timeout=60, check=False
+        [ONCEWARD, "demo"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr
     printed = {
@@ -56,7 +56,7 @@ def test_signal_ends_the_demo_with_one_line_and_no_files(
     sign: signal.Signals, tmp_path: Path
 ) -> None:
     with subprocess.Popen(
-        [HOLDFAST, "demo"],
+        [ONCEWARD, "demo"],
         env=os.environ | {"TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -67,7 +67,7 @@ def test_signal_ends_the_demo_with_one_line_and_no_files(
         process.send_signal(sign)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert errors.startswith("holdfast: interrupted")
+    assert errors.startswith("onceward: interrupted")
     assert errors.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 

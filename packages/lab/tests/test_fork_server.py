@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast_lab.fork_client import AsyncForkServer
+from onceward_lab.fork_client import AsyncForkServer
 
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from holdfast_lab.fork_client import AsyncForkServer
+from onceward_lab.fork_client import AsyncForkServer
 
 async def own():
     async with AsyncForkServer(Path(sys.argv[1])) as processes:
@@ -66,7 +66,7 @@ async def test_exit_codes_are_reported_and_output_is_kept(tmp_path: Path) -> Non
         ]
         await cli.ended.wait()
         assert cli.code == 2
-        assert cli.tail().startswith("holdfast: ")
+        assert cli.tail().startswith("onceward: ")
         processes.signal(sleepers[0], signal.SIGSTOP)
         await processes.kill(sleepers[0])
         assert sleepers[0].code == -signal.SIGKILL

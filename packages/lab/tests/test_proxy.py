@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
-from holdfast_lab.proxy import Exchange, FaultyProxy, NetworkFaults
+from onceward_lab.proxy import Exchange, FaultyProxy, NetworkFaults
 
 
 class CountingServer:

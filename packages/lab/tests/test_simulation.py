@@ -1,6 +1,6 @@
 """The simulation: no seed violates a guarantee, and each seed can be repeated exactly.
 
-``HOLDFAST_SIMULATION_SEEDS`` sets how many. Some fault points are reached by one seed in a
+``ONCEWARD_SIMULATION_SEEDS`` sets how many. Some fault points are reached by one seed in a
 thousand: after these seeds come some whose faults are aimed at the points that had none.
 """
 
@@ -18,29 +18,29 @@ from typing import Any
 
 import pytest
 
-import holdfast.outbox
-from holdfast.core.outbox_entry import NewEntry, Reason
-from holdfast.outbox import OutboxQueue, claims
-from holdfast.outbox.sender import Sender
-from holdfast.outbox.transport import Request, Response
-from holdfast.server.idempotency import Idempotency
-from holdfast_lab.mutations import runner as mutations
-from holdfast_lab.mutations.planting import BUGS, Replacement, plant
-from holdfast_lab.simulation import device, scenario
-from holdfast_lab.simulation.faults import DEVICE_POINTS, KINDS, POINTS, Faults, Mask
-from holdfast_lab.simulation.observer import DeviceObserver
-from holdfast_lab.simulation.profiles import PROFILES
-from holdfast_lab.simulation.runner import (
+import onceward.outbox
+from onceward.core.outbox_entry import NewEntry, Reason
+from onceward.outbox import OutboxQueue, claims
+from onceward.outbox.sender import Sender
+from onceward.outbox.transport import Request, Response
+from onceward.server.idempotency import Idempotency
+from onceward_lab.mutations import runner as mutations
+from onceward_lab.mutations.planting import BUGS, Replacement, plant
+from onceward_lab.simulation import device, scenario
+from onceward_lab.simulation.faults import DEVICE_POINTS, KINDS, POINTS, Faults, Mask
+from onceward_lab.simulation.observer import DeviceObserver
+from onceward_lab.simulation.profiles import PROFILES
+from onceward_lab.simulation.runner import (
     Summary,
     describe,
     infrequent_gc,
     simulate,
 )
-from holdfast_lab.simulation.scenario import focus_points, run_seed
-from holdfast_lab.simulation.shrinking import shrink
-from holdfast_lab.simulation.templates import Templates
+from onceward_lab.simulation.scenario import focus_points, run_seed
+from onceward_lab.simulation.shrinking import shrink
+from onceward_lab.simulation.templates import Templates
 
-SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "600"))
+SEEDS = int(os.environ.get("ONCEWARD_SIMULATION_SEEDS", "600"))
 MAX_SEED = 10_000
 
 
@@ -282,7 +282,7 @@ def test_planted_bugs_are_undone(templates: Templates) -> None:
 
 
 def test_every_operation_of_the_queue_that_commits_is_simulated() -> None:
-    files = Path(holdfast.outbox.__file__).parent.glob("*.py")
+    files = Path(onceward.outbox.__file__).parent.glob("*.py")
     sources = "".join(file.read_text(encoding="utf-8") for file in files)
     operations = set(re.findall(r'\b_?write\("(\w+)"', sources))
     simulated = {point.partition(".")[0] for point in DEVICE_POINTS}
@@ -331,7 +331,7 @@ def _new(action: str, **fields: Any) -> NewEntry:
 
 
 def test_planted_bugs_are_part_of_the_installed_package(tmp_path: Path) -> None:
-    code = "from holdfast_lab.mutations.runner import BUGS; print(len(BUGS))"
+    code = "from onceward_lab.mutations.runner import BUGS; print(len(BUGS))"
     ran = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
     )

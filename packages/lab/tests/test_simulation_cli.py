@@ -1,4 +1,4 @@
-"""``holdfast simulate``: JSON counts, replays, signals and invalid options."""
+"""``onceward simulate``: JSON counts, replays, signals and invalid options."""
 
 import json
 import signal
@@ -11,18 +11,18 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from holdfast_lab.simulation.faults import POINTS
+from onceward_lab.simulation.faults import POINTS
 
 TIMEOUT_SECONDS = 120
 
 
-def holdfast(*args: str) -> "subprocess.CompletedProcess[str]":
-    command = [str(Path(sys.executable).with_name("holdfast")), "simulate", *args]
+def onceward(*args: str) -> "subprocess.CompletedProcess[str]":
+    command = [str(Path(sys.executable).with_name("onceward")), "simulate", *args]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_json_contains_the_counts() -> None:
-    ran = holdfast("--seeds", "12", "--jobs", "1", "--json")
+    ran = onceward("--seeds", "12", "--jobs", "1", "--json")
     assert ran.returncode == 0, ran.stderr
     facts: dict[str, Any] = json.loads(ran.stdout)
     assert ran.stdout.count("\n") == 1
@@ -35,7 +35,7 @@ def test_json_contains_the_counts() -> None:
 
 
 def test_json_contains_every_fault_point_and_those_without_a_fault() -> None:
-    ran = holdfast("--seeds", "3", "--jobs", "1", "--json")
+    ran = onceward("--seeds", "3", "--jobs", "1", "--json")
     facts: dict[str, Any] = json.loads(ran.stdout)
     assert list(facts["points"]) == list(facts["struck"]) == list(POINTS)
     assert 0 in facts["struck"].values()
@@ -45,7 +45,7 @@ def test_json_contains_every_fault_point_and_those_without_a_fault() -> None:
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_the_run_and_prints_the_counts(signal_number: signal.Signals) -> None:
-    command = [str(Path(sys.executable).with_name("holdfast")), "simulate", "--jobs", "1"]
+    command = [str(Path(sys.executable).with_name("onceward")), "simulate", "--jobs", "1"]
     with subprocess.Popen(
         [*command, "--seconds", "600"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -64,7 +64,7 @@ def _wait_for_children(pid: int) -> None:
 
 
 def test_a_replay_is_the_same_in_every_process() -> None:
-    first, again = holdfast("--seed", "21"), holdfast("--seed", "21")
+    first, again = onceward("--seed", "21"), onceward("--seed", "21")
     assert first.returncode == 0, first.stderr
     assert first.stdout == again.stdout
     assert "no violations" in first.stdout
@@ -81,7 +81,7 @@ def test_a_replay_is_the_same_in_every_process() -> None:
     ],
 )
 def test_invalid_options_are_rejected_in_one_line(options: tuple[str, ...]) -> None:
-    ran = holdfast(*options)
+    ran = onceward(*options)
     assert ran.returncode == 2
     assert ran.stderr.count("\n") == 1
     assert "Traceback" not in ran.stderr

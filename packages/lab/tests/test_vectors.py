@@ -14,10 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast import SINGLE_TENANT, Holdfast, Policy
-from holdfast.core.batch import Results, check_headers, parse_batch, parse_item
-from holdfast.core.canonical_json import canonical_json
-from holdfast.core.decision import (
+from onceward import SINGLE_TENANT, Onceward, Policy
+from onceward.core.batch import Results, check_headers, parse_batch, parse_item
+from onceward.core.canonical_json import canonical_json
+from onceward.core.decision import (
     HELD,
     Expired,
     Fresh,
@@ -26,28 +26,28 @@ from holdfast.core.decision import (
     Replayed,
     decide,
 )
-from holdfast.core.endpoint_validation import check_endpoint
-from holdfast.core.error_formats import CODES, render_error
-from holdfast.core.fingerprint import body_hash
-from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
-from holdfast.core.keys import KeyFormat, parse_key
-from holdfast.core.local_ids import (
+from onceward.core.endpoint_validation import check_endpoint
+from onceward.core.error_formats import CODES, render_error
+from onceward.core.fingerprint import body_hash
+from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
+from onceward.core.keys import KeyFormat, parse_key
+from onceward.core.local_ids import (
     references,
     replace_in_body,
     replace_in_headers,
     replace_in_path,
 )
-from holdfast.core.outbox_entry import NewEntry, Status, Transition, after
-from holdfast.core.policy import ErrorFormat
-from holdfast.core.response_classification import BY_CODE, TryLater, classify
-from holdfast.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
-from holdfast.core.sequence import parse_sequence
-from holdfast.core.staleness import (
+from onceward.core.outbox_entry import NewEntry, Status, Transition, after
+from onceward.core.policy import ErrorFormat
+from onceward.core.response_classification import BY_CODE, TryLater, classify
+from onceward.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
+from onceward.core.sequence import parse_sequence
+from onceward.core.staleness import (
     check_not_stale,
     check_submitted_after_generated,
     parse_instant,
 )
-from holdfast.errors import (
+from onceward.errors import (
     BatchSkippedError,
     BatchTooLargeError,
     BodyInvalidError,
@@ -57,15 +57,15 @@ from holdfast.errors import (
     StaleActionError,
     TransitionError,
 )
-from holdfast.outbox import Event, EventKind, OutboxQueue, Profile
-from holdfast.outbox.drain import Drain
-from holdfast.outbox.transport import Request, Response
-from holdfast_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
-from holdfast_services.field.policy import POLICY as FIELD
-from holdfast_services.planning.policy import POLICY as PLANNING
-from holdfast_services.routes.policy import POLICY as ROUTES
-from holdfast_services.walk.outbox_profile import PROFILE as WALK_OUTBOX
-from holdfast_services.walk.policy import POLICY as WALK
+from onceward.outbox import Event, EventKind, OutboxQueue, Profile
+from onceward.outbox.drain import Drain
+from onceward.outbox.transport import Request, Response
+from onceward_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
+from onceward_services.field.policy import POLICY as FIELD
+from onceward_services.planning.policy import POLICY as PLANNING
+from onceward_services.routes.policy import POLICY as ROUTES
+from onceward_services.walk.outbox_profile import PROFILE as WALK_OUTBOX
+from onceward_services.walk.policy import POLICY as WALK
 
 CONFORMANCE = Path(__file__).parents[3] / "conformance"
 FILES = sorted(path.name for path in CONFORMANCE.glob("*.json"))
@@ -247,7 +247,7 @@ def errors_hold(case: dict[str, Any]) -> None:
             reply = render_error(case["name"], error_format, "request", ietf_statuses=ietf)
             assert reply.status == status
             assert json.loads(reply.body)[member] == case[error_format]
-            assert (b"holdfast-error", case[error_format].encode()) in reply.headers
+            assert (b"onceward-error", case[error_format].encode()) in reply.headers
     again = is_transient(case["status"]) or isinstance(BY_CODE.get(case["problem"]), TryLater)
     assert again == case["retryable"]
 
@@ -483,7 +483,7 @@ def test_case_with_an_inverted_expectation_fails(name: str) -> None:
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_file_matches_the_tables(name: str) -> None:
     assert (CONFORMANCE / name).read_text(encoding="utf-8") == generate(name), (
-        "run: python -m holdfast_lab.vectors --write"
+        "run: python -m onceward_lab.vectors --write"
     )
 
 
@@ -503,8 +503,8 @@ def test_every_error_code_has_cases() -> None:
 
 
 async def test_batches_are_run_as_the_vectors_say(tmp_path: Path) -> None:
-    holdfast = Holdfast(f"sqlite:///{tmp_path}/app.db", tenants=SINGLE_TENANT)
-    holdfast.guard_path("POST", "/things/{thing}", endpoint="things")
+    onceward = Onceward(f"sqlite:///{tmp_path}/app.db", tenants=SINGLE_TENANT)
+    onceward.guard_path("POST", "/things/{thing}", endpoint="things")
     runs: list[str] = []
     batches: list[str] = []
 
@@ -517,10 +517,10 @@ async def test_batches_are_run_as_the_vectors_say(tmp_path: Path) -> None:
         content = json.dumps({"id": body["name"], "run": len(runs)}).encode()
         await send({"type": "http.response.body", "body": content})
 
-    guarded = holdfast.wrap(app, batch="/batch")
+    guarded = onceward.wrap(app, batch="/batch")
     cases = [case for case in load("batch.json")["cases"] if case["about"] == "run"]
     assert len(cases) >= 10
-    await holdfast.open()
+    await onceward.open()
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(guarded), base_url="http://v"
     ) as client:
@@ -535,16 +535,16 @@ async def test_batches_are_run_as_the_vectors_say(tmp_path: Path) -> None:
             if "replayed" in case:
                 replayed = [result["replayed"] for result in found["results"]]
                 assert replayed == case["replayed"], case["name"]
-    await holdfast.close()
+    await onceward.close()
 
 
 class NumberedThings:
     """A server with strict sequences whose handler responds as a header says."""
 
     def __init__(self, database: str) -> None:
-        self.holdfast = Holdfast(database, tenants=SINGLE_TENANT, policy=Policy(ordering="strict"))
-        self.holdfast.guard_path("POST", "/things", endpoint="things")
-        app = self.holdfast.wrap(self._respond, batch="/batch")
+        self.onceward = Onceward(database, tenants=SINGLE_TENANT, policy=Policy(ordering="strict"))
+        self.onceward.guard_path("POST", "/things", endpoint="things")
+        app = self.onceward.wrap(self._respond, batch="/batch")
         self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://v")
 
     async def _respond(self, scope: Any, receive: Any, send: Any) -> None:
@@ -557,10 +557,10 @@ class NumberedThings:
         """Return what a step of a case gets: one request, a batch, or a record that expires."""
         if "expire" in step:
             key = f"{prefix}-{step['expire']}"
-            await self.holdfast.store.write(
-                f"DELETE FROM holdfast_idempotency_records WHERE idempotency_key = '{key}'"
+            await self.onceward.store.write(
+                f"DELETE FROM onceward_idempotency_records WHERE idempotency_key = '{key}'"
             )
-            self.holdfast.idempotency.memory.clear()
+            self.onceward.idempotency.memory.clear()
             return []
         items = [numbered_item(one, prefix) for one in step.get("batch", [step])]
         if "batch" in step:
@@ -579,7 +579,7 @@ class NumberedThings:
 
     async def close(self) -> None:
         await self._client.aclose()
-        await self.holdfast.close()
+        await self.onceward.close()
 
 
 def numbered_item(request: dict[str, Any], prefix: str) -> dict[str, Any]:
@@ -602,7 +602,7 @@ async def test_numbered_requests_are_run_as_the_vectors_say(
     things = NumberedThings(url)
     cases = [case for case in load("sequences.json")["cases"] if case["about"] == "run"]
     assert len(cases) >= 20
-    await things.holdfast.open()
+    await things.onceward.open()
     for number, case in enumerate(cases):
         for step in case["requests"]:
             wanted = [] if "expire" in step else step.get("batch", [step])
@@ -630,7 +630,7 @@ def run_item(item: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_golden_hashes_are_in_the_vectors() -> None:
     golden = json.loads(
-        (CONFORMANCE.parent / "packages/holdfast/tests/fixtures/golden_hashes.json").read_text(
+        (CONFORMANCE.parent / "packages/onceward/tests/fixtures/golden_hashes.json").read_text(
             encoding="utf-8"
         )
     )

@@ -11,12 +11,12 @@ from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from holdfast.core.canonical_json import canonical_json
-from holdfast.core.error_formats import render_error
-from holdfast.core.keys import KeyFormat, parse_key
-from holdfast.core.policy import VOLATILE_FIELDS, ErrorFormat
-from holdfast.core.sequence import parse_sequence
-from holdfast.errors import (
+from onceward.core.canonical_json import canonical_json
+from onceward.core.error_formats import render_error
+from onceward.core.keys import KeyFormat, parse_key
+from onceward.core.policy import VOLATILE_FIELDS, ErrorFormat
+from onceward.core.sequence import parse_sequence
+from onceward.errors import (
     BatchSkippedError,
     BatchTooLargeError,
     BodyInvalidError,
@@ -97,7 +97,7 @@ class TinyServer:
         if scope["path"].startswith("/orders"):
             is_wrong = self.broken == "names no limit of batches"
             offer = b"/batch" if is_wrong else b"/batch; items=20"
-            response_headers = [*response_headers, (b"holdfast-batch", offer)]
+            response_headers = [*response_headers, (b"onceward-batch", offer)]
         await send({"type": "http.response.start", "status": status, "headers": response_headers})
         await send({"type": "http.response.body", "body": out})
 

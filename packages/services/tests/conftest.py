@@ -12,14 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.server.jwt_auth import mint_token
-from holdfast.testing.servers import RealPostgres
-from holdfast_services.app import create_app
-from holdfast_services.registry import SERVICES
-from holdfast_services.settings import load_settings
-from packages.holdfast.tests.support.citus import ON_CITUS
-from packages.holdfast.tests.support.reset_db import empty_postgres
-from packages.holdfast.tests.support.shared_validators import shared_validators
+from onceward.server.jwt_auth import mint_token
+from onceward.testing.servers import RealPostgres
+from onceward_services.app import create_app
+from onceward_services.registry import SERVICES
+from onceward_services.settings import load_settings
+from packages.onceward.tests.support.citus import ON_CITUS
+from packages.onceward.tests.support.reset_db import empty_postgres
+from packages.onceward.tests.support.shared_validators import shared_validators
 from packages.services.tests.support.services_database import migrate
 
 SECRET = "a secret for tests, long enough for HS256"
@@ -30,7 +30,7 @@ Serve = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith("HOLDFAST_") or name == "ROUTES_IDEMPOTENCY_TTL_HOURS":
+        if name.startswith("ONCEWARD_") or name == "ROUTES_IDEMPOTENCY_TTL_HOURS":
             monkeypatch.delenv(name)
 
 
@@ -101,15 +101,15 @@ def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Se
         )
         if prepare is not None:
             prepare(app)
-        await app.state.holdfast.open()
+        await app.state.onceward.open()
         transport = httpx.ASGITransport(app=app)
         try:
-            async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
+            async with httpx.AsyncClient(transport=transport, base_url="http://onceward") as client:
                 client.headers.update(signed_in("ada"))
                 yield client
         finally:
-            await app.state.holdfast.close()
-            await app.state.holdfast.limiter.close()  # as the lifespan, which does not run here
+            await app.state.onceward.close()
+            await app.state.onceward.limiter.close()  # as the lifespan, which does not run here
 
     return run
 

@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import httpx
 
-from holdfast.server.jwt_auth import mint_token
+from onceward.server.jwt_auth import mint_token
 
 from .conftest import SECRET, Serve, signed_in
 
@@ -123,4 +123,4 @@ async def test_batches_can_be_switched_off(serve: Serve, sqlite_url: str) -> Non
         created = await client.post(
             "/api/v1/activities", json={"title": "call"}, headers={"Idempotency-Key": str(uuid4())}
         )
-        assert "holdfast-batch" not in created.headers
+        assert "onceward-batch" not in created.headers

@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from packages.holdfast.tests.support.citus import ON_CITUS
+from packages.onceward.tests.support.citus import ON_CITUS
 from packages.services.tests.browser.services_rows import DELIVERY, REVIEWS, WEBHOOK
 from packages.services.tests.conftest import Serve
 from packages.services.tests.support.operator_browser import OperatorBrowser
@@ -43,7 +43,7 @@ def postgresql_url(request: pytest.FixtureRequest) -> str:
 async def test_every_page_of_the_console_responds(serve: Serve, postgresql_url: str) -> None:
     apps: list[FastAPI] = []
     async with serve(postgresql_url, prepare=apps.append, **SETTINGS) as client:
-        ids = await fill(client, apps[0].state.holdfast)
+        ids = await fill(client, apps[0].state.onceward)
         of_one: list[dict[str, str]] = [{}, *({"tenant": name} for name in TENANTS)]
         queries: list[dict[str, str]] = [{}, {"endpoint": ENDPOINT, "key": KEY, "tenant": "bob"}]
         queries += [{"state": state} for state in ("running", "done", "dead")]
@@ -75,7 +75,7 @@ async def test_requests_without_a_record_are_listed_by_outcome(
 ) -> None:
     apps: list[FastAPI] = []
     async with serve(postgresql_url, prepare=apps.append, **SETTINGS) as client:
-        _, replayed, mismatched = (await fill(client, apps[0].state.holdfast))["request_id"]
+        _, replayed, mismatched = (await fill(client, apps[0].state.onceward))["request_id"]
         for sub in ("boss", "bob"):
             browser = OperatorBrowser(client)
             await browser.sign_in(sub, "admin", now=datetime.now(UTC))
@@ -96,8 +96,8 @@ async def test_every_action_of_the_console_has_its_effect(
 ) -> None:
     apps: list[FastAPI] = []
     async with serve(postgresql_url, prepare=apps.append, **SETTINGS) as client:
-        holdfast = apps[0].state.holdfast
-        await fill(client, holdfast)
+        onceward = apps[0].state.onceward
+        await fill(client, onceward)
         boss = await OperatorBrowser(client).sign_in("boss", "admin", now=datetime.now(UTC))
 
         async def act(path: str, **fields: str) -> httpx.Response:
@@ -106,22 +106,22 @@ async def test_every_action_of_the_console_has_its_effect(
             return page
 
         async def count(sql: str) -> int:
-            (row,) = await holdfast.store.read(f"SELECT count(*) AS n FROM {sql}")
+            (row,) = await onceward.store.read(f"SELECT count(*) AS n FROM {sql}")
             return int(row["n"])
 
-        waiting = "holdfast_jobs WHERE queue = 'routes' AND state = 'waiting'"
-        dead = "holdfast_dead_letters WHERE queue = 'routes' AND requeued_at IS NULL"
+        waiting = "onceward_jobs WHERE queue = 'routes' AND state = 'waiting'"
+        dead = "onceward_dead_letters WHERE queue = 'routes' AND requeued_at IS NULL"
         assert await count(waiting) == 2
         await act("queues/pause", queue="routes")
         assert "asked for" in (await boss.get("queues")).text
-        assert await holdfast.store.read("SELECT queue FROM holdfast_paused_queues")
+        assert await onceward.store.read("SELECT queue FROM onceward_paused_queues")
         await act("queues/resume", queue="routes")
-        assert not await holdfast.store.read("SELECT queue FROM holdfast_paused_queues")
+        assert not await onceward.store.read("SELECT queue FROM onceward_paused_queues")
 
         (job, *_) = [
             row["id"]
-            for row in await holdfast.store.read(
-                "SELECT CAST(id AS text) AS id FROM holdfast_jobs WHERE queue = 'routes'"
+            for row in await onceward.store.read(
+                "SELECT CAST(id AS text) AS id FROM onceward_jobs WHERE queue = 'routes'"
             )
         ]
         await act(f"jobs/{job}/cancel", tenant="bob")
@@ -134,7 +134,7 @@ async def test_every_action_of_the_console_has_its_effect(
         await act("dead-letters/requeue", queue="routes")
         assert (await count(waiting), await count(dead)) == (2, 0)
 
-        record = f"holdfast_idempotency_records WHERE idempotency_key = '{KEY}'"
+        record = f"onceward_idempotency_records WHERE idempotency_key = '{KEY}'"
         assert await count(record) == 1
         await act("records/remove", tenant="bob", endpoint=ENDPOINT, key=KEY)
         assert await count(record) == 0

@@ -9,10 +9,10 @@ from urllib.parse import urlencode
 import httpx
 from fastapi import FastAPI
 
-from holdfast import Holdfast
-from holdfast.console.app import ConsoleApp
-from holdfast.console.page import Page
-from holdfast.stores.tenant_tables import covered_tables
+from onceward import Onceward
+from onceward.console.app import ConsoleApp
+from onceward.console.page import Page
+from onceward.stores.tenant_tables import covered_tables
 from packages.services.tests.browser.services_rows import (
     DELIVERY,
     REVIEWS,
@@ -35,7 +35,7 @@ def pages_of(app: FastAPI) -> list[Page]:
     return [page for _, page in console._pages]
 
 
-async def fill(client: httpx.AsyncClient, holdfast: Holdfast[Any]) -> dict[str, list[str]]:
+async def fill(client: httpx.AsyncClient, onceward: Onceward[Any]) -> dict[str, list[str]]:
     """Make a record, a replay, a mismatch and jobs of bob; return ids by name."""
     headers = {**signed_in("bob"), "Idempotency-Key": KEY, "X-Correlation-ID": "tap-of-bob"}
     contact = {"name": MARK, "email": "bob@example.org"}
@@ -50,9 +50,9 @@ async def fill(client: httpx.AsyncClient, holdfast: Holdfast[Any]) -> dict[str, 
             "/api/v1/routes", json=route, headers=headers | {"Idempotency-Key": key}
         )
         assert accepted.status_code == 202, accepted.text
-    jobs = [str(row["id"]) for row in await holdfast.store.read("SELECT id FROM holdfast_jobs")]
-    await add_services_rows(holdfast.store, MARK)
-    await holdfast.request_log.stop()  # writes what was noted
+    jobs = [str(row["id"]) for row in await onceward.store.read("SELECT id FROM onceward_jobs")]
+    await add_services_rows(onceward.store, MARK)
+    await onceward.request_log.stop()  # writes what was noted
     requests = [each.headers["x-request-id"] for each in sent]
     return {
         "id": [*jobs, WEBHOOK, REVIEWS["wanda"]],
@@ -80,10 +80,10 @@ def queries(ids: dict[str, list[str]]) -> Iterator[dict[str, str]]:
         yield {"q": wanted, "tenant": "bob"}
 
 
-async def rows_of_others(holdfast: Holdfast[Any]) -> list[str]:
+async def rows_of_others(onceward: Onceward[Any]) -> list[str]:
     found = []
-    for table in await covered_tables(holdfast.store, holdfast.tenant_tables):
-        rows = await holdfast.store.read(f"SELECT * FROM {table.name}")
+    for table in await covered_tables(onceward.store, onceward.tenant_tables):
+        rows = await onceward.store.read(f"SELECT * FROM {table.name}")
         found += [str(dict(row)) for row in rows if row.get(table.column) in TENANTS]
     return sorted(found)
 
@@ -97,9 +97,9 @@ async def test_nothing_of_another_tenant_by_any_url(serve: Serve, database_url: 
         console_operators="boss",
         audit_seal_seconds=0,  # seals would change the rows
     ) as client:
-        pages, holdfast = pages_of(apps[0]), apps[0].state.holdfast
-        ids = await fill(client, holdfast)
-        before = await rows_of_others(holdfast)
+        pages, onceward = pages_of(apps[0]), apps[0].state.onceward
+        ids = await fill(client, onceward)
+        before = await rows_of_others(onceward)
         assert len(before) > 8
         now = datetime.now(UTC)
         boss = await OperatorBrowser(client).sign_in("boss", "admin", now=now)
@@ -112,7 +112,7 @@ async def test_nothing_of_another_tenant_by_any_url(serve: Serve, database_url: 
             for page in pages:
                 for path in paths_of(page, ids):
                     await check(eve, page, path, ids)
-        assert await rows_of_others(holdfast) == before
+        assert await rows_of_others(onceward) == before
 
 
 async def check(eve: OperatorBrowser, page: Page, path: str, ids: dict[str, list[str]]) -> None:

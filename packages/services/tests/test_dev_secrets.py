@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast_services.dev_secrets import development_app_check_key, development_secret
+from onceward.errors import ConfigurationError
+from onceward_services.dev_secrets import development_app_check_key, development_secret
 
 
 def test_it_is_made_once_and_kept(tmp_path: Path) -> None:
-    home = tmp_path / "deep" / ".holdfast"
+    home = tmp_path / "deep" / ".onceward"
     secret = development_secret(home)
     assert len(secret) >= 32
     assert development_secret(home) == secret
 
 
 def test_secret_is_readable_by_the_owner_only(tmp_path: Path) -> None:
-    home = tmp_path / ".holdfast"
+    home = tmp_path / ".onceward"
     development_secret(home)
     assert stat.S_IMODE((home / "jwt-secret").stat().st_mode) == 0o600
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
@@ -43,7 +43,7 @@ def test_empty_secret_file_is_reported_and_not_used(tmp_path: Path) -> None:
 
 def test_home_that_is_not_a_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
-    with pytest.raises(ConfigurationError, match="set HOLDFAST_HOME"):
+    with pytest.raises(ConfigurationError, match="set ONCEWARD_HOME"):
         development_secret(tmp_path / "home")
 
 
@@ -60,7 +60,7 @@ def test_app_check_key_is_one_file_readable_by_the_owner_only(tmp_path: Path) ->
 
 def test_app_check_key_in_a_home_that_is_not_a_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "home").write_text("")
-    with pytest.raises(ConfigurationError, match="set HOLDFAST_HOME"):
+    with pytest.raises(ConfigurationError, match="set ONCEWARD_HOME"):
         development_app_check_key(tmp_path / "home")
 
 
@@ -96,16 +96,16 @@ def test_home_that_others_control_is_refused(
     reason: str,
     secret_of: Callable[[Path], object],
 ) -> None:
-    home = tmp_path / ".holdfast"
+    home = tmp_path / ".onceward"
     prepare(home, monkeypatch)
-    with pytest.raises(ConfigurationError, match=f"{reason}.*HOLDFAST_HOME") as raised:
+    with pytest.raises(ConfigurationError, match=f"{reason}.*ONCEWARD_HOME") as raised:
         secret_of(home)
     assert "\n" not in str(raised.value)
     assert list(home.iterdir()) == []
 
 
 def test_secret_that_others_can_read_or_have_linked_is_refused(tmp_path: Path) -> None:
-    home = tmp_path / ".holdfast"
+    home = tmp_path / ".onceward"
     development_secret(home)
     (home / "jwt-secret").chmod(0o644)
     with pytest.raises(ConfigurationError, match="only you can read"):

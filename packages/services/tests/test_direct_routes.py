@@ -13,8 +13,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from holdfast.server.direct_route import DirectRoute
-from holdfast.server.jwt_auth import mint_token
+from onceward.server.direct_route import DirectRoute
+from onceward.server.jwt_auth import mint_token
 
 from .conftest import SECRET, Serve
 from .test_isolation import Person, _body, _document, _filled, _named, _operations
@@ -40,7 +40,7 @@ class _Server:
     def __init__(self, client: httpx.AsyncClient, app: Any) -> None:
         self._client = client
         self._app = app
-        self._store = app.state.holdfast.store
+        self._store = app.state.onceward.store
         self._ids: dict[bytes, bytes] = {}
         self.person = self.sign_in("ada")
 
@@ -54,7 +54,7 @@ class _Server:
             roles=["admin"],
             lifetime=timedelta(hours=1),
             # The time of the server, whose clock is held.
-            now=self._app.state.holdfast.clock.now(),
+            now=self._app.state.onceward.clock.now(),
         )
         person.signed_in = {"Authorization": f"Bearer {token}"}
         return person
@@ -137,7 +137,7 @@ async def test_every_guarded_route_responds_as_by_fastapi(
                 )
             )
             servers.append(_Server(client, apps[0]))
-        routes = apps[0].state.holdfast.table().routes
+        routes = apps[0].state.onceward.table().routes
         statuses: dict[str, set[int]] = {}
         for number, route in enumerate(routes):
             method, template = route.method, route.path

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from holdfast.clock import SystemClock
-from holdfast.server.request_log import RequestLog
-from holdfast.stores.postgres.store import PostgresStore
-from holdfast.stores.sqlite.store import SqliteStore
-from holdfast_services.effective_settings import effective_settings
-from holdfast_services.settings import load_settings
+from onceward.clock import SystemClock
+from onceward.server.request_log import RequestLog
+from onceward.stores.postgres.store import PostgresStore
+from onceward.stores.sqlite.store import SqliteStore
+from onceward_services.effective_settings import effective_settings
+from onceward_services.settings import load_settings
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs/reference/settings.md"
 SECRET = "a secret of the tests, long enough for HS256"
@@ -23,27 +23,27 @@ def shown(**values: object) -> dict[str, str]:
 
 def test_value_that_counts_is_shown_with_whether_it_is_the_default() -> None:
     found = shown(wait_seconds=3, batch_enabled=False)
-    assert found["HOLDFAST_WAIT_SECONDS"] == "3"
-    assert found["HOLDFAST_BATCH_ENABLED"] == "false"
-    assert found["HOLDFAST_HEAD_SECONDS"] == "10 (default)"
-    assert found["HOLDFAST_METRICS_ENABLED"] == "true (default)"
-    assert found["HOLDFAST_REDIS_URL"] == "not set"
-    assert found["HOLDFAST_TABLE_PREFIX"] == "holdfast_ (default)"
-    assert found["HOLDFAST_JWT_ALGORITHM"] == "HS256 (default)"
-    assert shown(walk_rate_limit="0")["HOLDFAST_WALK_RATE_LIMIT"] == "no limit"
+    assert found["ONCEWARD_WAIT_SECONDS"] == "3"
+    assert found["ONCEWARD_BATCH_ENABLED"] == "false"
+    assert found["ONCEWARD_HEAD_SECONDS"] == "10 (default)"
+    assert found["ONCEWARD_METRICS_ENABLED"] == "true (default)"
+    assert found["ONCEWARD_REDIS_URL"] == "not set"
+    assert found["ONCEWARD_TABLE_PREFIX"] == "onceward_ (default)"
+    assert found["ONCEWARD_JWT_ALGORITHM"] == "HS256 (default)"
+    assert shown(walk_rate_limit="0")["ONCEWARD_WALK_RATE_LIMIT"] == "no limit"
     assert all(found.values())
 
 
 def test_request_log_shows_the_days_that_the_console_keeps() -> None:
     days = RequestLog(SqliteStore("x.db"), SystemClock()).keep_seconds / 86_400
-    assert shown()["HOLDFAST_REQUEST_LOG_DAYS"] == f"{days:g} (default)"
-    assert shown(request_log_days=2)["HOLDFAST_REQUEST_LOG_DAYS"] == "2"
-    assert shown(console_enabled=False)["HOLDFAST_REQUEST_LOG_DAYS"] == "not set"
+    assert shown()["ONCEWARD_REQUEST_LOG_DAYS"] == f"{days:g} (default)"
+    assert shown(request_log_days=2)["ONCEWARD_REQUEST_LOG_DAYS"] == "2"
+    assert shown(console_enabled=False)["ONCEWARD_REQUEST_LOG_DAYS"] == "not set"
 
 
 def test_items_of_a_chunk_are_those_of_the_store() -> None:
     for url, store in (("sqlite:///x.db", SqliteStore), ("postgresql://db/x", PostgresStore)):
-        text = shown(database_url=url)["HOLDFAST_BATCH_CHUNK_ITEMS"]
+        text = shown(database_url=url)["ONCEWARD_BATCH_CHUNK_ITEMS"]
         assert text == f"{store.chunk_items} (default)"
 
 
@@ -51,12 +51,12 @@ def test_of_secrets_only_whether_they_are_set_is_shown() -> None:
     url = "postgresql://ada:hunter2@db/shop?password=hunter2"
     settings = load_settings(jwt_secret=SecretStr(SECRET), database_url=url)
     found = effective_settings(settings)
-    assert found["Sign-in"]["HOLDFAST_JWT_SECRET"] == "set"
-    assert found["Audit"]["HOLDFAST_AUDIT_KEY"] == "not set"
-    assert found["Connections"]["HOLDFAST_DATABASE_URL"] == "postgresql://db/shop"
+    assert found["Sign-in"]["ONCEWARD_JWT_SECRET"] == "set"
+    assert found["Audit"]["ONCEWARD_AUDIT_KEY"] == "not set"
+    assert found["Connections"]["ONCEWARD_DATABASE_URL"] == "postgresql://db/shop"
     assert "hunter2" not in str(found)
     assert SECRET not in str(found)
-    assert shown()["HOLDFAST_JWT_SECRET"] == "not set: a development secret signs tokens"
+    assert shown()["ONCEWARD_JWT_SECRET"] == "not set: a development secret signs tokens"
 
 
 def test_groups_are_those_of_the_reference() -> None:
@@ -65,7 +65,7 @@ def test_groups_are_those_of_the_reference() -> None:
     for line in REFERENCE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
             heading = line.removeprefix("## ")
-        elif found := re.match(r"\| `((?:HOLDFAST|ROUTES)_[A-Z_]+)` \|", line):
+        elif found := re.match(r"\| `((?:ONCEWARD|ROUTES)_[A-Z_]+)` \|", line):
             groups.setdefault(heading, set()).add(found[1])
     settings = effective_settings(load_settings())
     assert {name: set(values) for name, values in settings.items()} == groups

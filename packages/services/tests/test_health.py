@@ -9,13 +9,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from holdfast import SINGLE_TENANT, Holdfast
-from holdfast.errors import CommitUnknownError
-from holdfast.stores.postgres import PostgresStore
-from holdfast.testing.samples import a_record, claimed
-from holdfast.testing.servers import RealPostgres
-from holdfast_services.health import router
-from packages.holdfast.tests.support.standby import (
+from onceward import SINGLE_TENANT, Onceward
+from onceward.errors import CommitUnknownError
+from onceward.stores.postgres import PostgresStore
+from onceward.testing.samples import a_record, claimed
+from onceward.testing.servers import RealPostgres
+from onceward_services.health import router
+from packages.onceward.tests.support.standby import (
     HANG_SECONDS,
     absent_standby,
     set_standbys,
@@ -36,7 +36,7 @@ async def ready(url: str, **options: Any) -> AsyncIterator[tuple[PostgresStore, 
     """Open a store; yield it, and a client of ``/readyz``."""
     store = PostgresStore(url, max_connections=2, commit_seconds=1, **options)
     app = FastAPI()
-    app.include_router(router(Holdfast(store, tenants=SINGLE_TENANT), None))
+    app.include_router(router(Onceward(store, tenants=SINGLE_TENANT), None))
     await store.open()
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import asyncpg
 
-from holdfast_services.registry import tenant_tables
+from onceward_services.registry import tenant_tables
 
 from .support.services_database import migrate
 

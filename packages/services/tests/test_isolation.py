@@ -13,14 +13,14 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from holdfast.ids import new_id
-from holdfast.server.jwt_auth import mint_token
-from holdfast_services.app import create_app
-from holdfast_services.planning.inbox import Inbox, add_notification
-from holdfast_services.routes.repository import save_route
-from holdfast_services.settings import load_settings
-from holdfast_services.walk.catalogue import bundled_catalogue
-from holdfast_services.walk.steps.reviews import list_reviews, open_review
+from onceward.ids import new_id
+from onceward.server.jwt_auth import mint_token
+from onceward_services.app import create_app
+from onceward_services.planning.inbox import Inbox, add_notification
+from onceward_services.routes.repository import save_route
+from onceward_services.settings import load_settings
+from onceward_services.walk.catalogue import bundled_catalogue
+from onceward_services.walk.steps.reviews import list_reviews, open_review
 
 from .conftest import SECRET, Serve
 
@@ -250,7 +250,7 @@ def _told(response: httpx.Response) -> tuple[Any, ...]:
 async def people(serve: Serve, database_url: str) -> Any:
     apps: list[Any] = []
     async with serve(database_url, prepare=apps.append) as client:
-        store = apps[0].state.holdfast.store
+        store = apps[0].state.onceward.store
         yield Person(client, "ada", "acme", store), Person(client, "eve", "globex", store)
 
 

@@ -2,7 +2,7 @@
 
 from fastapi import Response
 
-from holdfast_services.json_response import EncodedJsonResponse
+from onceward_services.json_response import EncodedJsonResponse
 
 
 def test_body_and_headers_are_those_of_a_plain_response():

@@ -8,7 +8,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.responses import PlainTextResponse
 
-from holdfast_services.registry import SERVICES
+from onceward_services.registry import SERVICES
 
 from .conftest import Serve
 
@@ -89,7 +89,7 @@ async def test_index_page_names_services_and_version_and_every_link_works(
             assert (await client.get(urljoin("/", link))).status_code == 200, link
         document = (await client.get("/openapi.json")).json()
     assert response.headers["content-type"] == "text/html; charset=utf-8"
-    assert version("holdfast") in response.text
+    assert version("onceward") in response.text
     assert {"docs", "healthz", "readyz", "metrics", "openapi.json"} <= set(page.links)
     assert "console" not in page.links
     tags = {
@@ -118,8 +118,8 @@ async def test_index_as_json_names_the_console_if_one_is_mounted(
         page = Page((await client.get("/")).text)
     assert response.headers["vary"] == "Accept"
     assert response.json() == {
-        "name": "holdfast",
-        "version": version("holdfast"),
+        "name": "onceward",
+        "version": version("onceward"),
         "services": [{"name": s.name, "paths": list(s.paths)} for s in SERVICES],
         "links": {
             "docs": "/docs",

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.stores.sql_loader import without_comments
+from onceward.stores.sql_loader import without_comments
 
 PACKAGES = Path(__file__).parents[2]
 
@@ -65,7 +65,7 @@ WITH tenant_tables AS (
 
 
 # Functions that are not replaced by those of citus.sql are the same on Citus.
-CITUS_FUNCTIONS = files("holdfast.stores") / "citus.sql"
+CITUS_FUNCTIONS = files("onceward.stores") / "citus.sql"
 NOT_PORTABLE = re.compile(r"\bctid\b|\bclock_timestamp\(\)|\btxid_current\(\)")
 # A lock on rows: from the SELECT that it belongs to.
 LOCK = re.compile(
@@ -117,7 +117,7 @@ async def test_schema_of_all_services_has_nothing_that_citus_refuses(connection:
     [
         (
             (
-                "CREATE TRIGGER t AFTER UPDATE ON holdfast_jobs FOR EACH ROW"
+                "CREATE TRIGGER t AFTER UPDATE ON onceward_jobs FOR EACH ROW"
                 " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
             ),
             "a trigger",
@@ -135,11 +135,11 @@ async def test_schema_of_all_services_has_nothing_that_citus_refuses(connection:
             "a table without a primary key",
         ),
         (
-            "ALTER TABLE walk_reviews ADD COLUMN n integer REFERENCES holdfast_secret (only_row)",
+            "ALTER TABLE walk_reviews ADD COLUMN n integer REFERENCES onceward_secret (only_row)",
             "a foreign key without the tenant",
         ),
         (
-            "ALTER TABLE holdfast_jobs ADD CONSTRAINT x EXCLUDE (seq WITH =)",
+            "ALTER TABLE onceward_jobs ADD CONSTRAINT x EXCLUDE (seq WITH =)",
             "an exclusion constraint",
         ),
         (
@@ -147,27 +147,27 @@ async def test_schema_of_all_services_has_nothing_that_citus_refuses(connection:
             "a tenant of another type or collation",
         ),
         (
-            "ALTER TABLE holdfast_jobs ALTER COLUMN enqueued_at SET DEFAULT clock_timestamp()",
+            "ALTER TABLE onceward_jobs ALTER COLUMN enqueued_at SET DEFAULT clock_timestamp()",
             "a default that changes within a statement",
         ),
         (
             (
                 "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
-                " 'BEGIN PERFORM 1 FROM holdfast_jobs WHERE ctid IS NOT NULL; END'"
+                " 'BEGIN PERFORM 1 FROM onceward_jobs WHERE ctid IS NOT NULL; END'"
             ),
             "a function that reads the clock again for each row, or ctid",
         ),
         (
             (
                 "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
-                " 'BEGIN UPDATE holdfast_jobs SET visible_at = clock_timestamp(); END'"
+                " 'BEGIN UPDATE onceward_jobs SET visible_at = clock_timestamp(); END'"
             ),
             "a function that reads the clock again for each row, or ctid",
         ),
         (
             (
                 "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
-                " 'BEGIN PERFORM 1 FROM (SELECT id FROM holdfast_jobs FOR UPDATE) AS x; END'"
+                " 'BEGIN PERFORM 1 FROM (SELECT id FROM onceward_jobs FOR UPDATE) AS x; END'"
             ),
             "a function that locks rows of several tenants",
         ),
@@ -208,7 +208,7 @@ def test_recursive_and_lateral_statements_have_another_for_citus() -> None:
 
 
 def test_python_code_has_no_statement_that_citus_refuses() -> None:
-    paths = [path for name in ("holdfast", "services") for path in (PACKAGES / name).rglob("*.py")]
+    paths = [path for name in ("onceward", "services") for path in (PACKAGES / name).rglob("*.py")]
     sources = [path for path in paths if "src" in path.relative_to(PACKAGES).parts]
     assert len(sources) > 200, "the code was not found"
     texts = {path.name: path.read_text(encoding="utf-8") for path in sources}

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from holdfast.clock import SystemClock
+from onceward.clock import SystemClock
 
 from .conftest import Serve, signed_in
 
@@ -55,7 +55,7 @@ async def test_replay_is_the_same_response_and_adds_nothing(
 ) -> None:
     stores: list[Any] = []
     async with serve(
-        database_url, prepare=lambda app: stores.append(app.state.holdfast.store)
+        database_url, prepare=lambda app: stores.append(app.state.onceward.store)
     ) as c:
         key = with_key()
         first = await c.post(PATH, json=WALK, headers=key)
@@ -66,9 +66,9 @@ async def test_replay_is_the_same_response_and_adds_nothing(
         assert again.headers["x-original-request-id"] == first.headers["x-request-id"]
         counts = await stores[0].read(
             "SELECT (SELECT count(*) FROM route_requests) AS requests,"
-            " (SELECT count(*) FROM holdfast_audit_events) AS events,"
-            " (SELECT count(*) FROM holdfast_jobs) AS jobs,"
-            " (SELECT resource FROM holdfast_audit_events WHERE status = 202"
+            " (SELECT count(*) FROM onceward_audit_events) AS events,"
+            " (SELECT count(*) FROM onceward_jobs) AS jobs,"
+            " (SELECT resource FROM onceward_audit_events WHERE status = 202"
             "   AND endpoint = 'POST /api/v1/routes') AS resource,"
             " (SELECT payload FROM route_requests) AS payload"
         )

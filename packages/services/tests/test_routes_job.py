@@ -4,8 +4,8 @@ import asyncio
 from typing import Any
 from uuid import uuid4
 
-from holdfast_services.routes.jobs import GENERATE, generation_job_id
-from holdfast_services.settings import load_settings
+from onceward_services.routes.jobs import GENERATE, generation_job_id
+from onceward_services.settings import load_settings
 
 from .conftest import SECRET, Serve, signed_in
 
@@ -25,13 +25,13 @@ class Working:
     """A worker of the app, started by the test."""
 
     def __init__(self) -> None:
-        self.holdfast: Any = None
+        self.onceward: Any = None
 
     def prepare(self, app: Any) -> None:
-        self.holdfast = app.state.holdfast
+        self.onceward = app.state.onceward
 
     async def __aenter__(self) -> None:
-        self._worker = self.holdfast.worker(queues=["routes"])
+        self._worker = self.onceward.worker(queues=["routes"])
         await self._worker.start()
 
     async def __aexit__(self, *_: object) -> None:
@@ -78,7 +78,7 @@ async def test_a_replay_enqueues_no_second_job(serve: Serve, database_url: str) 
         key = with_key()
         for _ in range(3):
             await client.post(PATH, json=BERLIN, headers=key)
-        rows = await working.holdfast.store.read("SELECT type, tenant FROM holdfast_jobs")
+        rows = await working.onceward.store.read("SELECT type, tenant FROM onceward_jobs")
         assert [(row["type"], row["tenant"]) for row in rows] == [(GENERATE, "ada")]
 
 
@@ -86,7 +86,7 @@ async def test_a_route_is_running_while_its_job_is(serve: Serve, database_url: s
     working = Working()
     async with serve(database_url, prepare=working.prepare) as client:
         accepted = await client.post(PATH, json=BERLIN, headers=with_key())
-        table = working.holdfast.job_store
+        table = working.onceward.job_store
         assert await table.claim(["routes"], worker="w", limit=1, lease_seconds=30)
         view = (await client.get(accepted.headers["location"])).json()
         assert view["status"] == "running"
@@ -96,7 +96,7 @@ async def test_route_whose_job_is_dead_has_failed(serve: Serve, database_url: st
     working = Working()
     async with serve(database_url, prepare=working.prepare) as client:
         accepted = await client.post(PATH, json=BERLIN, headers=with_key())
-        table = working.holdfast.job_store
+        table = working.onceward.job_store
         [job] = await table.claim(["routes"], worker="w", limit=1, lease_seconds=30)
         assert job.lease.job_id == generation_job_id("ada", accepted.json()["request_id"])
         await table.dead_letter(job, worker="w", reason="error", error="as a test wants it")
@@ -126,8 +126,8 @@ async def test_another_users_route_is_not_found(serve: Serve, sqlite_url: str) -
 
 
 def test_jobs_have_settings(monkeypatch: Any) -> None:
-    monkeypatch.setenv("HOLDFAST_JOBS_CONCURRENCY", "3")
-    monkeypatch.setenv("HOLDFAST_CLEANUP_AT", "04:30")
+    monkeypatch.setenv("ONCEWARD_JOBS_CONCURRENCY", "3")
+    monkeypatch.setenv("ONCEWARD_CLEANUP_AT", "04:30")
     settings = load_settings(jwt_secret=SECRET)
     assert settings.jobs_concurrency == 3
     assert settings.cleanup_at.isoformat() == "04:30:00"

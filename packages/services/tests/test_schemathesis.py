@@ -29,8 +29,8 @@ from schemathesis.checks import (
 )
 from schemathesis.core.failures import FailureGroup
 
-from holdfast_services.app import create_app
-from holdfast_services.settings import load_settings
+from onceward_services.app import create_app
+from onceward_services.settings import load_settings
 
 from .conftest import SECRET
 from .test_isolation import NAMED, Person
@@ -65,11 +65,11 @@ class Server:
         self._run(self._open())
 
     async def _open(self) -> None:
-        holdfast = self.app.state.holdfast
-        await holdfast.open()
+        onceward = self.app.state.onceward
+        await onceward.open()
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
-        self._client = httpx.AsyncClient(transport=transport, base_url="http://holdfast")
-        person = Person(self._client, "ada", "acme", holdfast.store)
+        self._client = httpx.AsyncClient(transport=transport, base_url="http://onceward")
+        person = Person(self._client, "ada", "acme", onceward.store)
         self.signed_in = person.signed_in
         for path, named in NAMED.items():
             self.ids |= {
@@ -78,7 +78,7 @@ class Server:
 
     def close(self) -> None:
         self._run(self._client.aclose())
-        self._run(self.app.state.holdfast.close())
+        self._run(self.app.state.onceward.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -86,7 +86,7 @@ class Server:
     def send(self, case: Any) -> httpx.Response:
         """Send a generated request byte for byte."""
         made: Any = requests.Request(
-            **case.as_transport_kwargs(base_url="http://holdfast")
+            **case.as_transport_kwargs(base_url="http://onceward")
         ).prepare()
         body = made.body.encode() if isinstance(made.body, str) else made.body
         headers = [

@@ -7,11 +7,11 @@ from uuid import uuid4
 import pytest
 from fastapi import FastAPI
 
-from holdfast.errors import ConfigurationError, StoreUnavailableError
-from holdfast.observability.noop import NullMetrics
-from holdfast.stores.sqlite.unit_of_work import SqliteTransaction
-from holdfast_services.app import create_app
-from holdfast_services.settings import load_settings
+from onceward.errors import ConfigurationError, StoreUnavailableError
+from onceward.observability.noop import NullMetrics
+from onceward.stores.sqlite.unit_of_work import SqliteTransaction
+from onceward_services.app import create_app
+from onceward_services.settings import load_settings
 
 from .conftest import SECRET, Serve
 
@@ -68,13 +68,13 @@ async def test_unhandled_exception_is_a_500_without_details(
         raise RuntimeError("the password is hunter2")
 
     def break_it(app: FastAPI) -> None:
-        store: Any = app.state.holdfast.store
+        store: Any = app.state.onceward.store
         store.read = store.claim = fail
 
     async with serve(sqlite_url, prepare=break_it) as client:
         path = PATH if method == "POST" else f"{PATH}/{uuid4()}"
         headers = {"Idempotency-Key": str(uuid4())}
-        with caplog.at_level(logging.ERROR, "holdfast.request"):
+        with caplog.at_level(logging.ERROR, "onceward.request"):
             response = await client.request(method, path, json=WALK, headers=headers)
         assert response.status_code == 500
         assert response.json()["code"] == "server.internal"
@@ -89,7 +89,7 @@ async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_
         raise StoreUnavailableError("away")
 
     def break_it(app: FastAPI) -> None:
-        store: Any = app.state.holdfast.store
+        store: Any = app.state.onceward.store
         store.read = store.ping = down
 
     async with serve(sqlite_url, prepare=break_it) as client:
@@ -113,7 +113,7 @@ async def test_reason_of_a_store_outage_is_only_logged(
         raise StoreUnavailableError(why)
 
     def break_it(app: FastAPI) -> None:
-        store: Any = app.state.holdfast.store
+        store: Any = app.state.onceward.store
         if where == "transaction":
             monkeypatch.setattr(SqliteTransaction, "fetch_all", down)
             monkeypatch.setattr(SqliteTransaction, "execute", down)
@@ -124,7 +124,7 @@ async def test_reason_of_a_store_outage_is_only_logged(
         async with serve(sqlite_url, prepare=break_it) as client:
             method, path = ("GET", f"{PATH}/{uuid4()}") if where == "read" else ("POST", PATH)
             headers = {"Idempotency-Key": str(uuid4())}
-            with caplog.at_level(logging.WARNING, "holdfast.request"):
+            with caplog.at_level(logging.WARNING, "onceward.request"):
                 response = await client.request(method, path, json=WALK, headers=headers)
     assert (response.status_code, response.json()["code"]) == (503, "idempotency.store_unavailable")
     assert response.json()["detail"] == "the store is unavailable; try again shortly"
@@ -133,7 +133,7 @@ async def test_reason_of_a_store_outage_is_only_logged(
     [logged] = [
         record
         for record in caplog.records
-        if record.name == "holdfast.request" and why in record.getMessage()
+        if record.name == "onceward.request" and why in record.getMessage()
     ]
     assert logged.levelno == logging.WARNING
     assert logged.__dict__["request_id"] == response.headers["x-request-id"]
@@ -156,7 +156,7 @@ async def test_metrics_count_outcomes_and_show_no_key(serve: Serve, sqlite_url: 
             await client.post(PATH, json=WALK, headers={"Idempotency-Key": key})
         metrics = await client.get("/metrics")
         assert metrics.headers["content-type"].startswith("text/plain")
-        requests = 'holdfast_requests_total{endpoint="POST /api/v1/routes",outcome='
+        requests = 'onceward_requests_total{endpoint="POST /api/v1/routes",outcome='
         assert f'{requests}"fresh"}} 1.0' in metrics.text
         assert f'{requests}"replayed"}} 2.0' in metrics.text
         assert key not in metrics.text
@@ -172,7 +172,7 @@ async def test_each_request_is_logged_with_its_ids_and_without_its_body(
     serve: Serve, sqlite_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with serve(sqlite_url) as client:
-        with caplog.at_level(logging.INFO, "holdfast.request"):
+        with caplog.at_level(logging.INFO, "onceward.request"):
             response = await client.post(PATH, json=WALK, headers={"X-Correlation-ID": "chain"})
     facts = next(r.__dict__ for r in caplog.records if r.getMessage() == "request")
     assert (facts["method"], facts["path"], facts["status"]) == ("POST", PATH, 202)
@@ -195,7 +195,7 @@ def test_every_operation_documents_its_errors_and_none_has_the_frameworks_own(
             if not status.startswith("2"):
                 assert list(response["content"]) == ["application/problem+json"]
     assert "HTTPValidationError" not in document["components"]["schemas"]
-    assert "HoldfastProblem" in document["components"]["schemas"]
+    assert "OncewardProblem" in document["components"]["schemas"]
 
 
 def test_invalid_redis_url_is_reported(sqlite_url: str) -> None:

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.server.jwt_keys import SAMPLE_SECRETS
-from holdfast.server.limits import Limits
-from holdfast_services.app import create_app
-from holdfast_services.field.policy import POLICY as FIELD
-from holdfast_services.planning.policy import POLICY as PLANNING
-from holdfast_services.routes.policy import POLICY as ROUTES
-from holdfast_services.settings import Settings, load_settings, unknown_variables
-from holdfast_services.walk.policy import POLICY as WALK
+from onceward.errors import ConfigurationError
+from onceward.server.jwt_keys import SAMPLE_SECRETS
+from onceward.server.limits import Limits
+from onceward_services.app import create_app
+from onceward_services.field.policy import POLICY as FIELD
+from onceward_services.planning.policy import POLICY as PLANNING
+from onceward_services.routes.policy import POLICY as ROUTES
+from onceward_services.settings import Settings, load_settings, unknown_variables
+from onceward_services.walk.policy import POLICY as WALK
 
 
 def test_without_variables_the_policies_are_the_defaults_of_the_services() -> None:
@@ -39,15 +39,15 @@ def test_step_ingest_has_its_key_in_the_body_and_its_own_limit() -> None:
 @pytest.mark.parametrize(
     ("variable", "policy", "attribute", "expected"),
     [
-        ("HOLDFAST_WALK_SUCCESS_TTL_HOURS", "walk", "success_ttl", timedelta(seconds=3.6)),
-        ("HOLDFAST_WALK_ERROR_TTL_HOURS", "walk", "error_ttl", timedelta(seconds=3.6)),
-        ("HOLDFAST_PLANNING_SUCCESS_TTL_HOURS", "planning", "success_ttl", timedelta(seconds=3.6)),
-        ("HOLDFAST_PLANNING_ERROR_TTL_HOURS", "planning", "error_ttl", timedelta(seconds=3.6)),
-        ("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "routes", "success_ttl", timedelta(seconds=3.6)),
+        ("ONCEWARD_WALK_SUCCESS_TTL_HOURS", "walk", "success_ttl", timedelta(seconds=3.6)),
+        ("ONCEWARD_WALK_ERROR_TTL_HOURS", "walk", "error_ttl", timedelta(seconds=3.6)),
+        ("ONCEWARD_PLANNING_SUCCESS_TTL_HOURS", "planning", "success_ttl", timedelta(seconds=3.6)),
+        ("ONCEWARD_PLANNING_ERROR_TTL_HOURS", "planning", "error_ttl", timedelta(seconds=3.6)),
+        ("ONCEWARD_ROUTES_SUCCESS_TTL_HOURS", "routes", "success_ttl", timedelta(seconds=3.6)),
         ("ROUTES_IDEMPOTENCY_TTL_HOURS", "routes", "success_ttl", timedelta(seconds=3.6)),
-        ("HOLDFAST_FIELD_SUCCESS_TTL_HOURS", "field", "success_ttl", timedelta(seconds=3.6)),
-        ("HOLDFAST_FIELD_ERROR_TTL_HOURS", "field", "error_ttl", timedelta(seconds=3.6)),
-        ("HOLDFAST_WAIT_SECONDS", "routes", "wait", timedelta(milliseconds=1)),
+        ("ONCEWARD_FIELD_SUCCESS_TTL_HOURS", "field", "success_ttl", timedelta(seconds=3.6)),
+        ("ONCEWARD_FIELD_ERROR_TTL_HOURS", "field", "error_ttl", timedelta(seconds=3.6)),
+        ("ONCEWARD_WAIT_SECONDS", "routes", "wait", timedelta(milliseconds=1)),
     ],
 )
 def test_each_time_has_a_variable_that_takes_fractions(
@@ -59,25 +59,25 @@ def test_each_time_has_a_variable_that_takes_fractions(
 
 
 def test_staleness_has_its_two_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_WALK_STALENESS_CAP_DAYS", "0.5")
-    monkeypatch.setenv("HOLDFAST_WALK_STALENESS_GRACE_HOURS", "0")
+    monkeypatch.setenv("ONCEWARD_WALK_STALENESS_CAP_DAYS", "0.5")
+    monkeypatch.setenv("ONCEWARD_WALK_STALENESS_GRACE_HOURS", "0")
     staleness = load_settings().policies().walk.staleness
     assert staleness is not None
     assert (staleness.cap, staleness.grace) == (timedelta(hours=12), timedelta(0))
 
 
-def test_holdfast_name_of_the_routes_ttl_wins_over_the_older_name(
+def test_onceward_name_of_the_routes_ttl_wins_over_the_older_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ROUTES_IDEMPOTENCY_TTL_HOURS", "1")
-    monkeypatch.setenv("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "2")
+    monkeypatch.setenv("ONCEWARD_ROUTES_SUCCESS_TTL_HOURS", "2")
     assert load_settings().policies().routes.success_ttl == timedelta(hours=2)
 
 
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_WAIT_SECONDS", "")
-    monkeypatch.setenv("HOLDFAST_JWT_SECRET", "")
-    monkeypatch.setenv("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "")
+    monkeypatch.setenv("ONCEWARD_WAIT_SECONDS", "")
+    monkeypatch.setenv("ONCEWARD_JWT_SECRET", "")
+    monkeypatch.setenv("ONCEWARD_ROUTES_SUCCESS_TTL_HOURS", "")
     monkeypatch.setenv("ROUTES_IDEMPOTENCY_TTL_HOURS", "3")
     settings = load_settings()
     assert settings.wait_seconds == 10
@@ -87,7 +87,7 @@ def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("off", ["", "0"])
 def test_an_empty_rate_limit_switches_it_off(monkeypatch: pytest.MonkeyPatch, off: str) -> None:
-    monkeypatch.setenv("HOLDFAST_STEP_INGEST_RATE_LIMIT", off)
+    monkeypatch.setenv("ONCEWARD_STEP_INGEST_RATE_LIMIT", off)
     assert load_settings().policies().step_ingest.rate_limit is None
 
 
@@ -95,7 +95,7 @@ def test_an_empty_rate_limit_switches_it_off(monkeypatch: pytest.MonkeyPatch, of
 def test_each_service_has_a_rate_limit_of_its_own(
     monkeypatch: pytest.MonkeyPatch, service: str
 ) -> None:
-    monkeypatch.setenv(f"HOLDFAST_{service.upper()}_RATE_LIMIT", "5/second")
+    monkeypatch.setenv(f"ONCEWARD_{service.upper()}_RATE_LIMIT", "5/second")
     limits = {
         name: policy.rate_limit for name, policy in load_settings().policies()._asdict().items()
     }
@@ -107,23 +107,23 @@ def test_each_service_has_a_rate_limit_of_its_own(
 @pytest.mark.parametrize(
     ("variable", "value", "wanted"),
     [
-        ("HOLDFAST_WAIT_SECONDS", "ten", "a number of seconds"),
-        ("HOLDFAST_WAIT_SECONDS", "nan", "a number of seconds"),
-        ("HOLDFAST_WAIT_SECONDS", "-1", "a number of seconds"),
-        ("HOLDFAST_ROUTES_SUCCESS_TTL_HOURS", "0", "a number of hours above 0"),
+        ("ONCEWARD_WAIT_SECONDS", "ten", "a number of seconds"),
+        ("ONCEWARD_WAIT_SECONDS", "nan", "a number of seconds"),
+        ("ONCEWARD_WAIT_SECONDS", "-1", "a number of seconds"),
+        ("ONCEWARD_ROUTES_SUCCESS_TTL_HOURS", "0", "a number of hours above 0"),
         ("ROUTES_IDEMPOTENCY_TTL_HOURS", "inf", "a number of hours above 0"),
-        ("HOLDFAST_FIELD_ERROR_TTL_HOURS", "1e-12", "a number of hours above 0"),
-        ("HOLDFAST_MAX_BODY_BYTES", "1.5", "a whole number of bytes"),
-        ("HOLDFAST_POOL_SIZE", "0", "a whole number of connections"),
-        ("HOLDFAST_BREAKER_FAILURE_LIMIT", "0", "failures in a row"),
-        ("HOLDFAST_BREAKER_OPEN_SECONDS", "0", "seconds above 0"),
-        ("HOLDFAST_SWEEP_EVERY_SECONDS", "0", "seconds from 1"),
-        ("HOLDFAST_WALK_STALENESS_CAP_DAYS", "x", "a number of days above 0"),
-        ("HOLDFAST_ROUTES_RATE_LIMIT", "often", "a rate such as"),
-        ("HOLDFAST_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
-        ("HOLDFAST_LOG_JSON", "maybe", "true or false"),
-        ("HOLDFAST_JWT_ALGORITHM", "none", "HS256, RS256 or ES256"),
-        ("HOLDFAST_ENVIRONMENT", "a:b", "a name of letters"),
+        ("ONCEWARD_FIELD_ERROR_TTL_HOURS", "1e-12", "a number of hours above 0"),
+        ("ONCEWARD_MAX_BODY_BYTES", "1.5", "a whole number of bytes"),
+        ("ONCEWARD_POOL_SIZE", "0", "a whole number of connections"),
+        ("ONCEWARD_BREAKER_FAILURE_LIMIT", "0", "failures in a row"),
+        ("ONCEWARD_BREAKER_OPEN_SECONDS", "0", "seconds above 0"),
+        ("ONCEWARD_SWEEP_EVERY_SECONDS", "0", "seconds from 1"),
+        ("ONCEWARD_WALK_STALENESS_CAP_DAYS", "x", "a number of days above 0"),
+        ("ONCEWARD_ROUTES_RATE_LIMIT", "often", "a rate such as"),
+        ("ONCEWARD_LOG_LEVEL", "LOUD", "DEBUG, INFO"),
+        ("ONCEWARD_LOG_JSON", "maybe", "true or false"),
+        ("ONCEWARD_JWT_ALGORITHM", "none", "HS256, RS256 or ES256"),
+        ("ONCEWARD_ENVIRONMENT", "a:b", "a name of letters"),
     ],
 )
 def test_a_bad_value_is_one_line_with_the_variable_and_what_it_should_be(
@@ -140,13 +140,13 @@ def test_a_bad_value_is_one_line_with_the_variable_and_what_it_should_be(
 
 
 def test_short_secret_is_rejected_and_not_in_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_JWT_SECRET", "hunter2")
-    with pytest.raises(ConfigurationError, match="HOLDFAST_JWT_SECRET should be") as caught:
+    monkeypatch.setenv("ONCEWARD_JWT_SECRET", "hunter2")
+    with pytest.raises(ConfigurationError, match="ONCEWARD_JWT_SECRET should be") as caught:
         load_settings()
     assert "hunter2" not in str(caught.value)
 
 
-PARTY = {"jwt_issuer": "https://id.example", "jwt_audience": "holdfast"}
+PARTY = {"jwt_issuer": "https://id.example", "jwt_audience": "onceward"}
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ PARTY = {"jwt_issuer": "https://id.example", "jwt_audience": "holdfast"}
     ],
 )
 def test_only_one_authentication_source_may_be_set(given: dict[str, str]) -> None:
-    with pytest.raises(ConfigurationError, match="HOLDFAST_J"):
+    with pytest.raises(ConfigurationError, match="ONCEWARD_J"):
         load_settings(**given)
 
 
@@ -179,9 +179,9 @@ def test_log_level_may_be_lowercase() -> None:
 
 
 def test_a_misspelt_variable_is_noticed() -> None:
-    lines = unknown_variables({"HOLDFAST_WAIT_SECOND": "1", "HOLDFAST_HOME": "x", "PATH": "/"})
+    lines = unknown_variables({"ONCEWARD_WAIT_SECOND": "1", "ONCEWARD_HOME": "x", "PATH": "/"})
     assert lines == [
-        "HOLDFAST_WAIT_SECOND is not a setting and is ignored; did you mean HOLDFAST_WAIT_SECONDS?"
+        "ONCEWARD_WAIT_SECOND is not a setting and is ignored; did you mean ONCEWARD_WAIT_SECONDS?"
     ]
 
 
@@ -193,11 +193,11 @@ def test_every_setting_says_what_it_should_be() -> None:
 def test_walk_ttl_shorter_than_staleness_is_used_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, hours: str
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
+    monkeypatch.setenv("ONCEWARD_WALK_SUCCESS_TTL_HOURS", hours)
     settings = load_settings()
     assert not settings.policies().walk.outlive_staleness
     [line] = settings.warnings()
-    assert f"HOLDFAST_WALK_SUCCESS_TTL_HOURS={hours}" in line
+    assert f"ONCEWARD_WALK_SUCCESS_TTL_HOURS={hours}" in line
     assert "174 hours" in line
 
 
@@ -205,7 +205,7 @@ def test_walk_ttl_shorter_than_staleness_is_used_with_a_warning(
 def test_walk_ttl_longer_than_staleness_has_no_warning(
     monkeypatch: pytest.MonkeyPatch, hours: str
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_WALK_SUCCESS_TTL_HOURS", hours)
+    monkeypatch.setenv("ONCEWARD_WALK_SUCCESS_TTL_HOURS", hours)
     settings = load_settings()
     assert settings.policies().walk.outlive_staleness
     assert settings.warnings() == []
@@ -217,17 +217,17 @@ def test_jwks_without_issuer_or_audience_is_refused_with_the_line_to_add(
     source: str, missing: str
 ) -> None:
     party = {name: value for name, value in PARTY.items() if name != missing}
-    with pytest.raises(ConfigurationError, match=f"for example HOLDFAST_{missing.upper()}="):
+    with pytest.raises(ConfigurationError, match=f"for example ONCEWARD_{missing.upper()}="):
         load_settings(**{source: "https://id.example/keys"}, **party)
-    with pytest.raises(ConfigurationError, match=f"HOLDFAST_{missing.upper()} should be"):
+    with pytest.raises(ConfigurationError, match=f"ONCEWARD_{missing.upper()} should be"):
         load_settings(**{source: "https://id.example/keys", missing: " , "}, **party)
 
 
 def test_several_issuers_and_audiences_are_separated_by_commas(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_JWT_ISSUER", "https://a, https://b,")
-    monkeypatch.setenv("HOLDFAST_JWT_AUDIENCE", "shop")
+    monkeypatch.setenv("ONCEWARD_JWT_ISSUER", "https://a, https://b,")
+    monkeypatch.setenv("ONCEWARD_JWT_AUDIENCE", "shop")
     settings = load_settings()
     assert settings.jwt_issuers == ("https://a", "https://b")
     assert settings.jwt_audiences == ("shop",)
@@ -257,7 +257,7 @@ def test_production_never_runs_on_a_development_or_sample_secret(
 ) -> None:
     sample = None if secret is None else min(SAMPLE_SECRETS)
     settings = load_settings(environment=environment, jwt_secret=sample, home=tmp_path / "home")
-    with pytest.raises(ConfigurationError, match=f"never runs on {reason}: set HOLDFAST_JWT"):
+    with pytest.raises(ConfigurationError, match=f"never runs on {reason}: set ONCEWARD_JWT"):
         create_app(settings)
     assert not (tmp_path / "home").exists()
     load_settings(environment=environment, jwt_secret="s" * 40).check_production()
@@ -282,7 +282,7 @@ def test_limits_of_a_process_are_settings_and_zero_is_none(monkeypatch: pytest.M
     default = load_settings().limits()
     assert (default.waiting_per_tenant, default.records_per_tenant) == (200, 1_000_000)
     for name in ("BODY_MEMORY_BYTES", "WAITING_PER_TENANT", "RECORDS_PER_TENANT"):
-        monkeypatch.setenv(f"HOLDFAST_{name}", "0")
+        monkeypatch.setenv(f"ONCEWARD_{name}", "0")
     assert load_settings().limits() == Limits(None, None, None)
-    monkeypatch.setenv("HOLDFAST_BODY_SECONDS", "5")
+    monkeypatch.setenv("ONCEWARD_BODY_SECONDS", "5")
     assert load_settings().policies().field.body_deadline == timedelta(seconds=5)

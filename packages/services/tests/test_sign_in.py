@@ -7,9 +7,9 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.server.jwt_auth import mint_token
-from holdfast_services.app import create_app
-from holdfast_services.settings import load_settings
+from onceward.server.jwt_auth import mint_token
+from onceward_services.app import create_app
+from onceward_services.settings import load_settings
 
 from .conftest import SECRET, Serve
 
@@ -67,16 +67,16 @@ async def test_an_app_can_refuse_revoked_tokens(sqlite_url: str) -> None:
 
 
 async def statuses_of(app: Any, *signatures: dict[str, str]) -> list[int]:
-    await app.state.holdfast.open()
+    await app.state.onceward.open()
     transport = httpx.ASGITransport(app=app)
     try:
-        async with httpx.AsyncClient(transport=transport, base_url="http://holdfast") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://onceward") as client:
             return [
                 (await client.get("/api/v1/contacts", headers=headers)).status_code
                 for headers in signatures
             ]
     finally:
-        await app.state.holdfast.close()
+        await app.state.onceward.close()
 
 
 @pytest.mark.parametrize(("environment", "status"), [("production", 503), ("staging", 401)])

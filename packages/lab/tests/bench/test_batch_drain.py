@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from holdfast_lab.bench import batch_drain
+from onceward_lab.bench import batch_drain
 
 
 def test_drains_in_batches_are_compared_with_single_requests(tmp_path: Path) -> None:

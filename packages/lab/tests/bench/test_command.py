@@ -1,4 +1,4 @@
-"""The command ``holdfast bench``: bad options, results, and signals."""
+"""The command ``onceward bench``: bad options, results, and signals."""
 
 import json
 import signal
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from holdfast_lab.bench.__main__ import main
+from onceward_lab.bench.__main__ import main
 
-HOLDFAST = str(Path(sys.executable).with_name("holdfast"))
+ONCEWARD = str(Path(sys.executable).with_name("onceward"))
 CHECKOUT = Path(__file__).parents[4]
 
 
 def bench(*options: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [HOLDFAST, "bench", *options],
+        [ONCEWARD, "bench", *options],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -99,7 +99,7 @@ def test_draw_only_without_results_is_one_line_and_exits_with_2(
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_signal_keeps_the_finished_suites(sign: signal.Signals, tmp_path: Path) -> None:
-    command = [HOLDFAST, "bench", "--results", str(tmp_path), "--rounds", "100"]
+    command = [ONCEWARD, "bench", "--results", str(tmp_path), "--rounds", "100"]
     command += ["--only", "sqlite", "fingerprint"]
     (tmp_path / "latest.json").write_text(json.dumps({"runs": {"walk": {"at": "before"}}}))
     with subprocess.Popen(
@@ -110,7 +110,7 @@ def test_signal_keeps_the_finished_suites(sign: signal.Signals, tmp_path: Path) 
         process.send_signal(sign)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert errors.startswith("holdfast: stopped before the end; kept: nothing")
+    assert errors.startswith("onceward: stopped before the end; kept: nothing")
     assert errors.count("\n") == 1
     assert json.loads((tmp_path / "latest.json").read_text())["runs"] == {"walk": {"at": "before"}}
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from holdfast_lab.bench import outbox, outbox_drain
+from onceward_lab.bench import outbox, outbox_drain
 
 
 def test_enqueue_is_compared_with_raw_commits_and_peers(tmp_path: Path) -> None:
@@ -10,7 +10,7 @@ def test_enqueue_is_compared_with_raw_commits_and_peers(tmp_path: Path) -> None:
     assert set(found["outbox_enqueue_plain"]) == {
         "raw commits of the same row",
         "raw commits, a table without indexes",
-        "Holdfast",
+        "Onceward",
         "persist-queue at FULL",
         "litequeue at FULL",
     }

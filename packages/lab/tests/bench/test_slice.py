@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from holdfast.testing.servers import RealPostgres
-from holdfast_lab.bench import (
+from onceward.testing.servers import RealPostgres
+from onceward_lab.bench import (
     console,
     cpu_layers,
     fingerprint,
@@ -25,10 +25,10 @@ from holdfast_lab.bench import (
     plots,
     walk,
 )
-from holdfast_lab.bench.curves import sizes
-from holdfast_lab.bench.idempotency import CREATE
-from holdfast_lab.bench.measurements import at_least, at_most, measurement
-from holdfast_lab.bench.races import Contender, race, ratio, served
+from onceward_lab.bench.curves import sizes
+from onceward_lab.bench.idempotency import CREATE
+from onceward_lab.bench.measurements import at_least, at_most, measurement
+from onceward_lab.bench.races import Contender, race, ratio, served
 
 
 def test_race_between_bare_and_guarded_gives_a_ratio(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_jobs_are_compared_with_peers(
     found = jobs.postgres(postgres, rounds=1, seconds=0.2, jobs=40)
     assert set(found) == {"jobs_enqueue_1", "jobs_enqueue_8", "jobs_worked", "jobs_that_write"}
     for rows in found.values():
-        assert max(row["ratio"] for name, row in rows.items() if "Holdfast" not in name) >= 1
+        assert max(row["ratio"] for name, row in rows.items() if "Onceward" not in name) >= 1
         assert all(row["per_second"] > 0 for row in rows.values())
 
 
@@ -140,7 +140,7 @@ async def test_wake_up_is_measured_between_two_processes(postgres: RealPostgres)
 async def test_services_are_measured_with_and_without_the_guard(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.setenv("ONCEWARD_HOME", str(tmp_path))
     walked = await walk.measure(postgres.create_database(), 1, 0.1, count=5_000)
     assert {name for name, row in walked.items() if row["ratio"] > 0} == {
         "tree.allocate",
@@ -162,7 +162,7 @@ async def test_services_are_measured_with_and_without_the_guard(
 async def test_reads_are_measured_with_a_long_and_a_short_history(
     tmp_path: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    monkeypatch.setenv("ONCEWARD_HOME", str(tmp_path))
     monkeypatch.setattr(histories, "_REQUESTS", 1)
     for url in (postgres.create_database(), f"sqlite:///{tmp_path}/histories.db"):
         found = await histories.measure(url, rows=50, rounds=1)
@@ -189,7 +189,7 @@ def test_command_keeps_the_results_of_other_suites(tmp_path: Path) -> None:
     earlier = {"runs": {"walk": {}}, "measurements": [kept], "curves": []}
     (tmp_path / "latest.json").write_text(json.dumps(earlier))
     command = [
-        str(Path(sys.executable).parent / "holdfast"),
+        str(Path(sys.executable).parent / "onceward"),
         "bench",
         "--only",
         "fingerprint",

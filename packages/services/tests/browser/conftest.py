@@ -1,4 +1,4 @@
-"""One Chromium and one ``holdfast serve`` with data for all tests of this directory."""
+"""One Chromium and one ``onceward serve`` with data for all tests of this directory."""
 
 import asyncio
 import os
@@ -45,8 +45,8 @@ async def chromium() -> AsyncIterator[Browser]:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(
         tmp_path_factory.mktemp("server"),
-        HOLDFAST_JWT_SECRET=SECRET,
-        HOLDFAST_CONSOLE_OPERATORS="ada, grace",
+        ONCEWARD_JWT_SECRET=SECRET,
+        ONCEWARD_CONSOLE_OPERATORS="ada, grace",
     )
     assert server.url, server.stderr()
     yield server
@@ -55,7 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shop(server: Server) -> AsyncIterator[Shop]:
-    shop = Shop(f"sqlite:///{server.directory / 'holdfast.db'}")
+    shop = Shop(f"sqlite:///{server.directory / 'onceward.db'}")
     await shop.open()
     try:
         # In a task: what a request sets in its context would be there in all later tests.
@@ -120,5 +120,5 @@ async def tab(shared_tab: Tab, shop: Shop) -> AsyncIterator[Tab]:
 @pytest.fixture(scope="session")
 def screenshots() -> Path | None:
     """Return where pictures for the documentation go: ``make screenshots`` sets it."""
-    directory = os.environ.get("HOLDFAST_SCREENSHOTS")
+    directory = os.environ.get("ONCEWARD_SCREENSHOTS")
     return None if not directory else Path(directory).resolve()

@@ -3,7 +3,7 @@
 import json
 from datetime import datetime
 
-from holdfast.ports import Store
+from onceward.ports import Store
 
 __all__ = ["DELIVERY", "REVIEWS", "WEBHOOK", "add_services_rows"]
 

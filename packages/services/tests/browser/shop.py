@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 from fastapi import Body, FastAPI, HTTPException
 
-from holdfast import Holdfast, JobContext, NonRetryableError
-from holdfast.server.jwt_auth import JwtIdentify, mint_token
+from onceward import JobContext, NonRetryableError, Onceward
+from onceward.server.jwt_auth import JwtIdentify, mint_token
 from packages.services.tests.browser.services_rows import (
     DELIVERY,
     REVIEWS,
@@ -47,51 +47,51 @@ class Shop:
     ids: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.holdfast: Holdfast[Any] = Holdfast(
+        self.onceward: Onceward[Any] = Onceward(
             self.url, identify=JwtIdentify(secret=SECRET), request_log_seconds=3600
         )
         self.app = FastAPI()
         self.started, self.ended = asyncio.Event(), asyncio.Event()
-        self.holdfast.install(self.app)
+        self.onceward.install(self.app)
 
         @self.app.post("/charges/{customer}", status_code=201)
-        @self.holdfast.guard()
+        @self.onceward.guard()
         async def charge(customer: str, charged: Any = Body()) -> Any:  # noqa: B008 - FastAPI
             if charged.get("amount") == "0.00":
                 raise HTTPException(403, "nothing to charge")
             for job_type in charged.get("jobs", ()):
                 payload = {"customer": customer, "note": charged.get("note")}
                 delay = 3600.0 if job_type == "reminder" else 0.0
-                await self.holdfast.enqueue(
+                await self.onceward.enqueue(
                     job_type, payload, resource_id=customer, delay_seconds=delay
                 )
             return {"customer": customer, **charged}
 
-        @self.holdfast.jobs.handler("receipt", queue="receipts")
+        @self.onceward.jobs.handler("receipt", queue="receipts")
         async def send_receipt(job: JobContext) -> dict[str, str]:
             return {"sent to": job.payload["customer"]}
 
-        @self.holdfast.jobs.handler("payout", queue="payouts")
+        @self.onceward.jobs.handler("payout", queue="payouts")
         async def pay(job: JobContext) -> None:
             raise NonRetryableError(job.payload["note"] or "the bank refused the account")
 
-        @self.holdfast.jobs.handler("report", queue="reports")
+        @self.onceward.jobs.handler("report", queue="reports")
         async def report(_job: JobContext) -> None:
             self.started.set()
             await self.ended.wait()
 
-        @self.holdfast.jobs.handler("reminder", queue="reminders")
+        @self.onceward.jobs.handler("reminder", queue="reminders")
         async def remind(_job: JobContext) -> None: ...
 
     async def open(self) -> None:
-        await self.holdfast.open()
-        self.worker = self.holdfast.worker(lease_seconds=3600, shutdown_seconds=5)
+        await self.onceward.open()
+        self.worker = self.onceward.worker(lease_seconds=3600, shutdown_seconds=5)
         await self.worker.start()
 
     async def close(self) -> None:
         self.ended.set()
         await self.worker.stop()
-        await self.holdfast.close()
+        await self.onceward.close()
 
     async def charge(
         self, sub: str, customer: str, *, key: str | None = None, trace: str = "", **body: Any
@@ -135,20 +135,20 @@ class Shop:
         self.ids |= {"attack": attack.headers["x-request-id"]}
         self.ids |= {"attack trace": attack.headers["x-correlation-id"]}
         self.ids |= {"large": large.headers["x-request-id"]}
-        await self.until(lambda rows: rows >= 4, "SELECT job_id FROM holdfast_dead_letters")
+        await self.until(lambda rows: rows >= 4, "SELECT job_id FROM onceward_dead_letters")
         # The log of requests is written every second.
-        await self.until(lambda rows: rows >= 5, "SELECT at FROM holdfast_request_log")
+        await self.until(lambda rows: rows >= 5, "SELECT at FROM onceward_request_log")
         await self.started.wait()
         self.ids |= {"job": await self.dead_job("carol")}
-        await add_services_rows(self.holdfast.store, HOSTILE)
+        await add_services_rows(self.onceward.store, HOSTILE)
         self.ids |= {"webhook": WEBHOOK, "delivery": DELIVERY, "review": REVIEWS["wanda"]}
 
     async def dead_job(self, customer: str) -> str:
-        sql = "SELECT job_id FROM holdfast_dead_letters WHERE resource_id = :customer"
-        rows = await self.holdfast.store.read(sql, {"customer": customer})
+        sql = "SELECT job_id FROM onceward_dead_letters WHERE resource_id = :customer"
+        rows = await self.onceward.store.read(sql, {"customer": customer})
         return str(rows[0]["job_id"])
 
     async def until(self, enough: Callable[[int], bool], sql: str) -> None:
         async with asyncio.timeout(60):
-            while not enough(len(await self.holdfast.store.read(sql))):
+            while not enough(len(await self.onceward.store.read(sql))):
                 await asyncio.sleep(0.05)

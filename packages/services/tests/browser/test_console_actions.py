@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from playwright.async_api import StorageState, expect
 
-from holdfast.jobs.admin import JobAdmin
+from onceward.jobs.admin import JobAdmin
 from packages.services.tests.browser.conftest import OpenTab
 from packages.services.tests.browser.shop import ENDPOINT, Shop, token
 from packages.services.tests.browser.tab import BROWSER_TEST, LIMIT_MILLISECONDS, Tab
@@ -16,8 +16,8 @@ pytestmark = BROWSER_TEST
 
 async def actors(shop: Shop, endpoint: str) -> list[str]:
     """Return who is named by the audit events of an action."""
-    sql = "SELECT actor FROM holdfast_audit_events WHERE endpoint LIKE :endpoint"
-    rows = await shop.holdfast.store.read(sql, {"endpoint": endpoint})
+    sql = "SELECT actor FROM onceward_audit_events WHERE endpoint LIKE :endpoint"
+    rows = await shop.onceward.store.read(sql, {"endpoint": endpoint})
     return [row["actor"] for row in rows]
 
 
@@ -138,7 +138,7 @@ async def test_requeue_asks_why_and_is_audited(tab: Tab, shop: Shop) -> None:
     await shop.charge("bob", "gina", amount="1.00", jobs=["payout"], note="closed account")
     await shop.until(
         lambda rows: rows == 1,
-        "SELECT job_id FROM holdfast_dead_letters WHERE resource_id = 'gina'",
+        "SELECT job_id FROM onceward_dead_letters WHERE resource_id = 'gina'",
     )
     job = await shop.dead_job("gina")
     await tab.go(f"jobs/{job}?tenant=bob")
@@ -156,7 +156,7 @@ async def test_requeue_asks_why_and_is_audited(tab: Tab, shop: Shop) -> None:
 async def test_bulk_requeue_says_how_many_and_moves_those(tab: Tab, shop: Shop) -> None:
     for customer in ("hugo", "ida"):
         await shop.charge("hugo", customer, jobs=["payout"], note="holiday")
-    dead = "SELECT job_id FROM holdfast_dead_letters WHERE tenant = 'hugo' AND requeued_at IS NULL"
+    dead = "SELECT job_id FROM onceward_dead_letters WHERE tenant = 'hugo' AND requeued_at IS NULL"
     await shop.until(lambda rows: rows == 2, dead)
     await tab.go("dead-letters?tenant=hugo")
     await tab.page.click("table a:has-text('holiday')")
@@ -169,9 +169,9 @@ async def test_bulk_requeue_says_how_many_and_moves_those(tab: Tab, shop: Shop) 
 async def test_dead_letter_requeued_in_two_tabs_runs_once(
     tab: Tab, open_tab: OpenTab, shop: Shop
 ) -> None:
-    store = shop.holdfast.store
+    store = shop.onceward.store
     await shop.charge("nina", "nina", jobs=["reminder"])
-    (row,) = await store.read("SELECT id FROM holdfast_jobs WHERE tenant = 'nina'")
+    (row,) = await store.read("SELECT id FROM onceward_jobs WHERE tenant = 'nina'")
     job = str(row["id"])
     assert await JobAdmin(store).cancel(job, tenant="nina", actor="test", reason="to requeue it")
     other = await open_tab()
@@ -186,9 +186,9 @@ async def test_dead_letter_requeued_in_two_tabs_runs_once(
     await expect(other.page.locator("h1")).to_have_text("Not found")
     other.problems.clear()  # the browser reports the status 404
     await shop.until(
-        lambda rows: rows == 1, "SELECT job_id FROM holdfast_job_completions WHERE tenant = 'nina'"
+        lambda rows: rows == 1, "SELECT job_id FROM onceward_job_completions WHERE tenant = 'nina'"
     )
-    requeued = "SELECT id FROM holdfast_audit_events WHERE tenant = 'nina' AND endpoint LIKE "
+    requeued = "SELECT id FROM onceward_audit_events WHERE tenant = 'nina' AND endpoint LIKE "
     assert len(await store.read(f"{requeued} 'job.requeued%'")) == 1
 
 
@@ -199,8 +199,8 @@ async def test_queue_is_paused_and_resumed(tab: Tab, shop: Shop) -> None:
     await expect(tab.page.get_by_role("status")).to_have_text("Queue receipts is paused.")
     assert "ada via console: the printer is broken" in await tab.text()
     await shop.charge("olga", "olga", jobs=["receipt"])
-    waiting = "SELECT id FROM holdfast_jobs WHERE queue = 'receipts'"
-    assert len(await shop.holdfast.store.read(waiting)) == 1
+    waiting = "SELECT id FROM onceward_jobs WHERE queue = 'receipts'"
+    assert len(await shop.onceward.store.read(waiting)) == 1
     await tab.go("queues")
     await tab.act("Resume receipts", reason="it works again")
     await expect(tab.page.get_by_role("status")).to_have_text("Queue receipts is resumed.")

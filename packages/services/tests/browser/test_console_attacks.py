@@ -189,13 +189,13 @@ async def test_link_of_another_site_is_opened_without_the_session(
 
 async def test_cookie_that_an_attacker_has_set_is_not_taken_over(open_tab: OpenTab) -> None:
     tab = await open_tab()
-    planted = {"name": "holdfast_console", "value": "planted", "url": f"{tab.url}/console/"}
+    planted = {"name": "onceward_console", "value": "planted", "url": f"{tab.url}/console/"}
     await tab.context.add_cookies([planted])  # type: ignore[list-item]
     await tab.sign_in(token("ada", "viewer"))
     await expect(tab.page.locator("h1")).to_have_text("Overview")
     cookies = {one["value"] for one in await tab.context.cookies()}
     async with httpx.AsyncClient(base_url=tab.url) as client:
-        client.cookies.set("holdfast_console", "planted", path="/console/")
+        client.cookies.set("onceward_console", "planted", path="/console/")
         assert (await client.get("/console/records")).status_code == 303
     assert len(cookies - {"planted"}) == 1
 

@@ -8,8 +8,8 @@ from typing import Any
 import uvicorn
 from playwright.async_api import expect
 
-from holdfast.testing.servers import RealPostgres
-from packages.holdfast.tests.console.lab import ConsoleLab
+from onceward.testing.servers import RealPostgres
+from packages.onceward.tests.console.lab import ConsoleLab
 from packages.services.tests.browser.conftest import OpenTab
 from packages.services.tests.browser.tab import BROWSER_TEST, LIMIT_MILLISECONDS
 
@@ -63,4 +63,4 @@ async def test_pages_say_that_the_database_is_away_and_recover_by_themselves(
         for each in (live, tab):
             each.problems.clear()  # the browser reports the status 503
             await each.page.close()
-    await lab.holdfast.close()
+    await lab.onceward.close()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import StorageState
 
-from holdfast.jobs.paused_queues import PausedQueues
+from onceward.jobs.paused_queues import PausedQueues
 from packages.services.tests.browser.conftest import OpenTab
 from packages.services.tests.browser.shop import Shop
 from packages.services.tests.browser.tab import BROWSER_TEST, Tab
@@ -63,7 +63,7 @@ PAGES = {
         "tenants/show?tenant=bob",
         ("Stored data", "Idempotency records", "Export all data"),
     ),
-    "system": ("system", ("HOLDFAST_JWT_SECRET", "7 (default)", "Migrations", "Rate limits")),
+    "system": ("system", ("ONCEWARD_JWT_SECRET", "7 (default)", "Migrations", "Rate limits")),
 }
 # Pictures of the documentation: the page, the scheme and the width.
 PICTURES = {
@@ -152,7 +152,7 @@ async def test_request_id_leads_to_the_answer_in_three_steps(tab: Tab, shop: Sho
 
 
 async def test_badge_and_text_of_a_cell_are_on_one_line_on_a_phone(tab: Tab, shop: Shop) -> None:
-    paused = PausedQueues(shop.holdfast.store, lambda: None)
+    paused = PausedQueues(shop.onceward.store, lambda: None)
     await paused.pause("receipts", actor="ada", reason="the printer in the cellar is broken")
     try:
         for path in ("", "queues"):

@@ -1,4 +1,4 @@
-"""``holdfast serve`` as a process that is stopped after the test."""
+"""``onceward serve`` as a process that is stopped after the test."""
 
 import select
 import signal
@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.server.jwt_auth import mint_token
-from holdfast_services.dev_secrets import development_secret
-from packages.holdfast.tests.cli.conftest import cli, here
-from packages.holdfast.tests.cli.harness import (
-    HOLDFAST,
+from onceward.server.jwt_auth import mint_token
+from onceward_services.dev_secrets import development_secret
+from packages.onceward.tests.cli.conftest import cli, here
+from packages.onceward.tests.cli.harness import (
+    ONCEWARD,
     TIMEOUT_SECONDS,
     Cli,
     Done,
@@ -23,29 +23,29 @@ from packages.holdfast.tests.cli.harness import (
     environment,
     one_line,
 )
-from packages.holdfast.tests.support.databases import SpareDatabases
+from packages.onceward.tests.support.databases import SpareDatabases
 
-__all__ = ["HOLDFAST", "Cli", "Done", "Here", "cli", "environment", "here", "one_line"]
+__all__ = ["ONCEWARD", "Cli", "Done", "Here", "cli", "environment", "here", "one_line"]
 
 WALK = {"start": {"lat": 55.95, "lon": -3.19}, "minutes": 90, "interests": ["history"]}
 ROUTES = "/api/v1/routes"
 
 
 class Server:
-    """``holdfast serve`` on a free port, after it printed that it is ready."""
+    """``onceward serve`` on a free port, after it printed that it is ready."""
 
     def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
         self.directory = directory
         self.errors = (directory / "stderr.txt").open("ab+")
         self.process = subprocess.Popen(
-            [HOLDFAST, "serve", "--port", "0", *arguments],
+            [ONCEWARD, "serve", "--port", "0", *arguments],
             cwd=directory,
             env=environment(**variables),
             stdout=subprocess.PIPE,
             stderr=self.errors,
         )
         self.line = self._first_line()
-        self.url = self.line.split()[4] if self.line.startswith("Holdfast is ready on ") else ""
+        self.url = self.line.split()[4] if self.line.startswith("Onceward is ready on ") else ""
 
     def client(self, token: str) -> httpx.Client:
         return httpx.Client(
@@ -102,5 +102,5 @@ def serve(tmp_path: Path) -> Iterator[Callable[..., Server]]:
 
 def token(cli: Cli) -> str:
     """Return a token signed with the development secret of the server in this directory."""
-    secret = development_secret(cli.directory / ".holdfast")
+    secret = development_secret(cli.directory / ".onceward")
     return mint_token(secret, sub="ada", lifetime=timedelta(hours=1), now=datetime.now(UTC))

@@ -1,10 +1,10 @@
-"""The commands this package adds to ``holdfast``: help, bad usage, imports."""
+"""The commands this package adds to ``onceward``: help, bad usage, imports."""
 
 import json
 
 import pytest
 
-from packages.holdfast.tests.cli.harness import run_script
+from packages.onceward.tests.cli.harness import run_script
 
 from .conftest import Cli, Here, one_line
 
@@ -16,7 +16,7 @@ def test_help_lists_the_commands_of_this_package(here: Here) -> None:
 
 
 def test_help_of_serve_has_examples(here: Here) -> None:
-    assert b"holdfast serve --port 0" in here("serve", "--help").stdout
+    assert b"onceward serve --port 0" in here("serve", "--help").stdout
 
 
 @pytest.mark.parametrize("arguments", [["token"], ["serve", "--port", "x"]])
@@ -44,8 +44,8 @@ def test_worker_imports_no_web_framework(cli: Cli) -> None:
     script = (
         "import sys\n"
         "sys.modules.update(dict.fromkeys(['fastapi', 'starlette', 'uvicorn']))\n"
-        "sys.argv = ['holdfast', 'worker', '--queue', 'nowhere']\n"
-        "from holdfast.cli.main import main\n"
+        "sys.argv = ['onceward', 'worker', '--queue', 'nowhere']\n"
+        "from onceward.cli.main import main\n"
         "main()\n"
     )
     done = run_script(script, cwd=cli.directory)
@@ -57,13 +57,13 @@ def test_worker_imports_no_web_framework(cli: Cli) -> None:
 def test_garbage_collection_is_resumed_when_the_server_is_ready(cli: Cli) -> None:
     script = (
         "import gc, sys\n"
-        "from holdfast.cli import main\nfrom holdfast_services.cli import serve\n"
+        "from onceward.cli import main\nfrom onceward_services.cli import serve\n"
         "def run_in_process(app, settings, listener, ready):\n"
         "    before = gc.isenabled()\n"
         "    ready()\n"
         "    print(before, gc.isenabled())\n"
         "serve.run_in_process = run_in_process\n"
-        "sys.argv = ['holdfast', 'serve', '--port', '0']\n"
+        "sys.argv = ['onceward', 'serve', '--port', '0']\n"
         "main.main()\n"
     )
     assert _last_line(script, cli) == b"False True"
@@ -72,11 +72,11 @@ def test_garbage_collection_is_resumed_when_the_server_is_ready(cli: Cli) -> Non
 def test_garbage_collection_is_resumed_when_the_worker_is_ready(cli: Cli) -> None:
     script = (
         "import gc, sys\n"
-        "from holdfast.cli import main, worker\n"
+        "from onceward.cli import main, worker\n"
         "async def until_stopped(worker, signals, *, once):\n"
         "    print(gc.isenabled())\n"
         "worker._until_stopped = until_stopped\n"
-        "sys.argv = ['holdfast', 'worker']\n"
+        "sys.argv = ['onceward', 'worker']\n"
         "main.main()\n"
     )
     assert _last_line(script, cli) == b"True"
@@ -92,10 +92,10 @@ def test_missing_dependency_is_reported_with_the_command_that_installs_it(cli: C
     script = (
         "import sys\n"
         "sys.modules['uvicorn'] = None\n"
-        "sys.argv = ['holdfast', 'serve']\n"
-        "from holdfast.cli.main import main\n"
+        "sys.argv = ['onceward', 'serve']\n"
+        "from onceward.cli.main import main\n"
         "main()\n"
     )
     done = run_script(script, cwd=cli.directory)
     assert done.returncode == 1
-    assert one_line(done.stderr).endswith("uvicorn: pip install holdfast-services")
+    assert one_line(done.stderr).endswith("uvicorn: pip install onceward-services")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from holdfast_services.cli.connection_limits import ConnectionLimits, raise_file_limit
+from onceward_services.cli.connection_limits import ConnectionLimits, raise_file_limit
 
 
 async def respond(scope: Any, _receive: Any, send: Any) -> None:
@@ -75,7 +75,7 @@ async def test_above_the_limit_all_but_health_checks_get_503() -> None:
             await served.get("/x")
         reader, head = await served.get("/x")
         assert head.startswith(b"HTTP/1.1 503")
-        assert b"holdfast-error: server.overloaded\r\n" in head.lower()
+        assert b"onceward-error: server.overloaded\r\n" in head.lower()
         assert b"retry-after: 1\r\n" in head
         assert await asyncio.wait_for(reader.read(), 5), "a body, then the end"
         for path in ("/healthz", "/readyz"):

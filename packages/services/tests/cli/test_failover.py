@@ -1,4 +1,4 @@
-"""``holdfast serve`` on a PostgreSQL that waits for a standby, and on one that is frozen."""
+"""``onceward serve`` on a PostgreSQL that waits for a standby, and on one that is frozen."""
 
 import asyncio
 import threading
@@ -11,8 +11,8 @@ import asyncpg
 import httpx
 import pytest
 
-from holdfast.testing.servers import RealPostgres
-from packages.holdfast.tests.support.standby import (
+from onceward.testing.servers import RealPostgres
+from packages.onceward.tests.support.standby import (
     HANG_SECONDS,
     absent_standby,
     set_standbys,
@@ -62,9 +62,9 @@ async def test_sigterm_while_a_commit_waits_reports_no_success(
 ) -> None:
     url, key = server.create_database(), str(uuid4())
     settings: dict[str, Any] = {
-        "HOLDFAST_SHUTDOWN_SECONDS": "1",
-        "HOLDFAST_WAIT_SECONDS": "1",
-        "HOLDFAST_DATABASE_STATEMENT_SECONDS": "2",
+        "ONCEWARD_SHUTDOWN_SECONDS": "1",
+        "ONCEWARD_WAIT_SECONDS": "1",
+        "ONCEWARD_DATABASE_STATEMENT_SECONDS": "2",
     }
     options = ("--database", url, "--no-jobs")
     running = await asyncio.to_thread(serve, *options, **settings)
@@ -82,7 +82,7 @@ async def test_sigterm_while_a_commit_waits_reports_no_success(
         await asyncio.to_thread(sender.join)
         assert statuses == [("idempotency.store_unavailable", "outcome_unknown")]
         assert await observer.fetch(COMMITS) == waiting  # it was not cancelled
-        settings["HOLDFAST_DATABASE_COMMIT_SECONDS"] = "1"
+        settings["ONCEWARD_DATABASE_COMMIT_SECONDS"] = "1"
         again = await asyncio.to_thread(serve, *options, **settings)
         assert await asyncio.to_thread(post, again, bearer, key) in (503, 409)
         # An operator ends the wait: the record can be read, and is not on a standby.
@@ -104,10 +104,10 @@ async def test_frozen_database_under_100_requests(
         "--database",
         url,
         "--no-jobs",
-        HOLDFAST_DATABASE_CONNECT_SECONDS="2",
-        HOLDFAST_DATABASE_CLAIM_SECONDS="2",
-        HOLDFAST_DATABASE_STATEMENT_SECONDS="2",
-        HOLDFAST_DATABASE_COMMIT_SECONDS="2",
+        ONCEWARD_DATABASE_CONNECT_SECONDS="2",
+        ONCEWARD_DATABASE_CLAIM_SECONDS="2",
+        ONCEWARD_DATABASE_STATEMENT_SECONDS="2",
+        ONCEWARD_DATABASE_COMMIT_SECONDS="2",
     )
     headers = {"Authorization": f"Bearer {token(cli)}"}
     keys = [str(uuid4()) for _ in range(100)]
@@ -147,7 +147,7 @@ async def count(url: str) -> int:
     """Return the number of routes."""
     connection = await asyncpg.connect(url)
     try:
-        return int(await connection.fetchval("SELECT count(*) FROM holdfast_idempotency_records"))
+        return int(await connection.fetchval("SELECT count(*) FROM onceward_idempotency_records"))
     finally:
         await connection.close()
 

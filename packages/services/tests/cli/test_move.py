@@ -1,4 +1,4 @@
-"""``holdfast move`` of a database with the tables of the services."""
+"""``onceward move`` of a database with the tables of the services."""
 
 import asyncio
 import json
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast import open_store
-from holdfast_services.registry import migration_packages
-from packages.holdfast.tests.cli.conftest import here as here  # noqa: PLC0414 - the fixture
-from packages.holdfast.tests.cli.harness import Here
-from packages.holdfast.tests.support.citus import ON_CITUS
+from onceward import open_store
+from onceward_services.registry import migration_packages
+from packages.onceward.tests.cli.conftest import here as here  # noqa: PLC0414 - the fixture
+from packages.onceward.tests.cli.harness import Here
+from packages.onceward.tests.support.citus import ON_CITUS
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 

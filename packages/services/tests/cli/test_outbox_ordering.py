@@ -1,4 +1,4 @@
-"""``holdfast outbox`` with the profile ``walk`` against a server that demands numbers."""
+"""``onceward outbox`` with the profile ``walk`` against a server that demands numbers."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from packages.holdfast.tests.support.citus import ON_CITUS
+from packages.onceward.tests.support.citus import ON_CITUS
 from packages.services.tests.cli.conftest import Cli, Here, Server, token
 
 
@@ -58,7 +58,7 @@ def walker(
     if request.param != "sqlite":
         database = request.getfixturevalue(f"{request.param}_url")
     options = ("--database", database, "--no-jobs")
-    server = serve(*options, HOLDFAST_WALK_ORDERING="strict", HOLDFAST_LOG_LEVEL="ERROR")
+    server = serve(*options, ONCEWARD_WALK_ORDERING="strict", ONCEWARD_LOG_LEVEL="ERROR")
     assert server.url, server.stderr()
     return Walker(here, server)
 

@@ -1,4 +1,4 @@
-"""``holdfast serve`` as a process: requests, restart, kill, several processes, startup errors."""
+"""``onceward serve`` as a process: requests, restart, kill, several processes, startup errors."""
 
 import json
 import signal
@@ -14,10 +14,10 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from holdfast.cli.output import CommandError
-from holdfast.server.jwt_keys import SAMPLE_SECRETS
-from holdfast_services.cli.serve import _bind
-from holdfast_services.settings import load_settings
+from onceward.cli.output import CommandError
+from onceward.server.jwt_keys import SAMPLE_SECRETS
+from onceward_services.cli.serve import _bind
+from onceward_services.settings import load_settings
 
 from .conftest import ROUTES, WALK, Cli, Here, Server, one_line, token
 
@@ -34,9 +34,9 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def test_record_survives_restart_and_kill(cli: Cli, serve: Serve) -> None:
     first = serve()
-    assert first.line == f"Holdfast is ready on {first.url} (sqlite:///holdfast.db)"
-    assert "no HOLDFAST_JWT_SECRET is set" in first.stderr()
-    assert (cli.directory / ".holdfast" / "jwt-secret").stat().st_mode & 0o777 == 0o600
+    assert first.line == f"Onceward is ready on {first.url} (sqlite:///onceward.db)"
+    assert "no ONCEWARD_JWT_SECRET is set" in first.stderr()
+    assert (cli.directory / ".onceward" / "jwt-secret").stat().st_mode & 0o777 == 0o600
     signature = cli("token", "--sub", "ada").stdout.decode().strip()
     with first.client(signature) as client:
         accepted = client.post(ROUTES, json=WALK, headers=KEY)
@@ -127,7 +127,7 @@ def test_server_processes_share_port_keys_and_metrics(cli: Cli, serve: Serve) ->
     def count() -> str:
         return httpx.get(f"{server.url}/metrics").text
 
-    requests = 'holdfast_requests_total{endpoint="POST /api/v1/routes",outcome='
+    requests = 'onceward_requests_total{endpoint="POST /api/v1/routes",outcome='
     # What the requests have left to do, such as a job, may change a metric meanwhile.
     until(
         lambda: len({count() for _ in range(6)}) == 1,
@@ -149,7 +149,7 @@ def test_server_processes_share_port_keys_and_metrics(cli: Cli, serve: Serve) ->
 
 
 def test_server_processes_share_a_rate_limit(cli: Cli, serve: Serve) -> None:
-    server = serve("--workers", "3", "--no-jobs", HOLDFAST_ROUTES_RATE_LIMIT="10/hour")
+    server = serve("--workers", "3", "--no-jobs", ONCEWARD_ROUTES_RATE_LIMIT="10/hour")
     signature = token(cli)
 
     def send() -> int:
@@ -180,11 +180,11 @@ def test_port_in_use_is_reported_in_one_line(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("arguments", "variables", "code", "message"),
     [
-        (["--host", "0.0.0.0"], {}, 2, "HOLDFAST_JWT_SECRET"),
-        (["--host", "0.0.0.0"], {"HOLDFAST_JWT_SECRET": min(SAMPLE_SECRETS)}, 2, "sample secret"),
-        ([], {"HOLDFAST_ENVIRONMENT": "production"}, 2, "production never runs on"),
-        ([], {"HOLDFAST_JWKS_URL": "https://id/keys"}, 2, "HOLDFAST_JWT_ISSUER=https://"),
-        ([], {"HOLDFAST_OPS_HOST": "nowhere.invalid", "HOLDFAST_OPS_PORT": "0"}, 2, "nowhere"),
+        (["--host", "0.0.0.0"], {}, 2, "ONCEWARD_JWT_SECRET"),
+        (["--host", "0.0.0.0"], {"ONCEWARD_JWT_SECRET": min(SAMPLE_SECRETS)}, 2, "sample secret"),
+        ([], {"ONCEWARD_ENVIRONMENT": "production"}, 2, "production never runs on"),
+        ([], {"ONCEWARD_JWKS_URL": "https://id/keys"}, 2, "ONCEWARD_JWT_ISSUER=https://"),
+        ([], {"ONCEWARD_OPS_HOST": "nowhere.invalid", "ONCEWARD_OPS_PORT": "0"}, 2, "nowhere"),
         (["--host", "nowhere.invalid"], {}, 2, "nowhere.invalid"),
         (["--database", "mysql://x"], {}, 2, "mysql"),
         (["--database", "postgresql://[bad"], {}, 2, "PostgreSQL URL is malformed"),
@@ -193,7 +193,7 @@ def test_port_in_use_is_reported_in_one_line(cli: Cli) -> None:
         (["--workers", "2", "--nats", "nats://127.0.0.1:abc"], {}, 2, "NATS URL is malformed"),
         (["--database", "postgresql://me:hunter2@127.0.0.1:1/x"], {}, 1, "me:***@127.0.0.1"),
         (["--database", "sqlite:////nowhere/x.db"], {}, 1, "/nowhere/x.db"),
-        ([], {"HOLDFAST_WAIT_SECONDS": "soon"}, 2, "HOLDFAST_WAIT_SECONDS"),
+        ([], {"ONCEWARD_WAIT_SECONDS": "soon"}, 2, "ONCEWARD_WAIT_SECONDS"),
     ],
 )
 def test_startup_error_is_reported_in_one_line(
@@ -208,9 +208,9 @@ def test_startup_error_of_several_processes_is_reported_once(cli: Cli) -> None:
     arguments = ("serve", "--port", "0", "--workers", "2")
     done = cli(
         *arguments,
-        HOLDFAST_JWKS_FILE="nowhere.json",
-        HOLDFAST_JWT_ISSUER="https://id.example",
-        HOLDFAST_JWT_AUDIENCE="holdfast",
+        ONCEWARD_JWKS_FILE="nowhere.json",
+        ONCEWARD_JWT_ISSUER="https://id.example",
+        ONCEWARD_JWT_AUDIENCE="onceward",
     )
     assert (done.returncode, done.stdout) == (2, b"")
     assert "nowhere.json" in one_line(done.stderr)
@@ -218,16 +218,16 @@ def test_startup_error_of_several_processes_is_reported_once(cli: Cli) -> None:
 
 def test_unknown_setting_is_a_warning(serve: Serve) -> None:
     secret = "x" * 32
-    server = serve("--no-jobs", HOLDFAST_HOEM="y", HOLDFAST_JWT_SECRET=secret)
+    server = serve("--no-jobs", ONCEWARD_HOEM="y", ONCEWARD_JWT_SECRET=secret)
     assert server.stop() == 0
     warnings = [line for line in server.stderr().splitlines() if "warning" in line.lower()]
     assert len(warnings) == 1
-    assert "HOLDFAST_HOEM is not a setting" in warnings[0]
+    assert "ONCEWARD_HOEM is not a setting" in warnings[0]
     assert secret not in server.stderr()
 
 
 def test_risky_setting_is_a_warning(serve: Serve) -> None:
-    ttl = {"HOLDFAST_WALK_SUCCESS_TTL_HOURS": "0.0005", "HOLDFAST_JWT_SECRET": "x" * 32}
+    ttl = {"ONCEWARD_WALK_SUCCESS_TTL_HOURS": "0.0005", "ONCEWARD_JWT_SECRET": "x" * 32}
     server = serve("--no-jobs", "--workers", "2", **ttl)
     assert server.stop() == 0
     warnings = [line for line in server.stderr().splitlines() if "warning" in line.lower()]
@@ -235,7 +235,7 @@ def test_risky_setting_is_a_warning(serve: Serve) -> None:
 
 
 def test_development_secret_binds_to_loopback_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HOLDFAST_JWT_SECRET", raising=False)
+    monkeypatch.delenv("ONCEWARD_JWT_SECRET", raising=False)
     development, real = load_settings(), load_settings(jwt_secret="x" * 32)
     for host in ("127.0.0.1", "127.8.8.8", "localhost"):
         _bind(host, 0, development).close()
@@ -259,9 +259,9 @@ def test_sample_secret_binds_to_loopback_only() -> None:
 
 
 def test_ops_port_has_metrics_and_docs_and_the_other_port_has_not(cli: Cli, serve: Serve) -> None:
-    server = serve("--no-jobs", "--workers", "2", HOLDFAST_OPS_PORT="0")
+    server = serve("--no-jobs", "--workers", "2", ONCEWARD_OPS_PORT="0")
     ops = server.line.split()[-1]
-    assert server.line.endswith(f"(sqlite:///holdfast.db), metrics and docs on {ops}")
+    assert server.line.endswith(f"(sqlite:///onceward.db), metrics and docs on {ops}")
     pages = ("/metrics", "/docs", "/docs/start.js", "/openapi.json")
     with httpx.Client(base_url=server.url) as api, httpx.Client(base_url=ops) as other:
         for path in pages:

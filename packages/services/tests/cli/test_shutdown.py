@@ -1,12 +1,12 @@
-"""Shutdown of ``holdfast serve``: with several processes, and with an open stream."""
+"""Shutdown of ``onceward serve``: with several processes, and with an open stream."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from holdfast.server.jwt_auth import mint_token
-from packages.holdfast.tests.cli.harness import TIMEOUT_SECONDS
+from onceward.server.jwt_auth import mint_token
+from packages.onceward.tests.cli.harness import TIMEOUT_SECONDS
 from packages.services.tests.cli.conftest import Server
 
 Serve = Callable[..., Server]
@@ -22,9 +22,9 @@ def test_open_live_page_of_the_console_does_not_delay_the_shutdown(serve: Serve)
     secret = "a secret of tests, long enough for HS256"
     # A stream that had to be cut off would take longer than the test waits.
     server = serve(
-        HOLDFAST_JWT_SECRET=secret,
-        HOLDFAST_CONSOLE_OPERATORS="ada",
-        HOLDFAST_SHUTDOWN_SECONDS=str(10 * TIMEOUT_SECONDS),
+        ONCEWARD_JWT_SECRET=secret,
+        ONCEWARD_CONSOLE_OPERATORS="ada",
+        ONCEWARD_SHUTDOWN_SECONDS=str(10 * TIMEOUT_SECONDS),
     )
     token = mint_token(
         secret, sub="ada", roles=["viewer"], lifetime=timedelta(hours=1), now=datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""``holdfast tenant`` and ``holdfast sweep`` on the tables of the services."""
+"""``onceward tenant`` and ``onceward sweep`` on the tables of the services."""
 
 import asyncio
 import json
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clock import SystemClock
-from holdfast.ports import Store
-from holdfast.server.tenant_data import TenantData
-from holdfast_services.bootstrap import create_store
-from holdfast_services.registry import tenant_tables
-from holdfast_services.settings import load_settings
-from packages.holdfast.tests.support.citus import ON_CITUS
-from packages.holdfast.tests.support.tenant_rows import add_rows
+from onceward.clock import SystemClock
+from onceward.ports import Store
+from onceward.server.tenant_data import TenantData
+from onceward_services.bootstrap import create_store
+from onceward_services.registry import tenant_tables
+from onceward_services.settings import load_settings
+from packages.onceward.tests.support.citus import ON_CITUS
+from packages.onceward.tests.support.tenant_rows import add_rows
 
 from .conftest import Here
 
@@ -72,7 +72,7 @@ async def counts(url: str, tenant: str) -> dict[str, int]:
 async def test_every_table_with_a_tenant_is_covered(database: str) -> None:
     store = await opened(database)
     assert await (await TenantData.open(store, SystemClock(), TABLES)).uncovered() == [], (
-        "name the table in holdfast_services.registry, or in holdfast.stores.tenant_tables"
+        "name the table in onceward_services.registry, or in onceward.stores.tenant_tables"
     )
     # It would be found if it were not.
     await store.write("CREATE TABLE new_table (tenant varchar(99) PRIMARY KEY)")
@@ -96,12 +96,12 @@ def test_services_are_exported_erased_and_swept(here: Here, database: str) -> No
     assert set(asyncio.run(counts(database, "bob")).values()) == {1}
 
     kept_for_ever = {
-        f"HOLDFAST_{name}_RETENTION_DAYS": "0"
+        f"ONCEWARD_{name}_RETENTION_DAYS": "0"
         for name in ("WALK_EVENT", "WALK_REFUND", "WALK_LEDGER", "PLANNING_DELIVERY")
     }
     sweep = ("sweep", "--database", database, "--json")
     swept = json.loads(
-        here(*sweep, HOLDFAST_DEAD_LETTER_RETENTION_DAYS="0", **kept_for_ever).stdout
+        here(*sweep, ONCEWARD_DEAD_LETTER_RETENTION_DAYS="0", **kept_for_ever).stdout
     )
     assert swept == {"deleted": 1}  # the record had expired
     swept = json.loads(here(*sweep).stdout)["old_rows"]
@@ -111,9 +111,9 @@ def test_services_are_exported_erased_and_swept(here: Here, database: str) -> No
         "planning_delivery_attempts",
     )  # fmt: skip
     assert swept == dict.fromkeys(names, 1)
-    swept = json.loads(here(*sweep, HOLDFAST_AUDIT_RETENTION_DAYS="365").stdout)["old_rows"]
+    swept = json.loads(here(*sweep, ONCEWARD_AUDIT_RETENTION_DAYS="365").stdout)["old_rows"]
     assert swept == dict.fromkeys(names, 0) | {"audit_events": 1}
-    refused = here(*sweep, HOLDFAST_WALK_LEDGER_RETENTION_DAYS="3")
+    refused = here(*sweep, ONCEWARD_WALK_LEDGER_RETENTION_DAYS="3")
     assert "should be a number of days from 30, or 0" in refused.stderr.decode()
 
 

@@ -1,4 +1,4 @@
-"""``holdfast token``: claims, signatures, App Check tokens, errors."""
+"""``onceward token``: claims, signatures, App Check tokens, errors."""
 
 import base64
 import json
@@ -19,35 +19,35 @@ def test_token_has_the_claims_and_the_configured_signature(here: Here, tmp_path:
     secret = "x" * 32
     done = here(
         *("token", "--sub", "ada", "--org", "acme", "--role", "admin", "--role", "walker"),
-        HOLDFAST_JWT_SECRET=secret,
+        ONCEWARD_JWT_SECRET=secret,
     )
     found = claims(done, secret)
     assert found["sub"] == "ada"
     assert found["org"] == "acme"
     assert found["roles"] == ["admin", "walker"]
-    assert not (tmp_path / ".holdfast").exists()
+    assert not (tmp_path / ".onceward").exists()
 
 
 def test_token_has_the_configured_issuer_and_audiences_and_the_first_secret(here: Here) -> None:
     secrets = ("n" * 32, "o" * 32)
     done = here(
         *("token", "--sub", "ada"),
-        HOLDFAST_JWT_SECRET=",".join(secrets),
-        HOLDFAST_JWT_ISSUER="https://a,https://b",
-        HOLDFAST_JWT_AUDIENCE="shop",
+        ONCEWARD_JWT_SECRET=",".join(secrets),
+        ONCEWARD_JWT_ISSUER="https://a,https://b",
+        ONCEWARD_JWT_AUDIENCE="shop",
     )
     token = done.stdout.decode().strip()
     found = jwt.decode(token, secrets[0], algorithms=["HS256"], audience="shop")
     assert (found["iss"], found["aud"]) == ("https://a", "shop")
     assert len(found["jti"]) == 36
-    for name in ("HOLDFAST_JWT_ISSUER", "HOLDFAST_JWT_AUDIENCE"):
+    for name in ("ONCEWARD_JWT_ISSUER", "ONCEWARD_JWT_AUDIENCE"):
         assert name not in done.stderr.decode()
 
 
-def test_token_without_configured_secret_uses_the_one_in_holdfast_home(
+def test_token_without_configured_secret_uses_the_one_in_onceward_home(
     here: Here, tmp_path: Path
 ) -> None:
-    done = here("token", "--sub", "ada", HOLDFAST_HOME="secrets")
+    done = here("token", "--sub", "ada", ONCEWARD_HOME="secrets")
     secret = (tmp_path / "secrets" / "jwt-secret").read_text().strip()
     assert claims(done, secret)["sub"] == "ada"
 
@@ -60,24 +60,24 @@ def test_token_without_configured_secret_uses_the_one_in_holdfast_home(
         (
             ["--app-check"],
             {
-                "HOLDFAST_APP_CHECK_JWKS_URL": "https://id.example/keys",
-                "HOLDFAST_APP_CHECK_AUDIENCE": "projects/1",
-                "HOLDFAST_APP_CHECK_ISSUER": "https://id.example",
+                "ONCEWARD_APP_CHECK_JWKS_URL": "https://id.example/keys",
+                "ONCEWARD_APP_CHECK_AUDIENCE": "projects/1",
+                "ONCEWARD_APP_CHECK_ISSUER": "https://id.example",
             },
         ),
-        (["--app-check"], {"HOLDFAST_HOME": "/dev/null"}),
+        (["--app-check"], {"ONCEWARD_HOME": "/dev/null"}),
         (
             [],
             {
-                "HOLDFAST_JWKS_URL": "https://id.example/keys",
-                "HOLDFAST_JWT_ISSUER": "https://id.example",
-                "HOLDFAST_JWT_AUDIENCE": "holdfast",
+                "ONCEWARD_JWKS_URL": "https://id.example/keys",
+                "ONCEWARD_JWT_ISSUER": "https://id.example",
+                "ONCEWARD_JWT_AUDIENCE": "onceward",
             },
         ),
-        ([], {"HOLDFAST_ENVIRONMENT": "production"}),
-        (["--app-check"], {"HOLDFAST_ENVIRONMENT": "production"}),
-        ([], {"HOLDFAST_JWT_SECRET": "short"}),
-        ([], {"HOLDFAST_HOME": "/dev/null"}),
+        ([], {"ONCEWARD_ENVIRONMENT": "production"}),
+        (["--app-check"], {"ONCEWARD_ENVIRONMENT": "production"}),
+        ([], {"ONCEWARD_JWT_SECRET": "short"}),
+        ([], {"ONCEWARD_HOME": "/dev/null"}),
     ],
 )
 def test_invalid_token_options_are_reported_in_one_line(
@@ -102,7 +102,7 @@ def test_token_without_sub_is_an_error(here: Here) -> None:
 
 
 def app_check_claims(done: Done, home: Path, audience: str, issuer: str) -> dict[str, object]:
-    """Check the signature as the server does, with the public key in HOLDFAST_HOME."""
+    """Check the signature as the server does, with the public key in ONCEWARD_HOME."""
     assert done.returncode == 0, done.stderr
     jwk = json.loads((home / "app-check-key.json").read_text())["keys"][0]
     public = {name: jwk[name] for name in ("kty", "n", "e")}
@@ -112,11 +112,11 @@ def app_check_claims(done: Done, home: Path, audience: str, issuer: str) -> dict
     return dict(jwt.decode(token, key, algorithms=["RS256"], audience=audience, issuer=issuer))
 
 
-def test_app_check_token_is_signed_with_the_key_in_holdfast_home(
+def test_app_check_token_is_signed_with_the_key_in_onceward_home(
     here: Here, tmp_path: Path
 ) -> None:
-    home = tmp_path / ".holdfast"
-    party = ("projects/holdfast-development", "holdfast-development")
+    home = tmp_path / ".onceward"
+    party = ("projects/onceward-development", "onceward-development")
     first = app_check_claims(here("token", "--app-check"), home, *party)
     second = app_check_claims(here("token", "--sub", "my-app", "--app-check"), home, *party)
     assert second["sub"] == "my-app"
@@ -128,17 +128,17 @@ def test_app_check_token_is_signed_with_the_key_in_holdfast_home(
 def test_app_check_token_has_the_configured_audience_and_issuer(here: Here, tmp_path: Path) -> None:
     done = here(
         *("token", "--app-check", "--hours", "2"),
-        HOLDFAST_HOME="keys",
-        HOLDFAST_APP_CHECK_AUDIENCE="projects/7",
-        HOLDFAST_APP_CHECK_ISSUER="me",
+        ONCEWARD_HOME="keys",
+        ONCEWARD_APP_CHECK_AUDIENCE="projects/7",
+        ONCEWARD_APP_CHECK_ISSUER="me",
     )
     found = app_check_claims(done, tmp_path / "keys", "projects/7", "me")
     assert found["aud"] == ["projects/7"]
 
 
 def test_broken_key_file_is_reported_and_not_replaced(here: Here, tmp_path: Path) -> None:
-    (tmp_path / ".holdfast").mkdir()
-    path = tmp_path / ".holdfast" / "app-check-key.json"
+    (tmp_path / ".onceward").mkdir()
+    path = tmp_path / ".onceward" / "app-check-key.json"
     path.write_text("{}")
     done = here("token", "--app-check")
     assert done.returncode == 2

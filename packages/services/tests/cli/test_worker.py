@@ -1,4 +1,4 @@
-"""``holdfast worker`` and the worker of ``holdfast serve``, as processes."""
+"""``onceward worker`` and the worker of ``onceward serve``, as processes."""
 
 import json
 import select
@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import HOLDFAST, ROUTES, WALK, Cli, Here, Server, environment, one_line, token
+from .conftest import ONCEWARD, ROUTES, WALK, Cli, Here, Server, environment, one_line, token
 
 KEY = {"Idempotency-Key": "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"}
 Serve = Callable[..., Server]
@@ -21,7 +21,7 @@ Serve = Callable[..., Server]
 class WorkerProcess:
     def __init__(self, directory: Path, *arguments: str, **variables: str) -> None:
         self.process = subprocess.Popen(
-            [HOLDFAST, "worker", *arguments],
+            [ONCEWARD, "worker", *arguments],
             cwd=directory,
             env=environment(**variables),
             stdout=subprocess.PIPE,
@@ -78,7 +78,7 @@ def test_server_runs_jobs(cli: Cli, serve: Serve) -> None:
         assert again.content == accepted.content
         metrics = client.get("/metrics").text
     assert (
-        'holdfast_job_seconds_count{outcome="done",queue="routes",type="route.generate"} 1.0'
+        'onceward_job_seconds_count{outcome="done",queue="routes",type="route.generate"} 1.0'
         in (metrics)
     )
     assert server.stop() == 0
@@ -98,7 +98,7 @@ def test_server_with_no_jobs_leaves_jobs_to_a_worker(
         assert [job["state"] for job in waiting] == ["waiting"]
 
         worker = work("--queue", "routes", "--concurrency", "2")
-        assert worker.line.startswith("Holdfast runs jobs of routes on sqlite:///holdfast.db (pid ")
+        assert worker.line.startswith("Onceward runs jobs of routes on sqlite:///onceward.db (pid ")
         assert finished(client, location)["status"] == "done"
         # A notification wakes the worker: this is faster than polling.
         started = time.monotonic()

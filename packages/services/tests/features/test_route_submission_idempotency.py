@@ -13,13 +13,13 @@ import httpx
 import pytest
 from pytest_bdd import given, parsers, scenarios, then, when
 
-from holdfast.server.jwt_auth import mint_token
-from holdfast.testing.servers import RealPostgres
-from holdfast_services.app import create_app
-from holdfast_services.settings import load_settings
-from packages.holdfast.tests.support.harness import HeldClock
-from packages.holdfast.tests.support.reset_db import empty_postgres
-from packages.holdfast.tests.support.shared_validators import shared_validators
+from onceward.server.jwt_auth import mint_token
+from onceward.testing.servers import RealPostgres
+from onceward_services.app import create_app
+from onceward_services.settings import load_settings
+from packages.onceward.tests.support.harness import HeldClock
+from packages.onceward.tests.support.reset_db import empty_postgres
+from packages.onceward.tests.support.shared_validators import shared_validators
 from packages.services.tests.support.services_database import migrate
 
 scenarios("route_submission_idempotency.feature")
@@ -55,10 +55,10 @@ class World:
             breaker_open_seconds=0.1,
         )
         self._app = create_app(settings, clock=self.clock, only=["routes", "walk"])
-        self._runner.run(self._app.state.holdfast.open())
+        self._runner.run(self._app.state.onceward.open())
 
     def _stop(self) -> None:
-        self._runner.run(self._app.state.holdfast.close())
+        self._runner.run(self._app.state.onceward.close())
 
     def restart(self) -> None:
         self._stop()
@@ -72,7 +72,7 @@ class World:
         return self._runner.run(work)
 
     def sweep(self) -> int:
-        return int(self.run(self._app.state.holdfast.sweep()))
+        return int(self.run(self._app.state.onceward.sweep()))
 
     def headers(self, who: str | None, key: str | None) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}
@@ -112,7 +112,7 @@ class World:
         return response
 
     def kept(self) -> int:
-        store = self._app.state.holdfast.store
+        store = self._app.state.onceward.store
         rows = self.run(store.read("SELECT count(*) AS n FROM route_requests"))
         return int(rows[0]["n"])
 
@@ -135,7 +135,7 @@ def world(
     postgres.start()  # a scenario before this one may have stopped it
     asyncio.run(empty_postgres(routes_database))
     for name in list(os.environ):
-        if name.startswith("HOLDFAST_") or name == "ROUTES_IDEMPOTENCY_TTL_HOURS":
+        if name.startswith("ONCEWARD_") or name == "ROUTES_IDEMPOTENCY_TTL_HOURS":
             monkeypatch.delenv(name)
     world = World(routes_database)
     yield world

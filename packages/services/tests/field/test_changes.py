@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.stores.sql_loader import load_queries
-from holdfast_services.field.repository import list_changes
+from onceward.stores.sql_loader import load_queries
+from onceward_services.field.repository import list_changes
 from packages.services.tests.conftest import Serve, signed_in
 
 from .test_field import ACTIVITIES, CONTACTS, EXPENSES, created, key
@@ -137,7 +137,7 @@ async def test_waiting_requests_of_a_user_are_limited(serve: Serve, sqlite_url: 
 async def test_cursor_of_lost_changes_is_gone(serve: Serve, database_url: str) -> None:
     apps: list[Any] = []
     async with serve(database_url, prepare=apps.append) as client:
-        store = apps[0].state.holdfast.store
+        store = apps[0].state.onceward.store
         for n in range(3):
             await created(client, ACTIVITIES, n=n)
         seen = (await pulled(client, limit=2))["next"]
@@ -168,7 +168,7 @@ async def test_page_is_limited_in_bytes(serve: Serve, database_url: str) -> None
     async with serve(database_url, prepare=apps.append) as client:
         for _ in range(4):
             await created(client, ACTIVITIES, text="é" * 90)
-        store = apps[0].state.holdfast.store
+        store = apps[0].state.onceward.store
         sizes = {}
         for most_bytes in (1, 150, 10_000):
             page = await list_changes(store, "ada", after=0, limit=9, most_bytes=most_bytes)
@@ -201,7 +201,7 @@ async def test_documents_made_before_occurred_at_existed_have_the_time_of_their_
     apps: list[Any] = []
     async with serve(database_url, prepare=apps.append) as client:
         made = await created(client, ACTIVITIES, n=1)
-        await apps[0].state.holdfast.store.write("UPDATE field_items SET occurred_at = NULL", {})
+        await apps[0].state.onceward.store.write("UPDATE field_items SET occurred_at = NULL", {})
         assert (await client.get(f"{ACTIVITIES}/{made['id']}")).json() == made
 
 
@@ -217,11 +217,11 @@ async def test_changes_read_only_their_page_of_a_long_history(
         " updated_at) SELECT :tenant, 'activities', 'x' || n, 1, '{}', n, :now, :now FROM numbers"
     )
     values = {"tenant": "'ada'", "after": "2900", "limit": "10", "most_bytes": "100000"}
-    query = load_queries("holdfast_services.field")["changes"]
+    query = load_queries("onceward_services.field")["changes"]
     query = re.sub(r"(?<!:):(\w+)", lambda name: values[name[1]], query)
     apps: list[Any] = []
     async with serve(database_url, prepare=apps.append):
-        store = apps[0].state.holdfast.store
+        store = apps[0].state.onceward.store
         for tenant in ("ada", "eve", "bob"):
             await store.write(add, {"tenant": tenant, "now": datetime.now(UTC)})
         if store.name == "sqlite":

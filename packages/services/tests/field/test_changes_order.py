@@ -1,6 +1,6 @@
 """A reader of changes misses no row, whatever writers commit and roll back meanwhile.
 
-HOLDFAST_TEST_ROUNDS=1000 makes it a thousand rounds with 32 writers.
+ONCEWARD_TEST_ROUNDS=1000 makes it a thousand rounds with 32 writers.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from uuid import UUID
 
 import pytest
 
-from holdfast import open_store
-from holdfast_services.field.changes import Cursor, parse_cursor, read_changes
-from holdfast_services.field.model import KINDS
-from holdfast_services.field.repository import add, change, find, next_change, remove
-from holdfast_services.registry import migration_packages
+from onceward import open_store
+from onceward_services.field.changes import Cursor, parse_cursor, read_changes
+from onceward_services.field.model import KINDS
+from onceward_services.field.repository import add, change, find, next_change, remove
+from onceward_services.registry import migration_packages
 
-ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "50"))
+ROUNDS = int(os.environ.get("ONCEWARD_TEST_ROUNDS", "50"))
 WRITERS = 32 if ROUNDS >= 1000 else 4
 WRITES = 2
 NOW = datetime(2026, 1, 31, tzinfo=UTC)

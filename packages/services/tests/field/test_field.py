@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from holdfast.clock import SystemClock
+from onceward.clock import SystemClock
 from packages.services.tests.conftest import Serve, signed_in
 
 ACTIVITIES = "/api/v1/activities"
@@ -285,10 +285,10 @@ async def test_error_responses_are_stored_for_their_key(client: httpx.AsyncClien
 async def test_the_audit_says_what_was_changed(serve: Serve, database_url: str) -> None:
     stores: list[Any] = []
     async with serve(
-        database_url, prepare=lambda app: stores.append(app.state.holdfast.store)
+        database_url, prepare=lambda app: stores.append(app.state.onceward.store)
     ) as client:
         made = await created(client, ACTIVITIES, n=1)
-        rows = await stores[0].read("SELECT endpoint, resource, version FROM holdfast_audit_events")
+        rows = await stores[0].read("SELECT endpoint, resource, version FROM onceward_audit_events")
         assert [tuple(dict(row).values()) for row in rows] == [
             ("POST /api/v1/activities", f"activity:{made['id']}", 1)
         ]

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.stores.postgres.unit_of_work import PostgresTransaction
+from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from packages.services.tests.conftest import Serve
 
 

@@ -10,16 +10,16 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from holdfast.clock import SystemClock
-from holdfast_services.field.model import (
+from onceward.clock import SystemClock
+from onceward_services.field.model import (
     SERVER_FIELDS_BYTES,
     encode,
     merge_patch,
     response_text,
     server_fields,
 )
-from holdfast_services.field.repository import add_next, next_change
-from holdfast_services.large_bodies import decode_document
+from onceward_services.field.repository import add_next, next_change
+from onceward_services.large_bodies import decode_document
 from packages.services.tests.conftest import Serve
 
 ACTIVITIES = "/api/v1/activities"
@@ -119,9 +119,9 @@ async def test_large_documents_are_decoded_and_encoded_in_the_thread(
         return run
 
     monkeypatch.setattr(
-        "holdfast_services.large_bodies.decode_document", recording(decode_document)
+        "onceward_services.large_bodies.decode_document", recording(decode_document)
     )
-    monkeypatch.setattr("holdfast_services.field.document_writer.encode", recording(encode))
+    monkeypatch.setattr("onceward_services.field.document_writer.encode", recording(encode))
     body = {"a": [1.0, 12345678901234567890123, 5e-324, "é"] * 5000}
     made = await client.post(ACTIVITIES, json=body, headers=key())
     assert made.status_code == 201
@@ -129,7 +129,7 @@ async def test_large_documents_are_decoded_and_encoded_in_the_thread(
     patched = await client.patch(made.headers["location"], json={"b": 1}, headers=key())
     assert patched.json()["a"] == body["a"]
     assert len(threads) == 3, "the small body of the patch is decoded by FastAPI"
-    assert all(name.startswith("holdfast-bodies") for name in threads), threads
+    assert all(name.startswith("onceward-bodies") for name in threads), threads
 
 
 async def test_one_large_document_is_decoded_at_a_time(
@@ -149,7 +149,7 @@ async def test_one_large_document_is_decoded_at_a_time(
         return counting
 
     for write in (next_change, add_next):  # of SQLite and of PostgreSQL
-        name = f"holdfast_services.field.document_writer.{write.__name__}"
+        name = f"onceward_services.field.document_writer.{write.__name__}"
         monkeypatch.setattr(name, counted(write))
     body = of_bytes(100_000)
     made = await asyncio.gather(
@@ -212,7 +212,7 @@ def test_members_that_stay_encoded_are_merged_like_others(
     old: dict[str, Any], patch: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = merge_patch(old, patch)
-    monkeypatch.setattr("holdfast_services.large_bodies._SMALL_MEMBER_BYTES", 4)
+    monkeypatch.setattr("onceward_services.large_bodies._SMALL_MEMBER_BYTES", 4)
     merged = merge_patch(
         decode_document(json.dumps(old).encode()), decode_document(json.dumps(patch).encode())
     )

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from holdfast.core.outbox_entry import Entry, NewEntry
-from holdfast.observability.metrics import PrometheusMetrics
-from holdfast.outbox import OutboxQueue
-from holdfast.outbox.transport import HttpTransport
-from holdfast_services.bootstrap import create_holdfast
-from holdfast_services.jobs import make_worker
-from holdfast_services.settings import load_settings
-from packages.holdfast.tests.support.outbox_harness import (
+from onceward.core.outbox_entry import Entry, NewEntry
+from onceward.observability.metrics import PrometheusMetrics
+from onceward.outbox import OutboxQueue
+from onceward.outbox.transport import HttpTransport
+from onceward_services.bootstrap import create_onceward
+from onceward_services.jobs import make_worker
+from onceward_services.settings import load_settings
+from packages.onceward.tests.support.outbox_harness import (
     SECRET,
     SOON,
     CuttingProxy,
@@ -69,30 +69,30 @@ def send_twice(url: str, directory: Path) -> tuple[Entry, str | None]:
 async def run_jobs(database: Path) -> None:
     settings = load_settings(database_url=f"sqlite:///{database}", jwt_secret=SECRET)
     metrics = PrometheusMetrics()
-    holdfast = create_holdfast(settings, metrics=metrics)
-    await holdfast.open()
-    worker = make_worker(holdfast, settings, metrics, queues=["routes"])
+    onceward = create_onceward(settings, metrics=metrics)
+    await onceward.open()
+    worker = make_worker(onceward, settings, metrics, queues=["routes"])
     await worker.start()
     await asyncio.wait_for(worker.until_idle(), 30)
     await worker.stop()
-    await holdfast.close()
+    await onceward.close()
 
 
 async def test_an_action_has_one_id_in_record_audit_event_job_and_logs(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server = Server(tmp_path, "--no-jobs", HOLDFAST_JWT_SECRET=SECRET, HOLDFAST_LOG_JSON="true")
+    server = Server(tmp_path, "--no-jobs", ONCEWARD_JWT_SECRET=SECRET, ONCEWARD_LOG_JSON="true")
     try:
         entry, last_request = await asyncio.to_thread(send_twice, server.url, tmp_path)
         assert server.stop() == 0
         lines = [json.loads(line) for line in server.stderr().splitlines()]
     finally:
         server.close()
-    database, ours = tmp_path / "holdfast.db", [(entry.id,)]
-    assert read(database, "SELECT correlation_id FROM holdfast_idempotency_records") == ours
-    events = read(database, "SELECT DISTINCT correlation_id FROM holdfast_audit_events")
-    assert events == ours, read(database, "SELECT * FROM holdfast_audit_events")
-    assert read(database, "SELECT correlation_id, traceparent FROM holdfast_jobs") == [
+    database, ours = tmp_path / "onceward.db", [(entry.id,)]
+    assert read(database, "SELECT correlation_id FROM onceward_idempotency_records") == ours
+    events = read(database, "SELECT DISTINCT correlation_id FROM onceward_audit_events")
+    assert events == ours, read(database, "SELECT * FROM onceward_audit_events")
+    assert read(database, "SELECT correlation_id, traceparent FROM onceward_jobs") == [
         (entry.id, entry.traceparent)
     ]
     requests = [line for line in lines if line.get("path") == "/api/v1/routes"]
@@ -104,8 +104,8 @@ async def test_an_action_has_one_id_in_record_audit_event_job_and_logs(
     for name in ("correlation_id", "original_correlation_id"):
         assert {line[name] for line in replays} == {entry.id}
 
-    with caplog.at_level(logging.DEBUG, "holdfast.jobs"):
+    with caplog.at_level(logging.DEBUG, "onceward.jobs"):
         await run_jobs(database)
-    assert read(database, "SELECT correlation_id FROM holdfast_job_completions") == ours
+    assert read(database, "SELECT correlation_id FROM onceward_job_completions") == ours
     (done,) = (record for record in caplog.records if record.getMessage() == "job done")
     assert vars(done)["correlation_id"] == entry.id

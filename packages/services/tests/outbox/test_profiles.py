@@ -4,9 +4,9 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from holdfast.core.keys import KeyFormat
-from holdfast.core.outbox_entry import DEFAULT_PRIORITY
-from holdfast.core.response_classification import (
+from onceward.core.keys import KeyFormat
+from onceward.core.outbox_entry import DEFAULT_PRIORITY
+from onceward.core.response_classification import (
     AttestationNeeded,
     Done,
     OutOfOrder,
@@ -14,10 +14,10 @@ from holdfast.core.response_classification import (
     Verdict,
     classify,
 )
-from holdfast.outbox.profile import ENTRY_POINT_GROUP, ProfileRegistry
-from holdfast_services.field.outbox_profile import PROFILE as FIELD
-from holdfast_services.walk.outbox_profile import PROFILE as WALK
-from packages.holdfast.tests.core.test_response_classification import entry
+from onceward.outbox.profile import ENTRY_POINT_GROUP, ProfileRegistry
+from onceward_services.field.outbox_profile import PROFILE as FIELD
+from onceward_services.walk.outbox_profile import PROFILE as WALK
+from packages.onceward.tests.core.test_response_classification import entry
 
 NAMES = ("field", "planning", "routes", "walk")
 

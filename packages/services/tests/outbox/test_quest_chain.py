@@ -7,11 +7,11 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
-from holdfast.outbox import EventKind, OutboxQueue
-from holdfast.outbox.drain_state import Ended
-from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
-from packages.holdfast.tests.support.outbox_harness import (
+from onceward.core.outbox_entry import Entry, NewEntry, Reason, Status
+from onceward.outbox import EventKind, OutboxQueue
+from onceward.outbox.drain_state import Ended
+from onceward.outbox.transport import HttpTransport, NoResponse, Request, Response
+from packages.onceward.tests.support.outbox_harness import (
     SOON,
     Scripted,
     drain,

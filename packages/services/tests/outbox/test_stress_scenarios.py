@@ -10,14 +10,14 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import Entry, NewEntry, Reason, Status
-from holdfast.outbox import Event, EventKind, OutboxQueue
-from holdfast.outbox.drain import Drain
-from holdfast.outbox.drain_state import Ended
-from holdfast.outbox.transport import HttpTransport, NoResponse, Request, Response
-from packages.holdfast.tests.cli.conftest import here
-from packages.holdfast.tests.cli.harness import Here
-from packages.holdfast.tests.support.outbox_harness import Scripted, drain, response, token_of
+from onceward.core.outbox_entry import Entry, NewEntry, Reason, Status
+from onceward.outbox import Event, EventKind, OutboxQueue
+from onceward.outbox.drain import Drain
+from onceward.outbox.drain_state import Ended
+from onceward.outbox.transport import HttpTransport, NoResponse, Request, Response
+from packages.onceward.tests.cli.conftest import here
+from packages.onceward.tests.cli.harness import Here
+from packages.onceward.tests.support.outbox_harness import Scripted, drain, response, token_of
 from packages.services.tests.cli.conftest import Server
 
 __all__ = ["here"]
@@ -268,13 +268,13 @@ def test_nine_days_off_grid_the_first_report_is_refused_and_the_good_days_arrive
         "    once.touch()\n"
         "    print('refused')\n"
         "    sys.exit()\n"
-        "sys.argv = ['holdfast', 'token', '--app-check']\n"
-        "runpy.run_module('holdfast.cli', run_name='__main__')\n"
+        "sys.argv = ['onceward', 'token', '--app-check']\n"
+        "runpy.run_module('onceward.cli', run_name='__main__')\n"
     )
     done = here(
         *("outbox", "--db", str(file), "drain", "--user", user, "--server", server.url, "--json"),
         *("--token", token_of(user), "--app-check-command", f"{sys.executable} {mint}"),
-        HOLDFAST_HOME=str(directory / ".holdfast"),
+        ONCEWARD_HOME=str(directory / ".onceward"),
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

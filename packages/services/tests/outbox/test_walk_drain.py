@@ -7,11 +7,11 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.core.outbox_entry import NewEntry
-from holdfast.outbox import OutboxQueue, QueueSettings
-from holdfast.outbox.drain_state import Ended
-from holdfast.outbox.transport import HttpTransport, NoResponse
-from packages.holdfast.tests.support.outbox_harness import (
+from onceward.core.outbox_entry import NewEntry
+from onceward.outbox import OutboxQueue, QueueSettings
+from onceward.outbox.drain_state import Ended
+from onceward.outbox.transport import HttpTransport, NoResponse
+from packages.onceward.tests.support.outbox_harness import (
     SINGLY,
     SOON,
     CuttingProxy,

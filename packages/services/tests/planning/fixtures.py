@@ -9,11 +9,11 @@ from uuid import uuid4
 
 import httpx
 
-from holdfast import Holdfast
-from holdfast.ports import Row
-from holdfast.server.jwt_auth import mint_token
-from holdfast_services.planning import api
-from holdfast_services.planning.read_cache import ReadCache
+from onceward import Onceward
+from onceward.ports import Row
+from onceward.server.jwt_auth import mint_token
+from onceward_services.planning import api
+from onceward_services.planning.read_cache import ReadCache
 from packages.services.tests.conftest import SECRET, Serve
 
 NOWHERE = "01970000-0000-7000-8000-000000000000"
@@ -99,17 +99,17 @@ class Member:
 class PlanningServer(Member):
     """A running server with access to its clients, tables and workers."""
 
-    def __init__(self, client: httpx.AsyncClient, holdfast: Holdfast, cache: ReadCache) -> None:
+    def __init__(self, client: httpx.AsyncClient, onceward: Onceward, cache: ReadCache) -> None:
         super().__init__(client)
         self.client = client
-        self.holdfast = holdfast
+        self.onceward = onceward
         self.cache = cache
 
     def member(self, sub: str = "eve", org: str = "globex", *roles: str) -> Member:
         return Member(self.client, sub, org, *roles)
 
     async def rows(self, sql: str, **params: Any) -> list[Row]:
-        return list(await self.holdfast.store.read(sql, params))
+        return list(await self.onceward.store.read(sql, params))
 
     async def count(self, table: str) -> int:
         return int((await self.rows(f"SELECT count(*) AS n FROM {table}"))[0]["n"])
@@ -117,7 +117,7 @@ class PlanningServer(Member):
     @asynccontextmanager
     async def working(self, **options: Any) -> AsyncIterator[Any]:
         """Run a worker of the server."""
-        worker = self.holdfast.worker(queues=["planning", "planning-webhooks"], **options)
+        worker = self.onceward.worker(queues=["planning", "planning-webhooks"], **options)
         await worker.start()
         try:
             yield worker
@@ -127,7 +127,7 @@ class PlanningServer(Member):
     async def all_jobs_done(self, **options: Any) -> None:
         """Run a worker until there are no jobs."""
         async with self.working(**options), asyncio.timeout(30):
-            while await self.count("holdfast_jobs"):
+            while await self.count("onceward_jobs"):
                 await asyncio.sleep(0.01)
 
 
@@ -169,6 +169,6 @@ def opener(serve: Serve, database_url: str, monkeypatch: Any) -> OpenPlanning:
     async def open_planning(**settings: Any) -> AsyncIterator[PlanningServer]:
         apps: list[Any] = []
         async with serve(database_url, prepare=apps.append, **settings) as client:
-            yield PlanningServer(client, apps[0].state.holdfast, caches[-1])
+            yield PlanningServer(client, apps[0].state.onceward, caches[-1])
 
     return open_planning

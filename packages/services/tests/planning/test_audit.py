@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.fingerprint import body_hash
-from holdfast.ids import new_id
-from holdfast_services.planning import audit
+from onceward.core.fingerprint import body_hash
+from onceward.ids import new_id
+from onceward_services.planning import audit
 from packages.services.tests.conftest import signed_in
 
 from .fixtures import PlanningServer, ok, refused, tag, token
@@ -63,7 +63,7 @@ async def test_replays_and_errors_have_no_audit_event_and_a_replay_is_logged(
     ok(await planning.patch(path, {"title": "x"}, key="secret-key", **tag(1)))
     before = await events(planning)
     [patched] = [event for event in before if event["endpoint"] == PATCH]
-    with caplog.at_level(logging.INFO, logger="holdfast"):
+    with caplog.at_level(logging.INFO, logger="onceward"):
         replay = await planning.patch(path, {"title": "x"}, key="secret-key", **tag(1))
     refused(await planning.patch(path, {"title": "x"}), 428, "concurrency.version_required")
     refused(
@@ -136,8 +136,8 @@ async def test_an_event_of_a_job_is_found_by_its_time_though_the_clocks_differ(
     """Ids come from the server's clock, times of jobs from the database's."""
     at = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
     for seconds in (-3, 3):
-        await planning.holdfast.store.write(
-            "INSERT INTO holdfast_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
+        await planning.onceward.store.write(
+            "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
             " request_id, correlation_id, created_at)"
             " VALUES ('acme', :id, 'ada', 'job.enqueued planning x', '', 202, '', '', :at)",
             {"id": new_id(at + timedelta(seconds=seconds)), "at": at},
@@ -167,7 +167,7 @@ async def test_a_user_of_another_service_named_like_the_organization_is_not_show
     route = {"start": {"lat": 1, "lon": 2}, "minutes": 5}
     asked = await planning.client.post("/api/v1/routes", json=route, headers=signed_in("acme"))
     assert asked.status_code == 202
-    rows = await planning.rows("SELECT endpoint FROM holdfast_audit_events WHERE tenant = 'acme'")
+    rows = await planning.rows("SELECT endpoint FROM onceward_audit_events WHERE tenant = 'acme'")
     assert len(rows) == 2  # the request and its job, of the user acme
     assert await events(planning) == []
     assert await events(planning, endpoint="POST /api/v1/routes") == []
@@ -175,24 +175,24 @@ async def test_a_user_of_another_service_named_like_the_organization_is_not_show
 
 async def test_every_page_uses_an_index_and_sorts_nothing(planning: PlanningServer) -> None:
     """Otherwise the ten-thousandth page would cost more than the first."""
-    store = planning.holdfast.store
+    store = planning.onceward.store
     is_sqlite = store.name == "sqlite"
     await planning.project()
     if not is_sqlite:  # PostgreSQL scans small tables
         await store.write(
-            "INSERT INTO holdfast_audit_events SELECT 'acme',"
+            "INSERT INTO onceward_audit_events SELECT 'acme',"
             " lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000', 'a' || n % 50,"
             " 'POST /v1/' || n % 50, '', 200, 'r' || n % 500, 1, '', '', now()"
             " FROM generate_series(1, 20000) AS n"
         )
-        await store.write("ANALYZE holdfast_audit_events")
+        await store.write("ANALYZE onceward_audit_events")
     for given, index in (
         ({}, "audit_events_pkey"),
         ({"from": datetime(2026, 1, 1, tzinfo=UTC)}, "audit_events_pkey"),
-        ({"actor": "a1"}, "idx_holdfast_audit_events_actor"),
-        ({"resource": "r1"}, "idx_holdfast_audit_events_resource"),
-        ({"endpoint": "POST /v1/1"}, "idx_holdfast_audit_events_endpoint"),
-        ({"endpoint": "POST /v1/1", "resource": "r1"}, "idx_holdfast_audit_events_resource"),
+        ({"actor": "a1"}, "idx_onceward_audit_events_actor"),
+        ({"resource": "r1"}, "idx_onceward_audit_events_resource"),
+        ({"endpoint": "POST /v1/1"}, "idx_onceward_audit_events_endpoint"),
+        ({"endpoint": "POST /v1/1", "resource": "r1"}, "idx_onceward_audit_events_resource"),
     ):
         query = audit._query(tuple(given), store.table_names, is_sqlite=is_sqlite)
         values = given | {"tenant": "acme", "least": "", "before": "g", "limit": 51}

@@ -44,7 +44,7 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
     first, last = hook.receiver.received[0], hook.receiver.received[-1]
     assert first.headers["webhook-id"] == last.headers["webhook-id"]
     (audit,) = await hook.planning.rows(
-        "SELECT * FROM holdfast_audit_events WHERE endpoint = 'webhook.resend'"
+        "SELECT * FROM onceward_audit_events WHERE endpoint = 'webhook.resend'"
     )
     assert (audit["tenant"], audit["actor"], audit["reason"]) == (
         "acme",
@@ -56,7 +56,7 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
 async def test_webhooks_are_listed_once_page_by_page(
     hook: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast_services.planning.console._PAGE_ROWS", 2)
+    monkeypatch.setattr("onceward_services.planning.console._PAGE_ROWS", 2)
     made = {(await hook.register())["id"] for _ in range(5)}
     boss = await signed_in(hook, "boss", "admin")
     for path in ("webhooks", "webhooks?tenant=acme"):
@@ -81,7 +81,7 @@ async def test_delivery_of_a_disabled_webhook_is_not_sent_again(hook: Hooked) ->
     page = await boss.post(path, tenant="acme", reason="again")
     assert page.status_code == 400
     assert "enable it first" in page.text
-    assert await hook.planning.rows("SELECT id FROM holdfast_jobs") == []
+    assert await hook.planning.rows("SELECT id FROM onceward_jobs") == []
 
 
 async def test_sending_again_needs_the_same_role_as_in_the_api(hook: Hooked) -> None:
@@ -131,7 +131,7 @@ async def test_organization_sees_and_sends_nothing_of_another(hook: Hooked) -> N
         )
         assert page.status_code == 404
     assert len(hook.receiver.received) == sent
-    assert await hook.planning.rows("SELECT id FROM holdfast_jobs") == []
+    assert await hook.planning.rows("SELECT id FROM onceward_jobs") == []
 
 
 async def test_member_of_an_organization_sees_its_webhooks(hook: Hooked) -> None:

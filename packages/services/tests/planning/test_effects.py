@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import StoreUnavailableError
-from holdfast.jobs.executor import FAULT_POINTS
-from holdfast_services.planning import jobs
-from holdfast_services.planning.jobs import COUNT, INDEX, NOTIFY
-from holdfast_services.planning.repository import sql
+from onceward.errors import StoreUnavailableError
+from onceward.jobs.executor import FAULT_POINTS
+from onceward_services.planning import jobs
+from onceward_services.planning.jobs import COUNT, INDEX, NOTIFY
+from onceward_services.planning.repository import sql
 from packages.services.tests.conftest import Serve
 
 from .fixtures import OpenPlanning, PlanningServer, ok, opener, refused, tag
@@ -75,7 +75,7 @@ async def test_many_writes_to_a_project_are_one_job_that_counts(planning: Planni
     for version in range(1, 6):
         status = ("active", "planned")[version % 2]
         ok(await planning.patch(mission, {"status": status, "version": version}))
-    jobs = await planning.rows("SELECT type, tenant, coalesce_key FROM holdfast_jobs ORDER BY type")
+    jobs = await planning.rows("SELECT type, tenant, coalesce_key FROM onceward_jobs ORDER BY type")
     assert [(job["type"], job["tenant"]) for job in jobs] == [(COUNT, "acme"), (INDEX, "acme")]
     assert jobs[0]["coalesce_key"] == project.rpartition("/")[2]
 
@@ -95,7 +95,7 @@ async def test_failed_and_replayed_writes_enqueue_no_jobs(planning: PlanningServ
     refused(await planning.patch(path, {"status": "done"}), 428, "concurrency.version_required")
     late = {"starts_at": "2026-01-02T00:00:00Z", "ends_at": "2026-01-01T00:00:00Z"}
     refused(await planning.patch(path, {"status": "done"} | late, **tag(1)), 422, "request.invalid")
-    assert await planning.count("holdfast_jobs") == 0
+    assert await planning.count("onceward_jobs") == 0
 
 
 async def test_assignees_are_notified_once_per_creation_and_move(planning: PlanningServer) -> None:
@@ -106,7 +106,7 @@ async def test_assignees_are_notified_once_per_creation_and_move(planning: Plann
         ok(await planning.post(f"{path}/move", target, key="the-same-move"))
     keys = {
         row["key"]
-        for row in await planning.rows("SELECT key FROM holdfast_jobs WHERE type = :t", t=NOTIFY)
+        for row in await planning.rows("SELECT key FROM onceward_jobs WHERE type = :t", t=NOTIFY)
     }
     about = path.rpartition("/")[2]
     assert keys == {f"job:acme:planning:{NOTIFY}:{about}:{version}" for version in (1, 2)}
@@ -177,11 +177,11 @@ async def test_worker_retry_with_the_dedup_store_counts_and_notifies_once(
     board = await planning.read(f"{project}/dashboard")
     assert (board["missions"]["planned"], board["assignments"], board["people"]) == (1, 2, 2)
     assert await planning.count("planning_notifications") == 2
-    assert await planning.count("holdfast_dead_letters") == 0
-    done = await planning.rows("SELECT key, attempts FROM holdfast_job_completions")
+    assert await planning.count("onceward_dead_letters") == 0
+    done = await planning.rows("SELECT key, attempts FROM onceward_job_completions")
     assert len(done) == len({row["key"] for row in done}) == 4
     # Attempts that were lost beside other jobs do not count, but they are recorded.
-    lost = await planning.count("holdfast_job_failures")
+    lost = await planning.count("onceward_job_failures")
     assert sum(row["attempts"] for row in done) + lost > len(done)
 
 
@@ -208,7 +208,7 @@ async def test_counters_are_correct_after_writes_during_concurrent_recounts(
                 assert board["missions"]["planned"] >= certain
                 checked += certain
             async with asyncio.timeout(20):
-                while await planning.count("holdfast_jobs"):
+                while await planning.count("onceward_jobs"):
                     await asyncio.sleep(0.02)
         assert checked > 0
         truth = await planning.rows(
@@ -245,7 +245,7 @@ async def test_a_slow_recount_does_not_write_over_a_later_one(
             while saves < 2:
                 await asyncio.sleep(0.01)
             await planning.mission(project)  # the slow recount has not seen this mission
-            while await planning.count("holdfast_jobs"):
+            while await planning.count("onceward_jobs"):
                 await asyncio.sleep(0.01)
         assert saves == 3
         assert (await planning.read(f"{project}/dashboard"))["missions"]["planned"] == 3
@@ -257,14 +257,14 @@ async def test_a_write_that_is_cut_off_leaves_no_job(
 ) -> None:
     project = await sqlite_planning.project()
     faults = Dies(point)
-    monkeypatch.setattr(sqlite_planning.holdfast.idempotency, "faults", faults)
+    monkeypatch.setattr(sqlite_planning.onceward.idempotency, "faults", faults)
     cut = await sqlite_planning.post(f"{project}/missions", {"title": "x"}, key="k")
     refused(cut, 503, "idempotency.store_unavailable")
     assert (
-        await sqlite_planning.count("holdfast_jobs")
+        await sqlite_planning.count("onceward_jobs")
         == await sqlite_planning.count("planning_missions")
         == 0
     )
     again = await sqlite_planning.post(f"{project}/missions", {"title": "x"}, key="k")
     assert again.status_code == 201
-    assert await sqlite_planning.count("holdfast_jobs") == 2
+    assert await sqlite_planning.count("onceward_jobs") == 2

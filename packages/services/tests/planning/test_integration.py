@@ -5,8 +5,8 @@ store is in ``test_effects``, the conflict matrix in ``test_conflicts``."""
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from holdfast.clock import SystemClock
-from holdfast_services.planning.jobs import NOTIFY
+from onceward.clock import SystemClock
+from onceward_services.planning.jobs import NOTIFY
 
 from .fixtures import OpenPlanning, PlanningServer, made, ok, refused, tag
 
@@ -23,7 +23,7 @@ async def test_end_to_end_post_with_retry_and_replay_semantics(planning: Plannin
     assert late.headers["x-original-request-id"] == first.headers["x-request-id"]
     assert (late.headers["etag"], made(late)) == (first.headers["etag"], made(first))
     assert await planning.count("planning_projects") == 1
-    assert await planning.count("holdfast_audit_events") == 1
+    assert await planning.count("onceward_audit_events") == 1
 
 
 async def test_conflict_on_mismatched_payload(planning: PlanningServer) -> None:
@@ -49,7 +49,7 @@ async def test_optimistic_lock_409_path_from_conflict_to_success(planning: Plann
 async def test_visibility_timeout_and_lease_renewal_handling(planning: PlanningServer) -> None:
     """A renewed lease hides the job; an expired one makes it available to the next worker."""
     await planning.assignment()
-    table = planning.holdfast.job_store
+    table = planning.onceward.job_store
     jobs = await table.claim(["planning"], worker="slow", limit=10, lease_seconds=0.5)
     [job] = [each for each in jobs if each.type == NOTIFY]
     assert await table.renew([job.lease], worker="slow", lease_seconds=30)
@@ -76,12 +76,12 @@ async def test_cleanup_purges_expired_records_of_successes_after_24_hours_and_er
     async with open_planning(clock=clock) as planning:
         path = await planning.mission()  # two successes
         refused(await planning.patch(path, {}, **tag(9)), 409, "concurrency.version_mismatch")
-        assert await planning.count("holdfast_idempotency_records") == 3
+        assert await planning.count("onceward_idempotency_records") == 3
         for hours, left in ((3.9, 3), (4.1, 2), (23.9, 2), (24.1, 0)):
             clock.ahead = timedelta(hours=hours)
-            await planning.holdfast.sweep()
-            assert await planning.count("holdfast_idempotency_records") == left, hours
-        assert await planning.count("holdfast_audit_events") > 0
+            await planning.onceward.sweep()
+            assert await planning.count("onceward_idempotency_records") == left, hours
+        assert await planning.count("onceward_audit_events") > 0
 
 
 async def test_an_expired_record_does_not_count_whether_or_not_it_was_swept(

@@ -202,9 +202,9 @@ async def test_of_an_end_a_change_and_a_move_of_one_version_one_happens(writers:
 
 
 def test_notifications_of_before_keep_their_order_and_get_ids() -> None:
-    scripts = files("holdfast_services.planning.migrations").joinpath("sqlite")
+    scripts = files("onceward_services.planning.migrations").joinpath("sqlite")
     database = sqlite3.connect(":memory:")
-    database.execute("CREATE TABLE holdfast_audit_events (tenant, id, actor, resource, endpoint)")
+    database.execute("CREATE TABLE onceward_audit_events (tenant, id, actor, resource, endpoint)")
     database.executescript(scripts.joinpath("0001_planning.sql").read_text())
     told = ["2026-01-31T09:30:00.500000+00:00", "2026-01-31T09:30:01.000000+00:00"]
     for version, at in enumerate(told, 1):

@@ -13,16 +13,16 @@ from typing import Any
 import asyncpg
 import pytest
 
-from holdfast.ids import new_id
-from holdfast_services.planning import inbox as inbox_module
-from holdfast_services.planning.inbox import Cursor, Inbox, add_notification, read_inbox
+from onceward.ids import new_id
+from onceward_services.planning import inbox as inbox_module
+from onceward_services.planning.inbox import Cursor, Inbox, add_notification, read_inbox
 from packages.services.tests.conftest import Serve
 from packages.services.tests.support.event_reader import listening
 
 from .fixtures import NOWHERE, Member, OpenPlanning, PlanningServer, ok, opener, refused, tag, token
 
 PATH = "/v1/notifications"
-ROUNDS = int(os.environ.get("HOLDFAST_TEST_ROUNDS", "12"))
+ROUNDS = int(os.environ.get("ONCEWARD_TEST_ROUNDS", "12"))
 WRITERS = 32 if ROUNDS >= 1000 else 6
 NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -97,7 +97,7 @@ async def test_a_person_reads_own_notifications_and_marks_them_as_read(
 async def test_pages_follow_one_another_and_a_cursor_is_good_for_ever(
     planning: PlanningServer,
 ) -> None:
-    store, ada = planning.holdfast.store, Inbox("acme", "ada")
+    store, ada = planning.onceward.store, Inbox("acme", "ada")
     ids = [await notify(store, ada, number) for number in range(7)]
     pages = await planning.pages(PATH, 3)
     assert [[item["id"] for item in page] for page in pages] == [ids[:3], ids[3:6], ids[6:]]
@@ -138,7 +138,7 @@ async def test_what_is_no_cursor_is_refused(sqlite_planning: PlanningServer) -> 
 
 
 async def test_notifications_of_others_are_not_found(planning: PlanningServer) -> None:
-    store = planning.holdfast.store
+    store = planning.onceward.store
     ours = await notify(store, Inbox("acme", "ada"), 1)
     await notify(store, Inbox("acme", "bob"), 2)
     await notify(store, Inbox("globex", "ada"), 3)
@@ -157,7 +157,7 @@ async def test_roles_that_are_required_are_required_here_too(
 ) -> None:
     open_planning = opener(serve, sqlite_url, monkeypatch)
     async with open_planning(planning_roles_required=True) as planning:
-        own = await notify(planning.holdfast.store, Inbox("acme", "vic"), 1)
+        own = await notify(planning.onceward.store, Inbox("acme", "vic"), 1)
         no_role, viewer = planning.member("vic", "acme"), planning.member("vic", "acme", "viewer")
         for response in (
             await no_role.get(PATH),
@@ -172,7 +172,7 @@ async def test_many_are_marked_as_read_up_to_one_of_them(
     planning: PlanningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox_module, "_MARK_LIMIT", 4)
-    store, ada = planning.holdfast.store, Inbox("acme", "ada")
+    store, ada = planning.onceward.store, Inbox("acme", "ada")
     await notify_often(store, ada, 12)
     await notify(store, Inbox("acme", "bob"), 99)
     cursors = [item["cursor"] for item in await items(planning)]
@@ -196,7 +196,7 @@ async def test_many_are_marked_as_read_up_to_one_of_them(
 
 
 async def test_a_cursor_of_what_the_database_has_lost_is_gone(planning: PlanningServer) -> None:
-    store, ada = planning.holdfast.store, Inbox("acme", "ada")
+    store, ada = planning.onceward.store, Inbox("acme", "ada")
     for number in range(3):
         await notify(store, ada, number)
     old = [item["cursor"] for item in await items(planning)]
@@ -224,10 +224,10 @@ async def test_a_cursor_of_what_the_database_has_lost_is_gone(planning: Planning
 async def test_a_reader_misses_no_notification_under_concurrent_writers(
     open_planning: OpenPlanning,
 ) -> None:
-    """HOLDFAST_TEST_ROUNDS=1000 makes it a thousand rounds with 32 writers."""
+    """ONCEWARD_TEST_ROUNDS=1000 makes it a thousand rounds with 32 writers."""
     chance = random.Random(18)
     async with open_planning(pool_size=WRITERS + 2) as planning:
-        store = planning.holdfast.store
+        store = planning.onceward.store
         for number in range(ROUNDS):
             whose, added = Inbox("acme", f"p{number}"), set[str]()
 
@@ -268,7 +268,7 @@ async def test_the_stream_has_past_notifications_and_then_new_ones(
     sqlite_planning: PlanningServer,
 ) -> None:
     planning = sqlite_planning
-    store = planning.holdfast.store
+    store = planning.onceward.store
     await notify_often(store, Inbox("acme", "bob"), 130)  # more than a page
     await notify(store, Inbox("acme", "ada"), 1)
     listed = await items(planning.member("bob", "acme"), "?limit=200")
@@ -323,7 +323,7 @@ def literal(name: str, **values: Any) -> str:
 async def test_a_page_is_a_range_of_an_index_whatever_the_history(
     planning: PlanningServer,
 ) -> None:
-    store = planning.holdfast.store
+    store = planning.onceward.store
     rows = 5000
     fill = (
         "INSERT INTO planning_notifications (tenant, id, assignment_id, version, kind, mission_id,"
@@ -389,13 +389,13 @@ def old_rows() -> list[str]:
 
 
 def scripts(database: str) -> list[str]:
-    folder = files("holdfast_services.planning.migrations").joinpath(database)
+    folder = files("onceward_services.planning.migrations").joinpath(database)
     found = sorted(each.name for each in folder.iterdir() if each.name.endswith(".sql"))
     return [folder.joinpath(name).read_text(encoding="utf-8") for name in found]
 
 
 AUDIT = (
-    "CREATE TABLE holdfast_audit_events (tenant {t}, id {t}, actor {t}, resource {t}, endpoint {t})"
+    "CREATE TABLE onceward_audit_events (tenant {t}, id {t}, actor {t}, resource {t}, endpoint {t})"
 )
 
 

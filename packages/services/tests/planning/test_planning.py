@@ -300,4 +300,4 @@ async def test_a_write_takes_a_key_and_a_read_takes_none(sqlite_planning: Planni
     )
     refused(response, 400, "idempotency.key_required")
     await sqlite_planning.read("/v1/projects")
-    assert await sqlite_planning.count("holdfast_idempotency_records") == 0
+    assert await sqlite_planning.count("onceward_idempotency_records") == 0

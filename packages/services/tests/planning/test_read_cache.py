@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import StoreUnavailableError
-from holdfast_services.planning.read_cache import ReadCache, ReadKey
+from onceward.errors import StoreUnavailableError
+from onceward_services.planning.read_cache import ReadCache, ReadKey
 
 from .fixtures import OpenPlanning, PlanningServer, ok, refused, tag
 from .test_effects import Dies
@@ -142,7 +142,7 @@ async def test_a_write_that_is_undone_leaves_it_alone(
 ) -> None:
     counted = Counted(sqlite_planning, await sqlite_planning.mission())
     await sqlite_planning.read(counted.path)
-    monkeypatch.setattr(sqlite_planning.holdfast.idempotency, "faults", Dies(point))
+    monkeypatch.setattr(sqlite_planning.onceward.idempotency, "faults", Dies(point))
     cut = await sqlite_planning.patch(counted.path, {"title": "x"}, **tag(1))
     assert cut.status_code == 503
     assert counted.is_kept
@@ -212,7 +212,7 @@ async def test_cache_is_not_used_while_the_database_is_unavailable(
     async def down(*_: Any) -> Any:
         raise StoreUnavailableError("down")
 
-    monkeypatch.setattr(sqlite_planning.holdfast.store, "read", down)
+    monkeypatch.setattr(sqlite_planning.onceward.store, "read", down)
     refused(await sqlite_planning.get(path), 503, "idempotency.store_unavailable")
 
 

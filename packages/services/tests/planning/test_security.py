@@ -4,9 +4,9 @@ OpenAPI document, in ``packages/services/tests/test_isolation.py``."""
 
 import re
 
-from holdfast.core.job import job_id, job_key
-from holdfast.jobs.admin import JobAdmin
-from holdfast_services.planning.jobs import NOTIFY, QUEUE
+from onceward.core.job import job_id, job_key
+from onceward.jobs.admin import JobAdmin
+from onceward_services.planning.jobs import NOTIFY, QUEUE
 
 from .fixtures import PlanningServer, made, ok, refused, tag, token
 
@@ -19,7 +19,7 @@ async def test_cross_org_isolation_of_idempotency_records(planning: PlanningServ
     assert made(ours) != made(theirs)
     replayed = await eve.post("/v1/projects", {"name": "theirs"}, key="k")
     assert replayed.content == theirs.content
-    rows = await planning.rows("SELECT tenant FROM holdfast_idempotency_records ORDER BY tenant")
+    rows = await planning.rows("SELECT tenant FROM onceward_idempotency_records ORDER BY tenant")
     assert [row["tenant"] for row in rows] == ["acme", "globex"]
 
 
@@ -27,7 +27,7 @@ async def test_cross_org_isolation_of_job_dedup_entries(planning: PlanningServer
     path = await planning.assignment()
     about = f"{path.rpartition('/')[2]}:1"
     await planning.all_jobs_done()
-    job_admin = JobAdmin(planning.holdfast.store)
+    job_admin = JobAdmin(planning.onceward.store)
     ours = job_id(job_key("acme", QUEUE, NOTIFY, about))
     assert await job_admin.state(ours, tenant="acme") == "done"
     assert await job_admin.find(ours, tenant="globex") is None

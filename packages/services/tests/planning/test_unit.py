@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from holdfast import update_with_version
-from holdfast.core.fingerprint import body_hash
-from holdfast.core.idempotency_record import Record, RecordId, RequestFingerprint
-from holdfast.core.keys import parse_key
-from holdfast.core.versions import check_version, expected_version
-from holdfast.errors import (
+from onceward import update_with_version
+from onceward.core.fingerprint import body_hash
+from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
+from onceward.core.keys import parse_key
+from onceward.core.versions import check_version, expected_version
+from onceward.errors import (
     BodyInvalidError,
     KeyInvalidError,
     NotFoundError,
     VersionMismatchError,
     VersionRequiredError,
 )
-from holdfast_services.planning.paging import page, read_cursor
-from holdfast_services.planning.policy import POLICY
+from onceward_services.planning.paging import page, read_cursor
+from onceward_services.planning.policy import POLICY
 
 JSON = "application/json"
 

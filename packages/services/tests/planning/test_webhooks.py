@@ -9,11 +9,11 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.errors import StoreUnavailableError
-from holdfast.jobs.context import JobContext
-from holdfast.jobs.executor import FAULT_POINTS
-from holdfast_services.planning.webhook_delivery import DELIVER, QUEUE, webhook_sql
-from holdfast_services.webhooks.signature import is_signed
+from onceward.errors import StoreUnavailableError
+from onceward.jobs.context import JobContext
+from onceward.jobs.executor import FAULT_POINTS
+from onceward_services.planning.webhook_delivery import DELIVER, QUEUE, webhook_sql
+from onceward_services.webhooks.signature import is_signed
 from packages.services.tests.conftest import Serve
 from packages.services.tests.support.receiver import Received, Receiver, receiving
 
@@ -48,23 +48,23 @@ class Hooked:
 
     async def work(self, queues: list[str] | None = None, **options: Any) -> None:
         """Run a worker until no job of these queues is left; retries do not wait."""
-        holdfast = self.planning.holdfast
+        onceward = self.planning.onceward
         chosen = queues or [QUEUE]
-        worker = holdfast.worker(queues=chosen, **options)
+        worker = onceward.worker(queues=chosen, **options)
         await worker.start()
         names = ", ".join(f"'{name}'" for name in chosen)
         try:
             async with asyncio.timeout(60):
                 while await self.planning.rows(
-                    f"SELECT 1 FROM holdfast_jobs WHERE queue IN ({names})"
+                    f"SELECT 1 FROM onceward_jobs WHERE queue IN ({names})"
                 ):
-                    hurried = await holdfast.store.write(
-                        "UPDATE holdfast_jobs SET visible_at = run_at"
+                    hurried = await onceward.store.write(
+                        "UPDATE onceward_jobs SET visible_at = run_at"
                         " WHERE state = 'waiting' AND attempts > 0 AND visible_at > run_at"
                         " AND worker IS NULL RETURNING id"
                     )
                     if hurried:
-                        holdfast.notifier.notify()
+                        onceward.notifier.notify()
                     await asyncio.sleep(0.01)
         finally:
             await worker.stop()
@@ -326,7 +326,7 @@ async def test_a_receiver_that_is_down_for_all_attempts_gets_it_when_it_is_sent_
     detail = await hook.detail(delivery)
     assert [each["status"] for each in detail["attempt_log"]] == [503, None, 429, 500, 503]
     assert {each["outcome"] for each in detail["attempt_log"]} == {"unavailable"}
-    (dead,) = await hook.planning.rows("SELECT type, tenant FROM holdfast_dead_letters")
+    (dead,) = await hook.planning.rows("SELECT type, tenant FROM onceward_dead_letters")
     assert (dead["type"], dead["tenant"]) == (DELIVER, "acme")
     assert (await hook.webhook(webhook))["failing_since"] is not None
     path = f"{PATH}/{webhook['id']}/deliveries/{delivery['id']}/resend"
@@ -357,7 +357,7 @@ async def test_a_webhook_that_is_gone_for_long_is_disabled_with_a_reason(hook: H
     (first,) = await hook.deliveries(webhook)
     assert (first["state"], first["attempts"]) == ("failed", 1), "it is not retried"
     assert (await hook.webhook(webhook))["enabled"] is True
-    await hook.planning.holdfast.store.write(
+    await hook.planning.onceward.store.write(
         "UPDATE planning_webhooks SET failing_since = :at", {"at": LONG_AGO}
     )
     await hook.assign("bob", "cleo")
@@ -450,14 +450,14 @@ async def test_a_long_retry_after_does_not_hold_a_webhook_for_ever(sqlite_hook: 
     await hook.register()
     hook.receiver.responses, hook.receiver.headers = [503], [("retry-after", "99999999")]
     await hook.assign("bob")
-    holdfast = hook.planning.holdfast
-    worker = holdfast.worker(queues=[QUEUE])
+    onceward = hook.planning.onceward
+    worker = onceward.worker(queues=[QUEUE])
     await worker.start()
     async with asyncio.timeout(30):
-        while not await hook.planning.count("holdfast_job_failures"):
+        while not await hook.planning.count("onceward_job_failures"):
             await asyncio.sleep(0.01)
     await worker.stop()
-    due_in = await holdfast.job_store.due_in([QUEUE])
+    due_in = await onceward.job_store.due_in([QUEUE])
     assert due_in is not None
     assert 60 < due_in <= 3600
 
@@ -510,9 +510,9 @@ async def test_a_delivery_killed_at_any_step_has_one_effect_at_a_receiver_that_h
                 raise StoreUnavailableError("killed between the response and its record")
             await original(self, *args)
 
-        store = DyingStore(hook.planning.holdfast.store)
+        store = DyingStore(hook.planning.onceward.store)
         monkeypatch.setattr(JobContext, "record_step", once)
-        monkeypatch.setattr(hook.planning.holdfast.store, "write", store.write)
+        monkeypatch.setattr(hook.planning.onceward.store, "write", store.write)
         faults = Dies(*(point for point in FAULT_POINTS if point != "job_before_retry"))
         await hook.work(faults=faults, lease_seconds=1, concurrency=12)
         assert (store.left, faults.left, len(killed)) == ([], [], 2)
@@ -522,7 +522,7 @@ async def test_a_delivery_killed_at_any_step_has_one_effect_at_a_receiver_that_h
         assert set(effects) == {each["id"] for each in found}
         # At least those between the request and its record were sent twice, with the same id.
         assert len(hook.receiver.received) >= 12 + 3
-        assert await hook.planning.count("holdfast_dead_letters") == 0
+        assert await hook.planning.count("onceward_dead_letters") == 0
 
 
 async def test_an_end_that_is_killed_is_recorded_once(sqlite_hook: Hooked) -> None:
@@ -534,7 +534,7 @@ async def test_an_end_that_is_killed_is_recorded_once(sqlite_hook: Hooked) -> No
     await hook.work(faults=Dies("job_before_retry"), lease_seconds=1)
     (delivery,) = await hook.deliveries(webhook)
     assert delivery["state"] == "failed"
-    assert await hook.planning.count("holdfast_dead_letters") == 1
+    assert await hook.planning.count("onceward_dead_letters") == 1
     assert len({r.headers["webhook-id"] for r in hook.receiver.received}) == 1
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast_services.routes.catalogue import INTERESTS, bundled_places, parse_places
-from holdfast_services.routes.geo import METRES_PER_MINUTE, Point, vector, walking_metres
+from onceward.errors import ConfigurationError
+from onceward_services.routes.catalogue import INTERESTS, bundled_places, parse_places
+from onceward_services.routes.geo import METRES_PER_MINUTE, Point, vector, walking_metres
 
 PLACE: dict[str, Any] = {
     "id": "a",

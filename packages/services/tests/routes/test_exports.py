@@ -6,9 +6,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from holdfast_services.routes.exports import route_geojson, route_gpx
-from holdfast_services.routes.model import Place
-from holdfast_services.routes.repository import save_route
+from onceward_services.routes.exports import route_geojson, route_gpx
+from onceward_services.routes.model import Place
+from onceward_services.routes.repository import save_route
 from packages.services.tests.conftest import Serve, signed_in
 
 NS = {"g": "http://www.topografix.com/GPX/1/1"}
@@ -36,7 +36,7 @@ async def test_finished_route_is_exported_and_an_unfinished_one_is_not(
         assert (early.status_code, early.json()["code"]) == (409, "route.not_finished")
         assert early.json()["details"] == {"status": "queued"}
         assert early.headers["retry-after"] == "1"
-        unit = await apps[0].state.holdfast.store.begin()
+        unit = await apps[0].state.onceward.store.begin()
         await save_route(
             unit.transaction,
             tenant="ada",

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast_services.routes import search
-from holdfast_services.routes.catalogue import INTERESTS, Place, bundled_places
-from holdfast_services.routes.geo import METRES_PER_MINUTE, Point, vector
-from holdfast_services.routes.planner import Route, plan_route, score
-from holdfast_services.routes.tour import Tour, TourProblem
+from onceward_services.routes import search
+from onceward_services.routes.catalogue import INTERESTS, Place, bundled_places
+from onceward_services.routes.geo import METRES_PER_MINUTE, Point, vector
+from onceward_services.routes.planner import Route, plan_route, score
+from onceward_services.routes.tour import Tour, TourProblem
 
 EDINBURGH = Point(55.9533, -3.1883)
 quick = settings(max_examples=60, deadline=None)

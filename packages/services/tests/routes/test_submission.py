@@ -7,14 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from holdfast.errors import KeyInvalidError, PayloadMismatchError
-from holdfast_services.routes.model import Place, RouteSubmission
-from holdfast_services.routes.submission import (
+from onceward.errors import KeyInvalidError, PayloadMismatchError
+from onceward_services.routes.model import Place, RouteSubmission
+from onceward_services.routes.submission import (
     RouteSubmissionRequest,
     RouteSubmissionService,
     route_submissions,
 )
-from holdfast_services.settings import load_settings
+from onceward_services.settings import load_settings
 from packages.services.tests.conftest import SECRET, Serve
 
 PATH = "/api/v1/routes"
@@ -29,16 +29,16 @@ async def both(serve: Serve, database_url: str) -> AsyncIterator[Any]:
     """Yield an HTTP client, the service on the same database, and its store."""
     apps: list[Any] = []
     async with serve(database_url, prepare=apps.append) as client:
-        holdfast = apps[0].state.holdfast
+        onceward = apps[0].state.onceward
         settings = load_settings(database_url=database_url, jwt_secret=SECRET)
-        yield client, route_submissions(holdfast, settings), holdfast.store
+        yield client, route_submissions(onceward, settings), onceward.store
 
 
 async def counts(store: Any) -> tuple[int, int, int]:
     (row,) = await store.read(
         "SELECT (SELECT count(*) FROM route_requests) AS requests,"
-        " (SELECT count(*) FROM holdfast_jobs) AS jobs,"
-        " (SELECT count(*) FROM holdfast_audit_events WHERE status = 202"
+        " (SELECT count(*) FROM onceward_jobs) AS jobs,"
+        " (SELECT count(*) FROM onceward_audit_events WHERE status = 202"
         "   AND endpoint = 'POST /api/v1/routes') AS events"
     )
     return row["requests"], row["jobs"], row["events"]
@@ -112,8 +112,8 @@ async def test_failed_submission_stores_nothing_and_frees_the_key(
     _, service, store = both
     key = str(uuid4())
     too_large = RouteSubmissionRequest("ada", WALK, key)
-    holdfast = service._holdfast
-    monkeypatch.setattr(holdfast, "max_payload_bytes", 1)
+    onceward = service._onceward
+    monkeypatch.setattr(onceward, "max_payload_bytes", 1)
     with pytest.raises(Exception, match="payload"):
         await service.submit(too_large)
     assert await counts(store) == (0, 0, 0)

@@ -58,7 +58,7 @@ async def listening(
         "root_path": "",
         "scheme": "http",
         "headers": [(k.lower().encode(), v.encode()) for k, v in sent.items()],
-        "server": ("holdfast", 80),
+        "server": ("onceward", 80),
         "client": ("device", 1),
     }
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from holdfast.server.jwt_auth import mint_token
+from onceward.server.jwt_auth import mint_token
 from packages.services.tests.conftest import SECRET
 
 
@@ -18,7 +18,7 @@ class OperatorBrowser:
     def __init__(self, client: httpx.AsyncClient) -> None:
         # Another client: it has its own cookies and no token in its headers.
         self._client = httpx.AsyncClient(
-            transport=client._transport, base_url="http://holdfast", follow_redirects=True
+            transport=client._transport, base_url="http://onceward", follow_redirects=True
         )
 
     async def sign_in(

@@ -1,7 +1,7 @@
 """The PostgreSQL database of all services: migrated once, emptied for each test."""
 
-from holdfast import open_store
-from holdfast_services.registry import migration_packages
+from onceward import open_store
+from onceward_services.registry import migration_packages
 
 __all__ = ["migrate"]
 

@@ -8,11 +8,11 @@ from uuid import uuid4
 
 import httpx
 
-from holdfast import Holdfast
-from holdfast.clock import SystemClock
-from holdfast.ports import Row, Store
-from holdfast.server.jwt_auth import mint_token
-from holdfast_services.walk.catalogue import bundled_catalogue
+from onceward import Onceward
+from onceward.clock import SystemClock
+from onceward.ports import Row, Store
+from onceward.server.jwt_auth import mint_token
+from onceward_services.walk.catalogue import bundled_catalogue
 from packages.services.tests.conftest import SECRET, Serve
 
 NOON = datetime(2026, 5, 22, 12, 0, tzinfo=UTC)
@@ -150,10 +150,10 @@ def refused(response: httpx.Response, status: int, code: str) -> Any:
 class Game:
     """A running server with access to its clients, tables and clock."""
 
-    def __init__(self, client: httpx.AsyncClient, clock: HeldClock, holdfast: Holdfast) -> None:
+    def __init__(self, client: httpx.AsyncClient, clock: HeldClock, onceward: Onceward) -> None:
         self.client = client
         self.clock = clock
-        self.holdfast = holdfast
+        self.onceward = onceward
         self.ada = Device(client, clock)
 
     def device(self, walker: str = "ada") -> Device:
@@ -161,7 +161,7 @@ class Game:
 
     @property
     def store(self) -> Store:
-        return self.holdfast.store
+        return self.onceward.store
 
     async def count(self, table: str) -> int:
         rows = await self.store.read(f"SELECT count(*) AS n FROM {table}")
@@ -216,6 +216,6 @@ def opener(serve: Serve, database_url: str) -> OpenGame:
                 prepare(app)
 
         async with serve(database_url, clock=held, prepare=keep, **settings) as client:
-            yield Game(client, held, apps[0].state.holdfast)
+            yield Game(client, held, apps[0].state.onceward)
 
     return open_game

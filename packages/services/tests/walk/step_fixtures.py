@@ -16,8 +16,8 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 from jwt.algorithms import RSAAlgorithm
 
-from holdfast.ports import FaultPoints, Row
-from holdfast.server.jwt_auth import mint_token
+from onceward.ports import FaultPoints, Row
+from onceward.server.jwt_auth import mint_token
 from packages.services.tests.conftest import SECRET
 
 from .fixtures import Game, OpenGame, new_key, ok, text
@@ -143,8 +143,8 @@ class Stepping:
         until: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         """Run a worker until no job of walk is due and ``until`` holds."""
-        holdfast = self.game.holdfast
-        worker = holdfast.worker(queues=["walk"], faults=faults, lease_seconds=lease_seconds)
+        onceward = self.game.onceward
+        worker = onceward.worker(queues=["walk"], faults=faults, lease_seconds=lease_seconds)
         await worker.start()
         pause_seconds = 0.01
         try:
@@ -161,7 +161,7 @@ class Stepping:
             await worker.stop()
 
     async def is_idle(self) -> bool:
-        due_in = await self.game.holdfast.job_store.due_in(["walk"])
+        due_in = await self.game.onceward.job_store.due_in(["walk"])
         # A leased job is due when its lease ends, after at least a second.
         return due_in is None or due_in > 60
 

@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast_services.app import create_app
-from holdfast_services.settings import load_settings
-from holdfast_services.walk.ledger import credit
-from holdfast_services.walk.walkers import lock_walker
+from onceward.errors import ConfigurationError
+from onceward_services.app import create_app
+from onceward_services.settings import load_settings
+from onceward_services.walk.ledger import credit
+from onceward_services.walk.walkers import lock_walker
 from packages.services.tests.conftest import SECRET
 
 from .fixtures import Device, Game, OpenGame, new_key, ok, refused
@@ -86,7 +86,7 @@ def test_invalid_names_of_sinks_are_refused_at_the_start(sinks: str) -> None:
     if sinks == "":  # unset: the default
         assert load_settings(walk_energy_sinks=sinks).energy_sinks
         return
-    with pytest.raises(ConfigurationError, match="HOLDFAST_WALK_ENERGY_SINKS should be"):
+    with pytest.raises(ConfigurationError, match="ONCEWARD_WALK_ENERGY_SINKS should be"):
         load_settings(walk_energy_sinks=sinks)
 
 
@@ -217,5 +217,5 @@ def test_a_directory_without_a_catalogue_is_refused_at_the_start(
     if nodes is not None:
         (tmp_path / "nodes.toml").write_text(nodes)
     settings = load_settings(jwt_secret=SECRET, walk_catalogue_dir=tmp_path)
-    with pytest.raises(ConfigurationError, match=f"^HOLDFAST_WALK_CATALOGUE_DIR.*{expected}"):
+    with pytest.raises(ConfigurationError, match=f"^ONCEWARD_WALK_CATALOGUE_DIR.*{expected}"):
         create_app(settings)

@@ -44,7 +44,7 @@ async def test_log_lines_of_requests_have_the_times_of_the_device(
     sqlite_game: Game, caplog: pytest.LogCaptureFixture
 ) -> None:
     made, sent = sqlite_game.clock.at - timedelta(hours=3), sqlite_game.clock.at
-    with caplog.at_level(logging.INFO, "holdfast.request"):
+    with caplog.at_level(logging.INFO, "onceward.request"):
         await sqlite_game.ada.allocate("node.x", at=made, clientSubmittedAt=text(sent))
         await sqlite_game.ada.allocate("node.x", at=made)
         await sqlite_game.ada.allocate("node.x", clientGeneratedAt="yesterday\nat noon")

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast.jobs.context import JobContext
-from holdfast.observability.metrics import PrometheusMetrics
-from holdfast_services.settings import load_settings
-from holdfast_services.walk.review_gauge import OpenReviews
-from holdfast_services.webhooks.signature import is_signed, new_secret
+from onceward.errors import ConfigurationError
+from onceward.jobs.context import JobContext
+from onceward.observability.metrics import PrometheusMetrics
+from onceward_services.settings import load_settings
+from onceward_services.walk.review_gauge import OpenReviews
+from onceward_services.webhooks.signature import is_signed, new_secret
 from packages.services.tests.conftest import Serve
 from packages.services.tests.support.receiver import Receiver, receiving
 
@@ -126,14 +126,14 @@ async def test_open_reviews_are_counted(steps: Stepping) -> None:
     metrics = PrometheusMetrics()
     gauge = OpenReviews(steps.game.store, metrics.registry)
     await gauge.report()
-    assert b'holdfast_reviews_open{kind="anti_cheat"} 0.0' in metrics.exposition()[0]
+    assert b'onceward_reviews_open{kind="anti_cheat"} 0.0' in metrics.exposition()[0]
     await cheat(steps, 5)
     await gauge.report(max_age_seconds=60)
-    assert b'holdfast_reviews_open{kind="anti_cheat"} 0.0' in metrics.exposition()[0]
+    assert b'onceward_reviews_open{kind="anti_cheat"} 0.0' in metrics.exposition()[0]
     await gauge.report()
-    assert b'holdfast_reviews_open{kind="anti_cheat"} 1.0' in metrics.exposition()[0]
+    assert b'onceward_reviews_open{kind="anti_cheat"} 1.0' in metrics.exposition()[0]
     served = (await steps.client.get("/metrics")).text
-    assert 'holdfast_reviews_open{kind="anti_cheat"} 1.0' in served
+    assert 'onceward_reviews_open{kind="anti_cheat"} 1.0' in served
 
 
 # -- the webhook ----------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ def hooked(open_game: OpenGame, receiver: Receiver) -> Any:
 
 
 async def dead_letters(steps: Stepping) -> list[str]:
-    rows = await steps.game.rows("SELECT error FROM holdfast_dead_letters ORDER BY error")
+    rows = await steps.game.rows("SELECT error FROM onceward_dead_letters ORDER BY error")
     return [row["error"] for row in rows]
 
 
@@ -230,7 +230,7 @@ async def test_a_killed_job_sends_again_with_the_same_id_or_not_at_all(
     ],
 )
 def test_invalid_settings_are_named_without_secrets(name: str, value: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"HOLDFAST_{name.upper()} should be") as caught:
+    with pytest.raises(ConfigurationError, match=f"ONCEWARD_{name.upper()} should be") as caught:
         load_settings(**{name: value})
     assert ("short" in str(caught.value)) is False
     with suppress(ConfigurationError):

@@ -13,9 +13,9 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from holdfast_services.dev_secrets import development_app_check_key
-from holdfast_services.walk.steps.attestation import mint_app_check
-from holdfast_services.walk.steps.settings import DEVELOPMENT_AUDIENCE, DEVELOPMENT_ISSUER
+from onceward_services.dev_secrets import development_app_check_key
+from onceward_services.walk.steps.attestation import mint_app_check
+from onceward_services.walk.steps.settings import DEVELOPMENT_AUDIENCE, DEVELOPMENT_ISSUER
 from packages.services.tests.conftest import Serve
 
 from .fixtures import OpenGame, ok, opener, refused
@@ -40,7 +40,7 @@ async def is_rejected(steps: Stepping, token: str | None, **fields: Any) -> str:
     )
     assert await steps.game.count("step_logs") == 0
     assert await steps.game.count("step_reports") == 0
-    assert await steps.game.count("holdfast_jobs") == 0
+    assert await steps.game.count("onceward_jobs") == 0
     return str(row["token_id"])
 
 

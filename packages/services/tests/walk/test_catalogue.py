@@ -2,8 +2,8 @@
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast_services.walk.catalogue import bundled_catalogue, parse_catalogue
+from onceward.errors import ConfigurationError
+from onceward_services.walk.catalogue import bundled_catalogue, parse_catalogue
 
 NODE = '[[node]]\nid = "a"\nkind = "node"\ntitle = "A"\npoints = 1\n'
 KEYSTONE = '[[node]]\nid = "k"\nkind = "keystone"\ntitle = "K"\npoints = 1\nreveals = "h"\n'

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.walk import jobs
-from holdfast_services.walk.steps import reconcile
-from holdfast_services.walk.steps.challenges import Sample, sample_digest
-from holdfast_services.walk.steps.ingest import RECONCILE
-from holdfast_services.walk.steps.rules import Span
+from onceward_services.walk import jobs
+from onceward_services.walk.steps import reconcile
+from onceward_services.walk.steps.challenges import Sample, sample_digest
+from onceward_services.walk.steps.ingest import RECONCILE
+from onceward_services.walk.steps.rules import Span
 from packages.services.tests.conftest import Serve
 
 from .fixtures import ok, opener, refused, text
@@ -59,7 +59,7 @@ def reread(
 
 async def run_jobs(steps: Stepping, *, type_: str, day: date = TODAY) -> None:
     """Run a job's handler in one transaction, which a kill rolls back as the database does."""
-    handler = steps.game.holdfast.jobs.find(type_)
+    handler = steps.game.onceward.jobs.find(type_)
     assert handler is not None
 
     async def enqueue(*_args: Any, **_options: Any) -> None:
@@ -100,7 +100,7 @@ async def test_an_odd_day_is_asked_for_again_and_counts_as_it_is_read(steps: Ste
     assert await steps.energy() == 3000 + 4000
     assert await steps.reviews() == []
     (review,) = await steps.reviews("?status=resolved")
-    assert (review["resolvedBy"], review["decision"]) == ("holdfast", "accept")
+    assert (review["resolvedBy"], review["decision"]) == ("onceward", "accept")
     (row,) = await steps.game.rows(
         "SELECT sample_digest FROM step_reports WHERE sample_digest IS NOT NULL"
     )

@@ -41,7 +41,7 @@ async def test_review_is_listed_shown_with_evidence_and_resolved(open_game: Open
         (day,) = await steps.game.rows("SELECT accepted_count, status FROM step_logs")
         assert (day["accepted_count"], day["status"]) == (4000, "ACCEPTED")
         (audit,) = await steps.game.rows(
-            "SELECT * FROM holdfast_audit_events WHERE resource = :resource",
+            "SELECT * FROM onceward_audit_events WHERE resource = :resource",
             resource=f"review:{review_id}",
         )
         assert (audit["tenant"], audit["actor"], audit["reason"]) == (
@@ -64,7 +64,7 @@ async def test_two_admins_resolve_a_review_once(open_game: OpenGame) -> None:
         assert sorted(page.status_code for page in found) == [200, 400]
         assert any("resolved already" in page.text for page in found)
         audits = await steps.game.rows(
-            "SELECT id FROM holdfast_audit_events WHERE resource = :resource",
+            "SELECT id FROM onceward_audit_events WHERE resource = :resource",
             resource=f"review:{review_id}",
         )
         assert len(audits) == 1

@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.server.idempotency import FAULT_POINTS
+from onceward.server.idempotency import FAULT_POINTS
 
 from .fixtures import Device, Game, OpenGame, new_key, ok
 
@@ -67,7 +67,7 @@ async def test_process_killed_at_any_point_leaves_an_action_complete_or_absent(
     fuse = Fuse()
 
     def light(app: Any) -> None:
-        app.state.holdfast.idempotency.faults = fuse
+        app.state.onceward.idempotency.faults = fuse
 
     async with open_game(prepare=light) as game:
         ada = game.ada

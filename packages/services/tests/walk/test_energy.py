@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ServiceError
-from holdfast_services.walk.ledger import book, credit, debit
-from holdfast_services.walk.walkers import lock_walker, update_walker
+from onceward.errors import ServiceError
+from onceward_services.walk.ledger import book, credit, debit
+from onceward_services.walk.walkers import lock_walker, update_walker
 
 from .fixtures import Game, HeldClock, OpenGame, new_key, ok, refused
 
@@ -204,7 +204,7 @@ async def test_upgrade_turns_a_balance_below_zero_into_a_debt(game: Game) -> Non
     await give(game, 10)
     await give(game, 1, walker="eve")
     directory = "postgres" if game.store.name == "postgresql" else "sqlite"
-    package = files(f"holdfast_services.walk.migrations.{directory}")
+    package = files(f"onceward_services.walk.migrations.{directory}")
     script = package.joinpath("0004_provisional_energy.sql").read_text(encoding="utf-8")
     async with game.transaction() as tx:
         # As an older version left it.

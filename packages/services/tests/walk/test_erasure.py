@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.registry import SERVICES
-from holdfast_services.walk import erasure
+from onceward_services.registry import SERVICES
+from onceward_services.walk import erasure
 
 from .fixtures import Game, new_key, ok, refused
 from .step_fixtures import Stepping
@@ -33,7 +33,7 @@ async def live(steps: Stepping, walker: str) -> None:
 
 async def rows_of(game: Game, walker: str) -> dict[str, int]:
     counts = {}
-    for table in (*TABLES, "route_requests", "holdfast_idempotency_records"):
+    for table in (*TABLES, "route_requests", "onceward_idempotency_records"):
         found = await game.rows(
             f"SELECT count(*) AS n FROM {table} WHERE tenant = :tenant", tenant=walker
         )
@@ -74,7 +74,7 @@ async def test_a_walker_is_deleted_and_starts_anew(steps: Stepping) -> None:
     # The routes of the same person, and the record of the request for one.
     assert {table: n for table, n in left.items() if n} == {
         "route_requests": 1,
-        "holdfast_idempotency_records": 1,
+        "onceward_idempotency_records": 1,
     }
     assert await rows_of(steps.game, "eve") == before
     assert await steps.game.ada.events() == []
@@ -91,7 +91,7 @@ async def test_what_is_known_of_a_walkers_jobs_is_deleted_with_it(steps: Steppin
         return [
             (
                 await steps.game.rows(
-                    f"SELECT count(*) AS n FROM holdfast_{name} WHERE tenant = :tenant",
+                    f"SELECT count(*) AS n FROM onceward_{name} WHERE tenant = :tenant",
                     tenant=walker,
                 )
             )[0]["n"]
@@ -100,7 +100,7 @@ async def test_what_is_known_of_a_walkers_jobs_is_deleted_with_it(steps: Steppin
 
     store = steps.game.store
     (job,) = await store.read(
-        "SELECT job_id FROM holdfast_job_completions"
+        "SELECT job_id FROM onceward_job_completions"
         " WHERE tenant = 'ada' AND queue = 'walk' ORDER BY job_id LIMIT 1"
     )
     now = "now()" if store.name == "postgresql" else "0"
@@ -110,12 +110,12 @@ async def test_what_is_known_of_a_walkers_jobs_is_deleted_with_it(steps: Steppin
         # As after an attempt that failed: rows that only the job's id connects with walk.
         values = {"who": who, "id": job["job_id"]}
         await store.write(
-            f"INSERT INTO holdfast_job_failures {failure}"
+            f"INSERT INTO onceward_job_failures {failure}"
             f" VALUES (:who, :id, 1, 'error', 'boom', {now})",
             values,
         )
         await store.write(
-            f"INSERT INTO holdfast_job_steps {step} VALUES (:who, :id, 'push', '1', 1, {now})",
+            f"INSERT INTO onceward_job_steps {step} VALUES (:who, :id, 'push', '1', 1, {now})",
             values,
         )
     eve = await count("eve")
@@ -124,7 +124,7 @@ async def test_what_is_known_of_a_walkers_jobs_is_deleted_with_it(steps: Steppin
     assert (await delete(steps.game)).status_code == 202
     await steps.work(until=lambda: is_deleted(steps))
     routes = await steps.game.rows(
-        "SELECT 1 FROM holdfast_job_completions WHERE tenant = 'ada' AND queue <> 'walk'"
+        "SELECT 1 FROM onceward_job_completions WHERE tenant = 'ada' AND queue <> 'walk'"
     )
     assert await count("ada") == [len(routes), 0, 0, 0, 0]
     assert await count("eve") == eve

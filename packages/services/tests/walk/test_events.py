@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import StoreUnavailableError
-from holdfast_services.walk import api
-from holdfast_services.walk.events import add_event
-from holdfast_services.walk.walkers import lock_walker
+from onceward.errors import StoreUnavailableError
+from onceward_services.walk import api
+from onceward_services.walk.events import add_event
+from onceward_services.walk.walkers import lock_walker
 
 from .fixtures import Game, OpenGame, ok, refused, text
 
@@ -194,7 +194,7 @@ async def listening(
         "root_path": "",
         "scheme": "http",
         "headers": [(k.lower().encode(), v.encode()) for k, v in sent.items()],
-        "server": ("holdfast", 80),
+        "server": ("onceward", 80),
         "client": ("device", 1),
     }
 

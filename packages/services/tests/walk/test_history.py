@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.stores.sql_loader import load_queries
+from onceward.stores.sql_loader import load_queries
 
 from .fixtures import Game, ok
 
@@ -93,7 +93,7 @@ async def test_no_query_scans_a_long_history(game: Game) -> None:
         unit = await game.store.begin()
         await unit.transaction.execute("ANALYZE")
         await unit.commit(None, None)
-    queries = load_queries("holdfast_services.walk")
+    queries = load_queries("onceward_services.walk")
     for name, given in PARAMS.items():
         params = {"tenant": "ada", "now": game.clock.at.isoformat()} | given
         explain = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN "
@@ -113,7 +113,7 @@ async def test_ledger_and_snapshot_read_only_their_page_of_a_long_history(game: 
     await live_long(game)
     given = {"tenant": "ada", "before": HISTORY, "after": HISTORY - 10, "limit": 10}
     is_sqlite = game.store.name == "sqlite"
-    queries = load_queries("holdfast_services.walk", "account.sql")
+    queries = load_queries("onceward_services.walk", "account.sql")
     for name in ("ledger_page", "snapshot"):
         if is_sqlite:
             plan = await game.store.read("EXPLAIN QUERY PLAN " + in_place(queries[name], given))
@@ -133,9 +133,9 @@ async def test_ledger_and_snapshot_read_only_their_page_of_a_long_history(game: 
 async def test_accepted_days_are_not_read_on_sqlite(sqlite_game: Game) -> None:
     days: dict[str, Any] = {"tenant": "ada", "since": "2026-03-01", "after": 0, "limit": 10}
     days |= {"reason": "r", "reference": "1"}
-    of_walk, of_steps = (load_queries(f"holdfast_services.walk{name}") for name in ("", ".steps"))
+    of_walk, of_steps = (load_queries(f"onceward_services.walk{name}") for name in ("", ".steps"))
     queries = {
-        "snapshot": load_queries("holdfast_services.walk", "account.sql")["snapshot"],
+        "snapshot": load_queries("onceward_services.walk", "account.sql")["snapshot"],
         **{name: of_walk[name] for name in ("profile", "tree_state", "find_entry")},
         **{
             name: of_steps[name] for name in ("open_days", "rejected_days_since", "open_challenges")

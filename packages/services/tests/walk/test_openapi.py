@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.app import create_app
-from holdfast_services.settings import load_settings
-from holdfast_services.walk.error_examples import EXAMPLES
-from holdfast_services.walk.errors import STATUSES, walk_error
+from onceward_services.app import create_app
+from onceward_services.settings import load_settings
+from onceward_services.walk.error_examples import EXAMPLES
+from onceward_services.walk.errors import STATUSES, walk_error
 from packages.services.tests.conftest import SECRET
 from tests.docs.pages import DOCS
 
@@ -98,7 +98,7 @@ def test_reading_documents_its_errors_in_the_envelope(document: Any, path: str) 
     for status, response in responses.items():
         if status != "200":
             [content] = response["content"].values()
-            assert content["schema"]["$ref"].endswith("/HoldfastEnvelope")
+            assert content["schema"]["$ref"].endswith("/OncewardEnvelope")
 
 
 def test_events_are_documented_as_a_page_and_as_a_stream(document: Any) -> None:

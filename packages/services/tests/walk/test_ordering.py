@@ -1,12 +1,12 @@
-"""With HOLDFAST_WALK_ORDERING=strict the actions of a device are numbered."""
+"""With ONCEWARD_WALK_ORDERING=strict the actions of a device are numbered."""
 
 from typing import Any
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast_services.settings import load_settings
-from holdfast_services.walk.outbox_profile import PROFILE, STRICT_PROFILE
+from onceward.errors import ConfigurationError
+from onceward_services.settings import load_settings
+from onceward_services.walk.outbox_profile import PROFILE, STRICT_PROFILE
 
 from .fixtures import OpenGame, new_key
 
@@ -43,10 +43,10 @@ async def test_actions_are_not_numbered_by_default(open_game: OpenGame) -> None:
 
 def test_setting_and_profile_name_the_same_endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().policies().walk.ordering == "none"
-    monkeypatch.setenv("HOLDFAST_WALK_ORDERING", "strict")
+    monkeypatch.setenv("ONCEWARD_WALK_ORDERING", "strict")
     assert load_settings().policies().walk.ordering == "strict"
-    monkeypatch.setenv("HOLDFAST_WALK_ORDERING", "loose")
-    with pytest.raises(ConfigurationError, match=r"HOLDFAST_WALK_ORDERING.*none or strict"):
+    monkeypatch.setenv("ONCEWARD_WALK_ORDERING", "loose")
+    with pytest.raises(ConfigurationError, match=r"ONCEWARD_WALK_ORDERING.*none or strict"):
         load_settings()
     for profile in (PROFILE, STRICT_PROFILE):
         assert profile.is_strict_endpoint("/quest/quest.001/step/2/advance")

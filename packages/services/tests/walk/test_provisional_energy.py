@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.walk import jobs, provisional, quests
-from holdfast_services.walk.steps import reconcile
-from holdfast_services.walk.steps.settings import StepSettings
-from holdfast_services.walk.walkers import lock_walker
+from onceward_services.walk import jobs, provisional, quests
+from onceward_services.walk.steps import reconcile
+from onceward_services.walk.steps.settings import StepSettings
+from onceward_services.walk.walkers import lock_walker
 from packages.services.tests.conftest import Serve
 
 from .fixtures import CATALOGUE, Device, Game, OpenGame, new_key, ok, opener, refused
@@ -25,7 +25,7 @@ STRIDE, PACK, BREATH = "node.even-stride", "node.light-pack", "node.long-breath"
 DAY = timedelta(days=1)
 SETTINGS = StepSettings.model_validate({})
 ENERGY: dict[str, Any] = {"walk_energy_required": True}
-ROUNDS = max(2, int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200")) // 100)
+ROUNDS = max(2, int(os.environ.get("ONCEWARD_TEST_ROUNDS", "200")) // 100)
 
 
 @pytest.fixture
@@ -493,7 +493,7 @@ REFUND_STEPS = [
 
 async def run_refund_job(steps: Stepping) -> None:
     """Run the handler in one transaction, which a kill rolls back as the database does."""
-    handler = steps.game.holdfast.jobs.find(jobs.REFUND)
+    handler = steps.game.onceward.jobs.find(jobs.REFUND)
     assert handler is not None
 
     async def enqueue(*_args: Any, **_options: Any) -> None:

@@ -14,15 +14,15 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from holdfast.errors import ConfigurationError
-from holdfast.jobs.context import JobContext
-from holdfast_services.settings import load_settings
-from holdfast_services.walk.events import WalkerEvent
-from holdfast_services.walk.push.fcm_push import FcmPush, load_service_account
-from holdfast_services.walk.push.port import PushMessage
-from holdfast_services.webhooks.addresses import parse_networks
-from holdfast_services.webhooks.sender import Delivered, Gone, Refused, Unavailable
-from holdfast_services.webhooks.signature import is_signed, new_secret
+from onceward.errors import ConfigurationError
+from onceward.jobs.context import JobContext
+from onceward_services.settings import load_settings
+from onceward_services.walk.events import WalkerEvent
+from onceward_services.walk.push.fcm_push import FcmPush, load_service_account
+from onceward_services.walk.push.port import PushMessage
+from onceward_services.webhooks.addresses import parse_networks
+from onceward_services.webhooks.sender import Delivered, Gone, Refused, Unavailable
+from onceward_services.webhooks.signature import is_signed, new_secret
 from packages.services.tests.conftest import Serve
 from packages.services.tests.support.receiver import Received, Receiver, receiving
 
@@ -203,7 +203,7 @@ async def test_a_refused_push_is_dead_lettered_and_what_was_delivered_is_not_sen
         await steps.work()
         types = [r.json["type"] for r in receiver.received]
         assert types == ["allocation.refund_scheduled", "allocation.reverted"]
-        (dead,) = await steps.game.rows("SELECT error FROM holdfast_dead_letters")
+        (dead,) = await steps.game.rows("SELECT error FROM onceward_dead_letters")
         assert "redirects are not followed" in dead["error"]
         (row,) = await steps.game.rows("SELECT pushed_seq FROM walker_devices")
         assert row["pushed_seq"] == receiver.received[0].json["data"]["event"]["id"]
@@ -238,7 +238,7 @@ async def test_a_killed_push_is_sent_again_with_the_same_id(
 async def test_without_push_nothing_is_enqueued(steps: Stepping) -> None:
     created(await register(steps.game.device()))
     await reject_a_day(steps)
-    jobs = await steps.game.rows("SELECT type FROM holdfast_jobs WHERE type = 'walker.push'")
+    jobs = await steps.game.rows("SELECT type FROM onceward_jobs WHERE type = 'walker.push'")
     assert jobs == []
 
 
@@ -399,9 +399,9 @@ async def test_a_revert_reaches_fcm_and_an_unregistered_device_is_removed(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"walk_push": "webhook"}, "HOLDFAST_WALK_PUSH=webhook needs"),
-        ({"walk_push": "fcm"}, "HOLDFAST_WALK_PUSH=fcm needs"),
-        ({"walk_push": "apns"}, "HOLDFAST_WALK_PUSH should be off, webhook or fcm"),
+        ({"walk_push": "webhook"}, "ONCEWARD_WALK_PUSH=webhook needs"),
+        ({"walk_push": "fcm"}, "ONCEWARD_WALK_PUSH=fcm needs"),
+        ({"walk_push": "apns"}, "ONCEWARD_WALK_PUSH should be off, webhook or fcm"),
     ],
 )
 def test_incomplete_settings_are_refused(settings: Any, message: str) -> None:
@@ -414,5 +414,5 @@ def test_a_file_that_is_no_service_account_is_refused(tmp_path: Path, content: s
     path = tmp_path / "account.json"
     if content is not None:
         path.write_text(content)
-    with pytest.raises(ConfigurationError, match="HOLDFAST_WALK_FCM_CREDENTIALS_FILE: "):
+    with pytest.raises(ConfigurationError, match="ONCEWARD_WALK_FCM_CREDENTIALS_FILE: "):
         load_settings(walk_push="fcm", walk_fcm_credentials_file=path).create_push()

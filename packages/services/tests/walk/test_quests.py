@@ -122,8 +122,8 @@ async def test_retried_start_is_a_replay(game: Game) -> None:
 
 async def test_a_start_without_a_key_leaves_no_record(sqlite_game: Game) -> None:
     ok(await sqlite_game.ada.start(QUEST))
-    assert await sqlite_game.count("holdfast_idempotency_records") == 0
-    assert await sqlite_game.count("holdfast_audit_events") == 1
+    assert await sqlite_game.count("onceward_idempotency_records") == 0
+    assert await sqlite_game.count("onceward_audit_events") == 1
 
 
 async def test_start_accepts_times_and_ignores_their_age(

@@ -20,8 +20,8 @@ async def test_a_day_is_settled_a_minute_after_the_first_report_and_once(
         for count in (1000, 2000, 3000):
             await steps.walk(count=count, hours=(6, 8 + count / 1000))
         await steps.walk(days_ago(1))
-        assert await steps.game.count("holdfast_jobs") == 2
-        table = steps.game.holdfast.job_store
+        assert await steps.game.count("onceward_jobs") == 2
+        table = steps.game.onceward.job_store
         due_in = await table.due_in(["walk"])
         assert due_in is not None
         assert 50 < due_in <= 60

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.jobs.executor import FAULT_POINTS
-from holdfast_services.walk import provisional
-from holdfast_services.walk.steps import reconcile
-from holdfast_services.walk.steps.ingest import RECONCILE
+from onceward.jobs.executor import FAULT_POINTS
+from onceward_services.walk import provisional
+from onceward_services.walk.steps import reconcile
+from onceward_services.walk.steps.ingest import RECONCILE
 from packages.services.tests.conftest import Serve
 
 from .fixtures import opener
@@ -19,8 +19,8 @@ from .step_fixtures import TODAY, Stepping, days_ago, stepping
 
 async def settle_again(steps: Stepping, day: date = TODAY) -> None:
     """Run the job of a day again, as after a second delivery."""
-    holdfast = steps.game.holdfast
-    handler = holdfast.jobs.find(RECONCILE)
+    onceward = steps.game.onceward
+    handler = onceward.jobs.find(RECONCILE)
     assert handler is not None
 
     async def enqueue(*_args: Any, **_options: Any) -> None:

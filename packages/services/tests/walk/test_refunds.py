@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.walk import quests, tree
-from holdfast_services.walk.ledger import credit
-from holdfast_services.walk.steps.open_days import OpenDays
-from holdfast_services.walk.steps.rules import find_zone
-from holdfast_services.walk.walkers import lock_walker
+from onceward_services.walk import quests, tree
+from onceward_services.walk.ledger import credit
+from onceward_services.walk.steps.open_days import OpenDays
+from onceward_services.walk.steps.rules import find_zone
+from onceward_services.walk.walkers import lock_walker
 
 from .fixtures import CATALOGUE, Game, OpenGame, ok, refused
 

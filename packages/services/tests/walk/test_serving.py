@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from holdfast.server.jwt_auth import mint_token
+from onceward.server.jwt_auth import mint_token
 from packages.services.tests.cli.conftest import Server
 from packages.services.tests.conftest import SECRET
 
@@ -22,7 +22,7 @@ SOON = 10.0
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    running = Server(tmp_path, HOLDFAST_JWT_SECRET=SECRET, HOLDFAST_LOG_JSON="true")
+    running = Server(tmp_path, ONCEWARD_JWT_SECRET=SECRET, ONCEWARD_LOG_JSON="true")
     yield running
     running.close()
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast.ports import RecordQuery
+from onceward.ports import RecordQuery
 
 from .fixtures import Device, Game, HeldClock, OpenGame, new_key, ok, refused, text
 
@@ -127,13 +127,13 @@ async def test_client_generated_at_needs_a_zone(
     sqlite_game: Game, path: str, body: dict[str, Any]
 ) -> None:
     ada = await prepare(sqlite_game.ada)
-    before = await snapshot(ada), await sqlite_game.count("holdfast_idempotency_records")
+    before = await snapshot(ada), await sqlite_game.count("onceward_idempotency_records")
     missing: list[dict[str, Any]] = [{}]
     others = [5, None, "", "yesterday", "2026-05-22", "2026-05-22T12:00:00", "2026-02-30T00:00:00Z"]
     for sent in missing + [{"clientGeneratedAt": value} for value in others]:
         response = await ada.post(path, body | sent, key=new_key())
         assert refused(response, 400, "BAD_REQUEST") == {"field": "clientGeneratedAt"}
-    assert (await snapshot(ada), await sqlite_game.count("holdfast_idempotency_records")) == before
+    assert (await snapshot(ada), await sqlite_game.count("onceward_idempotency_records")) == before
 
 
 async def test_action_sent_days_later_is_accepted(
@@ -249,8 +249,8 @@ async def test_stale_attempt_is_recorded_and_replayed(game: Game, act: Act) -> N
 async def test_a_stale_attempt_is_no_audit_event(sqlite_game: Game) -> None:
     game = sqlite_game
     refused(await game.ada.allocate(ROOT, at=game.clock.at - 8 * CAP), 422, "STALE_ACTION")
-    assert await game.count("holdfast_audit_events") == 0
-    assert await game.count("holdfast_idempotency_records") == 1
+    assert await game.count("onceward_audit_events") == 0
+    assert await game.count("onceward_idempotency_records") == 1
     assert await game.count("walkers") == 0
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.walk.steps.model import StreakView
-from holdfast_services.walk.steps.settings import StepSettings
-from holdfast_services.walk.steps.streak_view import read_streak
+from onceward_services.walk.steps.model import StreakView
+from onceward_services.walk.steps.settings import StepSettings
+from onceward_services.walk.steps.streak_view import read_streak
 from packages.services.tests.conftest import Serve
 
 from .fixtures import HeldClock, OpenGame, new_key, ok, opener, refused, text
@@ -163,7 +163,7 @@ async def test_a_rejected_report_leaves_a_row_in_the_log_and_nothing_else(
     refused(await steps.report(key=key, **changes), status, code)
     (row,) = await steps.attestations()
     assert (row["verdict"], row["code"], row["anti_cheat"]) == ("REJECTED", code, is_anti_cheat)
-    for table in ("step_logs", "step_reports", "streak_states", "holdfast_jobs"):
+    for table in ("step_logs", "step_reports", "streak_states", "onceward_jobs"):
         assert await steps.game.count(table) == 0, table
     # Nothing is stored under the key, so a retry may succeed.
     ok(await steps.report(key=key))
@@ -428,7 +428,7 @@ async def test_accepted_bundles_are_a_setting(serve: Serve, sqlite_url: str) -> 
 async def test_old_logs_are_deleted_in_batches_and_younger_ones_stay(
     open_game: OpenGame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast_services.walk.jobs._BATCH", 3)
+    monkeypatch.setattr("onceward_services.walk.jobs._BATCH", 3)
     async with stepping(open_game) as steps:
         for number in range(8):
             refused(await steps.report(count=60_000 + number), 422, "STEP_COUNT_EXCEEDED")

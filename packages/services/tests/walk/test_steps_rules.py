@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_services.walk.steps.day_assessment import (
+from onceward_services.walk.steps.day_assessment import (
     Accepted,
     Quarantined,
     Reading,
@@ -16,7 +16,7 @@ from holdfast_services.walk.steps.day_assessment import (
     Verdict,
     assess_day,
 )
-from holdfast_services.walk.steps.rules import (
+from onceward_services.walk.steps.rules import (
     LastSync,
     Limits,
     Report,

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.errors import ConfigurationError
-from holdfast_services.settings import load_settings
+from onceward.errors import ConfigurationError
+from onceward_services.settings import load_settings
 
 
 @pytest.mark.parametrize(
@@ -14,30 +14,30 @@ from holdfast_services.settings import load_settings
     [
         (
             {"app_check_jwks_file": Path("a"), "app_check_jwks_url": "https://b.example"},
-            "set only one of HOLDFAST_APP_CHECK_JWKS_FILE and HOLDFAST_APP_CHECK_JWKS_URL",
+            "set only one of ONCEWARD_APP_CHECK_JWKS_FILE and ONCEWARD_APP_CHECK_JWKS_URL",
         ),
         (
             {"app_check_jwks_url": "https://b.example", "app_check_issuer": "i"},
-            "needs HOLDFAST_APP_CHECK_AUDIENCE and HOLDFAST_APP_CHECK_ISSUER",
+            "needs ONCEWARD_APP_CHECK_AUDIENCE and ONCEWARD_APP_CHECK_ISSUER",
         ),
         (
             {"step_source_bundles": " , "},
-            "HOLDFAST_STEP_SOURCE_BUNDLES should be a comma-separated list",
+            "ONCEWARD_STEP_SOURCE_BUNDLES should be a comma-separated list",
         ),
         (
             {"step_streak_tiers": "3,2"},
-            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+            "ONCEWARD_STEP_STREAK_TIERS should be a comma-separated list",
         ),
         (
             {"step_streak_tiers": "0,2"},
-            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+            "ONCEWARD_STEP_STREAK_TIERS should be a comma-separated list",
         ),
         (
             {"step_streak_tiers": "three"},
-            "HOLDFAST_STEP_STREAK_TIERS should be a comma-separated list",
+            "ONCEWARD_STEP_STREAK_TIERS should be a comma-separated list",
         ),
-        ({"step_max_per_day": 0}, "HOLDFAST_STEP_MAX_PER_DAY should be a whole number of steps"),
-        ({"step_energy_per_step": 0}, "HOLDFAST_STEP_ENERGY_PER_STEP should be a number above 0"),
+        ({"step_max_per_day": 0}, "ONCEWARD_STEP_MAX_PER_DAY should be a whole number of steps"),
+        ({"step_energy_per_step": 0}, "ONCEWARD_STEP_ENERGY_PER_STEP should be a number above 0"),
     ],
 )
 def test_invalid_setting_is_reported_in_one_line(given: dict[str, Any], expected: str) -> None:
@@ -48,8 +48,8 @@ def test_invalid_setting_is_reported_in_one_line(given: dict[str, Any], expected
 
 
 def test_lists_are_comma_separated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOLDFAST_STEP_SOURCE_BUNDLES", "a, b,,c")
-    monkeypatch.setenv("HOLDFAST_STEP_STREAK_TIERS", "2, 5")
+    monkeypatch.setenv("ONCEWARD_STEP_SOURCE_BUNDLES", "a, b,,c")
+    monkeypatch.setenv("ONCEWARD_STEP_STREAK_TIERS", "2, 5")
     settings = load_settings()
     assert settings.step_limits.bundles == {"a", "b", "c"}
     assert settings.streak_rules.tiers == (2, 5)

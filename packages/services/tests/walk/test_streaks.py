@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast_services.walk.steps.streaks import (
+from onceward_services.walk.steps.streaks import (
     AttestedDay,
     StreakRules,
     extend_streak,

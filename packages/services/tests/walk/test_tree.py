@@ -40,7 +40,7 @@ async def test_reading_the_tree_writes_nothing(game: Game) -> None:
     await game.ada.me()
     await game.ada.events()
     assert await game.count("walkers") == 0
-    assert await game.count("holdfast_idempotency_records") == 0
+    assert await game.count("onceward_idempotency_records") == 0
 
 
 async def test_allocation_costs_points_and_returns_the_tree(game: Game) -> None:
@@ -187,7 +187,7 @@ async def test_a_second_allocation_under_its_own_key_is_refused_as_allocated(gam
 async def test_error_is_not_stored_so_the_same_key_may_succeed_later(game: Game) -> None:
     key, at = new_key(), game.clock.at
     refused(await game.ada.allocate(ROOT, key=key, at=at), 422, "INSUFFICIENT_POINTS")
-    assert await game.count("holdfast_idempotency_records") == 0
+    assert await game.count("onceward_idempotency_records") == 0
     await game.ada.finish("quest.001")
     ok(await game.ada.allocate(ROOT, key=key, at=at))
     assert await game.ada.allocated() == [ROOT]
@@ -235,14 +235,14 @@ async def test_invalid_body_is_rejected(
     response = await sqlite_game.ada.post("/tree/allocate", body, key=new_key())
     details = refused(response, status, "BAD_REQUEST")
     assert details["fields"][0]["field"] == field
-    assert await sqlite_game.count("holdfast_idempotency_records") == 0
+    assert await sqlite_game.count("onceward_idempotency_records") == 0
 
 
 @pytest.mark.parametrize("body", [[], "x", 3, None, True])
 async def test_a_body_that_is_no_object_is_400(sqlite_game: Game, body: Any) -> None:
     response = await sqlite_game.ada.post("/tree/allocate", body, key=new_key())
     refused(response, 400, "BAD_REQUEST")
-    assert await sqlite_game.count("holdfast_idempotency_records") == 0
+    assert await sqlite_game.count("onceward_idempotency_records") == 0
 
 
 # -- who ------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ async def test_the_audit_names_the_walker_and_what_was_done_once(game: Game) -> 
     await game.ada.allocate(ROOT, key=key)
     await game.ada.allocate(ROOT, key=key)
     found = await game.rows(
-        "SELECT actor, resource, status FROM holdfast_audit_events WHERE endpoint = 'tree.allocate'"
+        "SELECT actor, resource, status FROM onceward_audit_events WHERE endpoint = 'tree.allocate'"
     )
     assert [dict(row) for row in found] == [
         {"actor": "ada", "resource": "walker:ada", "status": 200}

@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from holdfast_services.walk.ledger import credit
-from holdfast_services.walk.walkers import lock_walker
+from onceward_services.walk.ledger import credit
+from onceward_services.walk.walkers import lock_walker
 
 from .fixtures import CATALOGUE, Device, Game, OpenGame, new_key, ok
 
 # The number of random runs; the long run sets a larger one.
-ROUNDS = max(4, int(os.environ.get("HOLDFAST_TEST_ROUNDS", "200")) // 20)
+ROUNDS = max(4, int(os.environ.get("ONCEWARD_TEST_ROUNDS", "200")) // 20)
 
 Action = tuple[str, Any, str]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from holdfast_services.webhooks.addresses import is_allowed, parse_networks
-from holdfast_services.webhooks.sender import (
+from onceward_services.webhooks.addresses import is_allowed, parse_networks
+from onceward_services.webhooks.sender import (
     Delivered,
     Gone,
     Outcome,
@@ -16,7 +16,7 @@ from holdfast_services.webhooks.sender import (
     Unavailable,
     WebhookSender,
 )
-from holdfast_services.webhooks.signature import check_secret, is_signed, new_secret
+from onceward_services.webhooks.signature import check_secret, is_signed, new_secret
 from packages.services.tests.support.receiver import Receiver, receiving
 
 NOW = datetime(2026, 5, 22, 12, 0, tzinfo=UTC)

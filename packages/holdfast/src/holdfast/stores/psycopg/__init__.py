@@ -1,9 +1,0 @@
-"""The PostgreSQL store with psycopg 3 in place of asyncpg, for async and for sync handlers."""
-
-from holdfast.extras import needs_extra
-
-with needs_extra("psycopg"):
-    from holdfast.stores.psycopg.store import PsycopgStore, PsycopgSyncStore
-    from holdfast.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
-
-__all__ = ["PsycopgStore", "PsycopgSyncStore", "PsycopgSyncTransaction", "PsycopgTransaction"]

@@ -1,6 +1,0 @@
-"""Tests and measurements of Holdfast: demo, simulation, chaos runs, conformance, benchmarks.
-
-Everything here uses the library and the services from outside; neither of them imports it.
-"""
-
-__all__: list[str] = []

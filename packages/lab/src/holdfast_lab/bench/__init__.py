@@ -1,1 +1,0 @@
-"""Benchmarks: ratios against the same code without Holdfast and against peers, interleaved."""

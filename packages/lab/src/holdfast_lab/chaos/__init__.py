@@ -1,5 +1,0 @@
-"""Chaos runs: kill and stop real servers, workers and devices, then check the result."""
-
-from holdfast_lab.chaos.runner import Progress, Report, run_chaos
-
-__all__ = ["Progress", "Report", "run_chaos"]

@@ -1,1 +1,0 @@
-"""Commands that this package adds to ``holdfast``: demo, simulate, chaos, conform, bench."""

@@ -1,0 +1,1 @@
+"""Benchmarks: ratios against the same code without Onceward and against peers, interleaved."""

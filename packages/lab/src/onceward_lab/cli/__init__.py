@@ -1,0 +1,1 @@
+"""Commands that this package adds to ``onceward``: demo, simulate, chaos, conform, bench."""

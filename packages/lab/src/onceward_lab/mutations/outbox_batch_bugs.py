@@ -1,0 +1,90 @@
+"""Bugs of the outbox when it sends batches."""
+
+from typing import Any
+
+import msgspec
+
+from onceward.outbox import batch_sender
+from onceward.outbox.batch_sender import BatchSender
+from onceward.outbox.queue import OutboxQueue
+from onceward_lab.mutations.planting import Replacement, bug, untyped
+
+SENDER = untyped(batch_sender)
+_SKIPPED = 424
+
+
+@bug
+def missing_results_counted_as_done() -> list[Replacement]:
+    # The results are those of the first items only; the rest was not run.
+    right = SENDER.read_results
+
+    def read_results(response: Any, count: int) -> Any:
+        found = right(response, count)
+        if found is None:
+            return None
+        missing = count - len(found.responses)
+        responses = [*found.responses, *[found.responses[-1]] * missing]
+        return msgspec.structs.replace(found, responses=responses)
+
+    return [(SENDER, "read_results", read_results)]
+
+
+@bug
+def skipped_item_counted_as_done() -> list[Replacement]:
+    right = BatchSender._result
+
+    def result(self: Any, part: Any, response: Any, *more: Any) -> Any:
+        if response.status == _SKIPPED:
+            response = msgspec.structs.replace(response, status=200)
+        return right(self, part, response, *more)
+
+    return [(BatchSender, "_result", result)]
+
+
+@bug
+def results_given_to_other_items() -> list[Replacement]:
+    right = SENDER.read_results
+
+    def read_results(response: Any, count: int) -> Any:
+        found = right(response, count)
+        if found is None or len(found.responses) < count:
+            return found
+        return msgspec.structs.replace(found, responses=found.responses[::-1])
+
+    return [(SENDER, "read_results", read_results)]
+
+
+@bug
+def lanes_not_sent() -> list[Replacement]:
+    # After an item that did not succeed, the server goes on with those behind it.
+    return [(SENDER, "_lanes", lambda entries: [None for _ in entries])]
+
+
+@bug
+def version_of_an_earlier_item_not_followed() -> list[Replacement]:
+    return [(SENDER._Making, "_before", lambda _self, _claimed: None)]
+
+
+@bug
+def batch_to_a_held_endpoint() -> list[Replacement]:
+    right = OutboxQueue.claim_batch
+
+    def claim_batch(self: Any, user_id: str, limit: int, **options: Any) -> Any:
+        return right(self, user_id, limit, **options | {"held_paths": {}})
+
+    return [(OutboxQueue, "claim_batch", claim_batch)]
+
+
+@bug
+def silent_batch_taken_for_unsent() -> list[Replacement]:
+    # What may have happened is changed, and sent as something new.
+    right = BatchSender.receive
+
+    def receive(self: Any, batch: Any, result: Any, state: Any) -> Any:
+        received = right(self, batch, result, state)
+        if hasattr(result, "status"):
+            return received
+        results = [(claimed, SENDER._unsent("no response")) for claimed, _ in received.results]
+        return received._replace(results=results)
+
+    return [(BatchSender, "receive", receive)]

@@ -1,0 +1,146 @@
+"""Bugs of the outbox about versions, refusals, outages and responses that are not the service's."""
+
+import re
+from typing import Any
+
+from onceward.core.response_classification import AttestationNeeded, SignInNeeded
+from onceward.outbox import (
+    attempts,
+    claims,
+    dependencies,
+    drain_run,
+    outcome,
+    response_facts,
+    sender,
+    transaction,
+)
+from onceward.outbox.attempts import Attempts
+from onceward.outbox.claims import AttemptResult
+from onceward.outbox.sender import Sender
+from onceward_lab.mutations.planting import Replacement, bug, untyped
+
+CLAIMS, DEPENDENCIES, DRAIN_RUN, OUTCOME, SENDER, TRANSACTION = (
+    untyped(module) for module in (claims, dependencies, drain_run, outcome, sender, transaction)
+)
+ATTEMPTS, RESPONSE_FACTS = untyped(attempts), untyped(response_facts)
+
+
+def _version_to_send(wrong: str) -> Replacement:
+    """Claim entries with another version than the base followed along own successes."""
+    right = TRANSACTION.statement
+    changed = {}
+    for name in ("claim_some", "claim_behind"):
+        changed[name], count = re.subn(
+            r"SELECT CASE coalesce\(base_version.*?FROM entity_versions AS known(.*?)"
+            r"AND CASE coalesce\(base_version, ''\).*?END\)",
+            rf"SELECT {wrong} FROM entity_versions AS known\1)",
+            right(name),
+            count=1,
+            flags=re.DOTALL,
+        )
+        assert count == 1, name
+    return TRANSACTION, "statement", lambda name: changed.get(name) or right(name)
+
+
+@bug
+def version_not_sent() -> list[Replacement]:
+    right = SENDER.build_request
+
+    def build_request(*args: Any, **options: Any) -> Any:
+        return right(*args, **options | {"version": None})
+
+    return [(SENDER, "build_request", build_request)]
+
+
+@bug
+def version_not_followed() -> list[Replacement]:
+    # Each edit is sent with the version it was made on, whatever the device has written since.
+    return [
+        _version_to_send("coalesce(base_version, known.version)"),
+        (DRAIN_RUN, "follow", lambda behind, _done, _produced: behind),
+        (CLAIMS, "resend_on_own", lambda *_, **_options: None),
+    ]
+
+
+@bug
+def latest_version_sent() -> list[Replacement]:
+    # Also that of another client, which the person has not seen.
+    return [_version_to_send("coalesce(known.seen, known.version)")]
+
+
+@bug
+def version_of_success_forgotten() -> list[Replacement]:
+    return [(CLAIMS, "record_success", lambda *_: None)]
+
+
+@bug
+def retry_names_another_version() -> list[Replacement]:
+    return [(CLAIMS, "_is_frozen", lambda *_, **_options: False)]
+
+
+@bug
+def older_edit_overwrites_a_newer_one() -> list[Replacement]:
+    # A refused edit that is retried follows the versions of the edits that were made after it.
+    return [(DEPENDENCIES, "_has_later_edit", lambda *_: False)]
+
+
+@bug
+def automatic_merge_adopts_the_server_side() -> list[Replacement]:
+    # The edits behind it overwrite what no person has seen.
+    right = OUTCOME.resolve_conflict
+
+    def resolve_conflict(*args: Any, **options: Any) -> Any:
+        return right(*args, **options | {"adopts": True})
+
+    return [(OUTCOME, "resolve_conflict", resolve_conflict)]
+
+
+@bug
+def unknown_base_not_read() -> list[Replacement]:
+    return [(SENDER, "_has_unknown_base", lambda *_: False)]
+
+
+@bug
+def refused_entry_keeps_its_lane() -> list[Replacement]:
+    return [(CLAIMS, "leave_lane", lambda _tx, entry: entry)]
+
+
+@bug
+def refusal_does_not_park_its_chain() -> list[Replacement]:
+    return [(CLAIMS, "bind_chain", lambda *_: None)]
+
+
+@bug
+def captive_portal_taken_for_success() -> list[Replacement]:
+    return [(module, "is_recognised", lambda *_: True) for module in (SENDER, RESPONSE_FACTS)]
+
+
+@bug
+def outage_counts_as_attempt() -> list[Replacement]:
+    return [(module, "counts_as_attempt", lambda *_: True) for module in (ATTEMPTS, RESPONSE_FACTS)]
+
+
+@bug
+def silence_counts_as_attempt() -> list[Replacement]:
+    # Also if the server responds to nothing, so that an hour of silence fails the whole queue.
+    return [(Attempts, "silence_code", lambda *_: None)]
+
+
+@bug
+def unread_base_counts_as_attempt() -> list[Replacement]:
+    def no_response(self: Any, entry: Any, _state: Any, failure: Any) -> Any:
+        result = AttemptResult(error=failure.reason)
+        return self.attempts.retry_later(entry, result, outcome_unknown=entry.outcome_unknown)
+
+    return [(Sender, "_no_response_to_read", no_response)]
+
+
+@bug
+def refused_attestation_pauses_all() -> list[Replacement]:
+    right = SENDER.classify
+
+    def classify(*args: Any, **options: Any) -> Any:
+        verdict = right(*args, **options)
+        return SignInNeeded() if isinstance(verdict, AttestationNeeded) else verdict
+
+    return [(SENDER, "classify", classify)]

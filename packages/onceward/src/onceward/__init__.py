@@ -1,0 +1,109 @@
+"""Exactly-once effects for apps that work offline.
+
+The names below are all an app usually needs. Names used less often are in the ``__all__`` of
+these modules:
+
+    errors              every error
+    ports               protocols for stores, clocks, metrics
+    core.retry          RetryPolicy and its presets CLIENT, DEVICE, QUEUE, WORKER
+    core.versions       etag, expected_version, check_version
+    core.job            Enqueued, Merged, AlreadyDone: what ``enqueue`` returns
+    core.canonical_json canonical_json
+    core.fingerprint    body_hash
+    core.tenants        ALL_TENANTS, for operators
+    fastapi             dependencies for FastAPI: Session, Tx, Caller, Run; principal_from
+    server              integrations: starlette, asgi, wsgi, django_views; identify, jwt_auth;
+                        rate_limits
+    stores              SQLite, PostgreSQL, SQLAlchemy, Django, the Redis cache
+    jobs                background jobs in the same database
+    client              an HTTP client that keeps the key over retries
+    outbox              the offline queue of a device
+    observability       logs, metrics, traces
+    testing             servers and contract tests for your own tests
+
+The names are imported on first use (``import onceward`` takes 24 ms instead of 190), which keeps
+the outbox and the command line from loading the server.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.errors import (
+    NonRetryableError,
+    OncewardError,
+    RequestError,
+    RetryLaterError,
+    ServiceError,
+)
+
+_NEVER: Final = False
+
+# Not a bare TYPE_CHECKING: import-linter leaves such imports out, and could not see a lower layer
+# import a higher one by way of this file.
+if TYPE_CHECKING or _NEVER:
+    from onceward.core.keys import KeyFormat
+    from onceward.core.policy import ErrorFormat, ErrorsStored, Policy, Staleness
+    from onceward.core.tenants import SINGLE_TENANT
+    from onceward.jobs.context import JobContext
+    from onceward.jobs.registry import JobRegistry
+    from onceward.jobs.worker import Worker
+    from onceward.ports import Transaction
+    from onceward.server.app import Onceward
+    from onceward.server.execution import Execution
+    from onceward.server.guarded_request import Principal
+    from onceward.server.optimistic_locking import update_with_version
+    from onceward.stores.factory import open_store
+
+__all__ = [
+    "SINGLE_TENANT",
+    "ErrorFormat",
+    "ErrorsStored",
+    "Execution",
+    "JobContext",
+    "JobRegistry",
+    "KeyFormat",
+    "NonRetryableError",
+    "Onceward",
+    "OncewardError",
+    "Policy",
+    "Principal",
+    "RequestError",
+    "RetryLaterError",
+    "ServiceError",
+    "Staleness",
+    "Transaction",
+    "Worker",
+    "open_store",
+    "update_with_version",
+]
+
+_MODULE_OF_NAME: Final = {
+    "SINGLE_TENANT": "core.tenants",
+    "ErrorFormat": "core.policy",
+    "ErrorsStored": "core.policy",
+    "Execution": "server.execution",
+    "Onceward": "server.app",
+    "JobContext": "jobs.context",
+    "JobRegistry": "jobs.registry",
+    "KeyFormat": "core.keys",
+    "Policy": "core.policy",
+    "Principal": "server.guarded_request",
+    "Staleness": "core.policy",
+    "Transaction": "ports",
+    "Worker": "jobs.worker",
+    "open_store": "stores.factory",
+    "update_with_version": "server.optimistic_locking",
+}
+
+if not TYPE_CHECKING:  # a type checker would accept every misspelt name
+
+    def __getattr__(name: str) -> Any:
+        module = _MODULE_OF_NAME.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{module}"), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -1,0 +1,367 @@
+"""``onceward jobs``: list, show, requeue and cancel jobs, pause queues, for operators."""
+
+import asyncio
+import getpass
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, get_args
+
+from onceward.cli.database import opened
+from onceward.cli.output import CommandError, print_json, print_table, printable
+from onceward.cli.target import Target
+from onceward.cli.tenants import tenant_or_all
+from onceward.core.job import JobState
+from onceward.errors import UsageError
+from onceward.jobs.admin import JobAdmin, JobDetail, JobView
+from onceward.jobs.paused_queues import PausedQueue, PausedQueues
+from onceward.ports import Notifier, Store
+
+__all__ = [
+    "cancel",
+    "list_dead",
+    "list_jobs",
+    "list_paused",
+    "pause",
+    "requeue",
+    "resume",
+    "show_job",
+]
+
+_REQUEUE_LIMIT: Final = 1_000_000
+
+
+def list_jobs(
+    target: Target,
+    *,
+    tenant: str | None,
+    state: str | None,
+    queue: str | None,
+    job_type: str | None,
+    limit: int,
+    as_json: bool,
+) -> None:
+    """Print jobs, newest first."""
+    if state is not None and state not in get_args(JobState):
+        raise CommandError(f"--state must be one of {', '.join(get_args(JobState))}", 2)
+    found = asyncio.run(
+        _jobs(
+            target,
+            tenant=tenant_or_all(tenant),
+            state=state,
+            queue=queue,
+            job_type=job_type,
+            limit=limit,
+        )
+    )
+    if as_json:
+        print_json([_summary(view) for view in found])
+        return
+    headings = ("id", "tenant", "queue", "type", "state", "attempts", "enqueued", "due")
+    print_table(
+        headings,
+        [
+            (
+                view.id,
+                view.tenant,
+                view.queue,
+                view.type,
+                _state(view),
+                _attempts(view),
+                _instant(view.enqueued_at),
+                "-" if view.due_at is None else _instant(view.due_at),
+            )
+            for view in found
+        ],
+    )
+
+
+def list_dead(
+    target: Target, *, tenant: str | None, queue: str | None, limit: int, as_json: bool
+) -> None:
+    """Print dead letters with the reason and the last error."""
+    found = asyncio.run(_dead(target, tenant, queue, limit))
+    if as_json:
+        print_json([_detail(job) for job in found])
+        return
+    print_table(
+        ("id", "tenant", "queue", "type", "attempts", "died", "reason", "error"),
+        [
+            (
+                job.view.id,
+                job.view.tenant,
+                job.view.queue,
+                job.view.type,
+                _attempts(job.view),
+                "-" if job.view.ended_at is None else _instant(job.view.ended_at),
+                job.view.reason or "-",
+                job.error or "-",
+            )
+            for job in found
+        ],
+    )
+
+
+def show_job(target: Target, job_id: str, *, tenant: str | None, as_json: bool) -> None:
+    """Print one job with its failed attempts and finished steps."""
+    found = asyncio.run(_find(target, job_id, tenant))
+    if found is None:
+        raise CommandError("there is no such job with these options (try: onceward jobs ls)")
+    fields = _detail(found)
+    if as_json:
+        print_json(fields)
+        return
+    fields["state"] = _state(found.view)
+    for name in ("payload", "result"):
+        if fields[name] is not None:
+            fields[name] = json.dumps(fields[name], ensure_ascii=False)
+    del fields["lease_expired"]
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        if name in ("failures", "steps"):
+            continue
+        print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
+    if found.failures:
+        print()
+        print_table(
+            ("attempt", "failed", "reason", "error", "worker"),
+            [
+                (str(f.attempt), _instant(f.failed_at), f.reason, f.error, f.worker or "-")
+                for f in found.failures
+            ],
+        )
+    if found.steps:
+        print()
+        results = [
+            (name, json.dumps(value, ensure_ascii=False)) for name, value in found.steps.items()
+        ]
+        print_table(("step", "result"), results)
+
+
+def requeue(
+    target: Target, job_ids: Sequence[str], *, tenant: str | None, queue: str | None, as_json: bool
+) -> None:
+    """Requeue dead letters. Raises ``CommandError`` if one of the ids is not a dead letter."""
+    if bool(job_ids) == (queue is not None):
+        raise CommandError("give either ids of dead letters or --queue for all of a queue", 2)
+    done, missing = asyncio.run(_requeue(target, job_ids, tenant, queue))
+    if as_json:
+        print_json({"requeued": done, "not_found": missing})
+    else:
+        print(f"{len(done)} job{'' if len(done) == 1 else 's'} requeued")
+    if missing:
+        raise CommandError(f"not a dead letter, or requeued already: {', '.join(missing)}")
+
+
+def cancel(
+    target: Target, job_ids: Sequence[str], *, tenant: str | None, reason: str, as_json: bool
+) -> None:
+    """Cancel waiting jobs. Raises ``CommandError`` if one of the ids is not a waiting job."""
+    _check_reason(reason)
+    done, missing = asyncio.run(_cancel(target, job_ids, tenant, reason))
+    if as_json:
+        print_json({"cancelled": done, "not_waiting": missing})
+    else:
+        print(f"{len(done)} job{'' if len(done) == 1 else 's'} cancelled")
+    if missing:
+        raise CommandError(f"not a waiting job: {', '.join(missing)}")
+
+
+def pause(target: Target, queue: str, *, reason: str, as_json: bool) -> None:
+    """Pause a queue. Raises ``CommandError`` if it is paused already."""
+    _check_reason(reason)
+    try:
+        is_paused = asyncio.run(_pause(target, queue, reason))
+    except UsageError as error:
+        raise CommandError(str(error), 2) from None
+    if not is_paused:
+        raise CommandError(f"the queue {queue} is paused already (see: onceward jobs paused)")
+    if as_json:
+        print_json({"paused": queue})
+    else:
+        print(f"{queue} is paused: its jobs wait until onceward jobs resume {queue}")
+
+
+def resume(target: Target, queue: str, *, reason: str, as_json: bool) -> None:
+    """Resume a queue. Raises ``CommandError`` if it is not paused."""
+    if not asyncio.run(_resume(target, queue, reason)):
+        raise CommandError(f"the queue {printable(queue)} is not paused")
+    if as_json:
+        print_json({"resumed": queue})
+    else:
+        print(f"{queue} is resumed")
+
+
+def list_paused(target: Target, *, as_json: bool) -> None:
+    """Print the paused queues."""
+    rows = [
+        (each.queue, _instant(each.paused_at), each.actor, each.reason)
+        for each in asyncio.run(_paused(target))
+    ]
+    names = ("queue", "paused_at", "actor", "reason")
+    if as_json:
+        print_json([dict(zip(names, row, strict=True)) for row in rows])
+    else:
+        print_table(("queue", "paused", "by", "reason"), rows)
+
+
+async def _jobs(target: Target, **filters: Any) -> list[JobView]:
+    async with opened(target) as store:
+        return await JobAdmin(store).jobs(**filters)
+
+
+async def _dead(
+    target: Target, tenant: str | None, queue: str | None, limit: int
+) -> list[JobDetail]:
+    async with opened(target) as store:
+        admin = JobAdmin(store)
+        views = await admin.jobs(
+            tenant=tenant_or_all(tenant), state="dead", queue=queue, limit=limit
+        )
+        found = [await admin.find(view.id, tenant=view.tenant) for view in views]
+    return [job for job in found if job is not None]
+
+
+async def _find(target: Target, job_id: str, tenant: str | None) -> JobDetail | None:
+    async with opened(target) as store:
+        return await JobAdmin(store).find(job_id, tenant=tenant_or_all(tenant))
+
+
+async def _requeue(
+    target: Target, job_ids: Sequence[str], tenant: str | None, queue: str | None
+) -> tuple[list[str], list[str]]:
+    actor = f"{getpass.getuser()} via onceward jobs requeue"
+    done: list[str] = []
+    missing: list[str] = []
+    async with opened(target) as store:
+        admin = JobAdmin(store)
+        if queue is not None:
+            views = await admin.jobs(
+                tenant=tenant_or_all(tenant), state="dead", queue=queue, limit=_REQUEUE_LIMIT
+            )
+            job_ids = [view.id for view in views]
+        for job_id in job_ids:
+            back = await admin.requeue(job_id, tenant=tenant_or_all(tenant), actor=actor)
+            (done if back else missing).append(job_id)
+        if done:
+            async with _notifier(store) as notifier:
+                notifier.notify()
+    return done, missing
+
+
+async def _cancel(
+    target: Target, job_ids: Sequence[str], tenant: str | None, reason: str
+) -> tuple[list[str], list[str]]:
+    actor = f"{getpass.getuser()} via onceward jobs cancel"
+    done: list[str] = []
+    missing: list[str] = []
+    async with opened(target) as store:
+        admin = JobAdmin(store)
+        for job_id in job_ids:
+            cancelled = await admin.cancel(
+                job_id, tenant=tenant_or_all(tenant), actor=actor, reason=reason
+            )
+            (done if cancelled else missing).append(job_id)
+        if done:  # the next job of an order key may be due
+            async with _notifier(store) as notifier:
+                notifier.notify()
+    return done, missing
+
+
+async def _pause(target: Target, queue: str, reason: str) -> bool:
+    actor = f"{getpass.getuser()} via onceward jobs pause"
+    async with opened(target) as store, _notifier(store) as notifier:
+        return await PausedQueues(store, notifier.notify).pause(queue, actor=actor, reason=reason)
+
+
+async def _resume(target: Target, queue: str, reason: str) -> bool:
+    actor = f"{getpass.getuser()} via onceward jobs resume"
+    async with opened(target) as store, _notifier(store) as notifier:
+        return await PausedQueues(store, notifier.notify).resume(queue, actor=actor, reason=reason)
+
+
+async def _paused(target: Target) -> list[PausedQueue]:
+    async with opened(target) as store, _notifier(store) as notifier:
+        return await PausedQueues(store, notifier.notify).all()
+
+
+@asynccontextmanager
+async def _notifier(store: Store) -> AsyncIterator[Notifier]:
+    notifier = store.notifier()
+    try:
+        yield notifier
+    finally:
+        await notifier.close()
+
+
+def _check_reason(reason: str) -> None:
+    if not reason.strip():
+        raise CommandError("--reason must not be empty: it is kept in the audit log", 2)
+
+
+def _summary(view: JobView) -> dict[str, Any]:
+    return {
+        "id": view.id,
+        "key": view.key,
+        "tenant": view.tenant,
+        "queue": view.queue,
+        "type": view.type,
+        "resource_id": view.resource_id,
+        "state": view.state,
+        "lease_expired": view.lease_expired,
+        "attempts": view.attempts,
+        "max_attempts": view.max_attempts,
+        "worker": view.worker,
+        "reason": view.reason,
+        "enqueued_at": _instant(view.enqueued_at),
+        "due_at": None if view.due_at is None else _instant(view.due_at),
+        "ended_at": None if view.ended_at is None else _instant(view.ended_at),
+        "request_id": view.request_id,
+        "correlation_id": view.correlation_id,
+    }
+
+
+def _detail(job: JobDetail) -> dict[str, Any]:
+    return _summary(job.view) | {
+        "error": job.error,
+        "payload": job.payload,
+        "payload_hash": job.payload_hash,
+        "result": job.result,
+        "merged": job.merged,
+        "coalesce_key": job.coalesce_key,
+        "order_key": job.order_key,
+        "causes": [
+            {
+                "request_id": cause.request_id,
+                "correlation_id": cause.correlation_id,
+                "at": _instant(cause.at),
+            }
+            for cause in job.causes
+        ],
+        "steps": job.steps,
+        "failures": [
+            {
+                "attempt": failure.attempt,
+                "reason": failure.reason,
+                "error": failure.error,
+                "worker": failure.worker,
+                "failed_at": _instant(failure.failed_at),
+            }
+            for failure in job.failures
+        ],
+    }
+
+
+def _state(view: JobView) -> str:
+    return f"{view.state}, lease expired" if view.lease_expired else view.state
+
+
+def _attempts(view: JobView) -> str:
+    return (
+        f"{view.attempts}" if view.max_attempts is None else f"{view.attempts}/{view.max_attempts}"
+    )
+
+
+def _instant(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

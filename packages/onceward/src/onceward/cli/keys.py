@@ -1,0 +1,200 @@
+"""``onceward keys``: idempotency records, for operators. Keys are printed in full."""
+
+import asyncio
+import base64
+import getpass
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from onceward.cli.database import opened
+from onceward.cli.output import CommandError, print_json, print_table, printable
+from onceward.cli.target import Target
+from onceward.cli.tenants import check_tenant, tenant_or_all
+from onceward.clock import SystemClock
+from onceward.core.idempotency_record import Record, RecordId
+from onceward.errors import CommitUnknownError, InProgressError
+from onceward.ports import RecordQuery
+from onceward.server.record_removal import RecordRemoval, Removed
+
+__all__ = ["list_keys", "remove_key", "show_key"]
+
+_MAX_REASON: Final = 1000
+_PAGE: Final = 500
+
+
+def list_keys(
+    target: Target,
+    *,
+    tenant: str | None,
+    endpoint: str | None,
+    limit: int,
+    as_json: bool,
+    status: int | None = None,
+) -> None:
+    """Print records, newest first; with ``status``, those whose response has it."""
+    query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, limit=limit)
+    found = asyncio.run(
+        _records(target, query) if status is None else _with_status(target, query, status)
+    )
+    if as_json:
+        print_json([_summary(record) for record in found])
+    else:
+        _print_list(found)
+
+
+def show_key(
+    target: Target, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
+) -> None:
+    """Print one record. Where several match, print a list and raise ``CommandError``."""
+    query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, key=key, limit=50)
+    found = asyncio.run(_records(target, query))
+    if not found:
+        raise CommandError("no record matches the key and these options (try: onceward keys ls)")
+    if len(found) > 1:
+        _print_list(found)
+        raise CommandError(
+            f"{len(found)} records have that key: choose one with --tenant and --endpoint"
+        )
+    record = found[0]
+    made_at = record.client_generated_at
+    fields = _summary(record) | {
+        "body_hash": record.fingerprint.body_hash,
+        "fingerprint": record.fingerprint.request_hash,
+        "correlation_id": record.correlation_id,
+        "client_generated_at": None if made_at is None else _instant(made_at),
+        "audit_id": record.audit_id,
+        "headers": record.headers,
+        **_body(record.body),
+    }
+    if as_json:
+        print_json(fields)
+        return
+    width = max(len(name) for name in fields)
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            value = "; ".join(f"{header}: {text}" for header, text in value.items())  # noqa: PLW2901
+        print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
+
+
+def remove_key(
+    target: Target,
+    key: str,
+    *,
+    tenant: str,
+    endpoint: str,
+    reason: str | None,
+    is_dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove one record with an audit event, or show it with ``is_dry_run``."""
+    text = (reason or "").strip()
+    if not is_dry_run and not 0 < len(text) <= _MAX_REASON:
+        raise CommandError(
+            f"--reason is missing or longer than {_MAX_REASON} characters: say why, for the audit "
+            "log",
+            2,
+        )
+    record_id = RecordId(check_tenant(tenant), endpoint, key)
+    found = asyncio.run(_remove(target, record_id, None if is_dry_run else text))
+    if found is None:
+        raise CommandError("no record matches key, tenant and endpoint (try: onceward keys ls)")
+    record, audit_id = (
+        (found.record, found.audit_id) if isinstance(found, Removed) else (found, None)
+    )
+    if as_json:
+        print_json({"removed": audit_id is not None, "audit_id": audit_id} | _summary(record))
+        return
+    _print_list([record])
+    if audit_id is None:
+        print("this record would be removed, and the next request with its key would run")
+    else:
+        print(
+            f"removed (audit event {audit_id}); servers that can reach the database stop replaying "
+            "it within a second"
+        )
+
+
+async def _remove(
+    target: Target, record_id: RecordId, reason: str | None
+) -> Removed | Record | None:
+    """Remove a record; with ``reason`` None, only find it."""
+    started_at = SystemClock().now()
+    async with opened(target) as store:
+        removal = RecordRemoval(store, SystemClock())
+        if reason is None:
+            return await removal.find(record_id)
+        try:
+            actor = f"{getpass.getuser()} via onceward keys rm"
+            return await removal.remove(
+                record_id, actor=actor, reason=reason, started_at=started_at
+            )
+        except InProgressError as error:
+            raise CommandError(f"nothing was removed: {error}") from error
+        except CommitUnknownError as error:
+            raise CommandError(
+                "the connection was lost during the commit: look with onceward keys show"
+            ) from error
+
+
+async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
+    async with opened(target) as store:
+        return await store.records(query)
+
+
+async def _with_status(target: Target, query: RecordQuery, status: int) -> Sequence[Record]:
+    """Read page by page until there are enough: no index finds a status."""
+    found: list[Record] = []
+    page = replace(query, limit=_PAGE)
+    async with opened(target) as store:
+        while len(found) < query.limit:
+            records = await store.records(page)
+            found += [record for record in records if record.status == status]
+            if len(records) < _PAGE:
+                break
+            last = records[-1]
+            page = replace(page, after=(last.created_at, *last.id))
+    return found[: query.limit]
+
+
+def _print_list(found: Sequence[Record]) -> None:
+    headings = ("created", "tenant", "endpoint", "key", "status", "expires")
+    rows = [
+        (
+            _instant(record.created_at),
+            *record.id,
+            str(record.status),
+            _instant(record.expires_at) + (" (expired)" if _is_expired(record) else ""),
+        )
+        for record in found
+    ]
+    print_table(headings, rows)
+
+
+def _summary(record: Record) -> dict[str, Any]:
+    return {
+        "tenant": record.id.tenant,
+        "endpoint": record.id.endpoint,
+        "key": record.id.key,
+        "status": record.status,
+        "created_at": _instant(record.created_at),
+        "expires_at": _instant(record.expires_at),
+        "expired": _is_expired(record),
+        "request_id": record.request_id,
+    }
+
+
+def _body(body: bytes) -> dict[str, str]:
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def _is_expired(record: Record) -> bool:
+    return record.expires_at <= datetime.now(UTC)
+
+
+def _instant(instant: datetime) -> str:
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,123 @@
+"""Output of commands: errors and warnings in one line, tables, tab-separated columns, JSON."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = [
+    "CommandError",
+    "print_error",
+    "print_json",
+    "print_json_line",
+    "print_table",
+    "print_warning",
+    "printable",
+    "redact_password",
+]
+
+
+# Columns that are never wrapped: ids and keys are copied, times are compared.
+_ID_COLUMNS: Final = frozenset({"id", "key"})
+_UNWRAPPED: Final = _ID_COLUMNS | {"enqueued", "due", "died", "failed"}
+_MIN_WRAPPED_WIDTH: Final = 8
+_PADDING: Final = 3
+
+
+class CommandError(Exception):
+    """Ends a command with one line on stderr and an exit code: 2 for bad usage, 1 otherwise."""
+
+    def __init__(self, line: str, code: int = 1) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+def print_error(line: str) -> None:
+    """Print ``onceward: line`` to stderr; line breaks and control characters are removed."""
+    print(f"onceward: {' '.join(printable(line).split())}", file=sys.stderr, flush=True)
+
+
+def print_warning(line: str) -> None:
+    """Print a warning to stderr, for a condition that does not end the command."""
+    print_error(f"warning: {line}")
+
+
+def print_json(value: Any) -> None:
+    """Print indented JSON to stdout."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_json_line(value: Any) -> None:
+    """Print JSON on one line, for commands whose last line a script reads."""
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print rows to stdout: as a table on a terminal, as tab-separated columns otherwise."""
+    if not sys.stdout.isatty():
+        for row in (headings, *rows):
+            print("\t".join(printable(cell) for cell in row))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console()
+    cells = [[printable(cell) for cell in row] for row in rows]
+    if _min_width(headings, cells) > console.width:
+        _print_blocks(console, headings, cells)
+        return
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan")
+    for heading in headings:
+        table.add_column(heading, overflow="fold", no_wrap=heading in _UNWRAPPED)
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+
+
+def _min_width(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """Return the width of the table with every column wrapped that may be."""
+    width = 0
+    for index, heading in enumerate(headings):
+        longest = max((len(cell) for row in rows for cell in row[index].split("\n")), default=0)
+        needed = longest if heading in _UNWRAPPED else min(longest, _MIN_WRAPPED_WIDTH)
+        width += max(len(heading), needed) + _PADDING
+    return width
+
+
+def _print_blocks(
+    console: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    """Print each row over several lines, for a narrow terminal: its id, then the other columns."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    id_columns = [index for index, heading in enumerate(headings) if heading in _ID_COLUMNS]
+    title = id_columns[0] if id_columns else 0
+    for row in rows:
+        console.print(Text(row[title], style="bold"), soft_wrap=True)
+        others = [
+            Text.assemble((f"{heading} ", "cyan"), cell)
+            for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
+            if index != title
+        ]
+        console.print(Padding(Text("  ").join(others), (0, 0, 0, 2)))
+
+
+def printable(text: str) -> str:
+    """Escape control characters other than line breaks, so that none reach the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
+
+
+def redact_password(url: str) -> str:
+    """Return a URL with its password replaced by ``***``."""
+    scheme, separator, rest = url.partition("://")
+    credentials, at, location = rest.rpartition("@")
+    if not at or ":" not in credentials:
+        return url
+    user = credentials.partition(":")[0]
+    return f"{scheme}{separator}{user}:***@{location}"

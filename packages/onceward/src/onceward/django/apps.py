@@ -1,0 +1,28 @@
+"""The Django app: ``manage.py migrate`` creates Onceward's tables next to the project's own."""
+
+from typing import Any
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+
+__all__ = ["OncewardConfig"]
+
+
+class OncewardConfig(AppConfig):  # type: ignore[misc]
+    """Creates the tables after each ``migrate`` of the database that Onceward uses."""
+
+    name = "onceward.django"
+    label = "onceward"
+    verbose_name = "Onceward"
+
+    def ready(self) -> None:
+        """Connect to Django's signal."""
+        post_migrate.connect(_create_tables, sender=self)
+
+
+def _create_tables(*, using: str, **_: Any) -> None:
+    from onceward.server.django_views import django_onceward  # noqa: PLC0415 - after the settings
+
+    configured = django_onceward()
+    if using == configured.using:
+        configured.store.migrate()

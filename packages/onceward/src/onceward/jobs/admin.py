@@ -1,0 +1,308 @@
+"""List, inspect, requeue and cancel jobs, for operators.
+
+Every call names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the database only.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+
+from onceward.core.job import JobState
+from onceward.core.tenants import TenantFilter, tenant_or_none
+from onceward.jobs.job_store import JobStore, at
+from onceward.ports import Row, Store
+
+__all__ = ["Failure", "JobAdmin", "JobCause", "JobDetail", "JobView", "QueueDepth"]
+
+_UNLIMITED: Final = 2**31 - 1
+_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job in any state."""
+
+    # The tenant it belongs to.
+    tenant: str
+    # A UUID derived from type and resource.
+    id: str
+    # What makes two jobs the same job.
+    key: str
+    # The queue.
+    queue: str
+    # The type.
+    type: str
+    # What it is about.
+    resource_id: str | None
+    # Waiting, running, done or dead.
+    state: JobState
+    # Attempts that have started.
+    attempts: int
+    # Attempts after which it is dead-lettered.
+    max_attempts: int | None
+    # The worker that runs it now, or ran it last.
+    worker: str | None
+    # Why it was dead-lettered.
+    reason: str | None
+    # The request that enqueued it.
+    request_id: str
+    # The chain of requests it belongs to.
+    correlation_id: str
+    # When it was enqueued.
+    enqueued_at: datetime
+    # When it may next be claimed: its due time or the end of its lease. None while it waits for
+    # another job of its order key.
+    due_at: datetime | None
+    # When it was done or dead-lettered.
+    ended_at: datetime | None
+    # Whether it runs under a lease that has expired: its worker is dead or hangs, and the next
+    # worker that serves the queue claims it.
+    lease_expired: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """One attempt that failed."""
+
+    # The number of the attempt, from 1.
+    attempt: int
+    # Why it failed, for programs.
+    reason: str
+    # The exception, in one line.
+    error: str
+    # The worker that ran it.
+    worker: str | None
+    # When it failed.
+    failed_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCause:
+    """A request that enqueued a job, or whose job was merged into it."""
+
+    # The request.
+    request_id: str
+    # The chain of requests it belongs to.
+    correlation_id: str
+    # When it did so.
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDetail:
+    """A job with its payload, result, failures and steps."""
+
+    # What ``jobs`` lists.
+    view: JobView
+    # The last error, in one line.
+    error: str | None
+    # The payload, decoded.
+    payload: Any
+    # The SHA-256 of the payload in canonical form.
+    payload_hash: str
+    # What the handler returned.
+    result: Any
+    # How many other jobs were merged into this one.
+    merged: int
+    # The value of ``coalesce``.
+    coalesce_key: str | None
+    # The value of ``order``.
+    order_key: str | None
+    # All requests that caused it, the one that enqueued it first.
+    causes: tuple[JobCause, ...]
+    # The failed attempts, oldest first.
+    failures: tuple[Failure, ...]
+    # The recorded steps and their results.
+    steps: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueDepth:
+    """How many jobs a queue has, and the age of its oldest due job in seconds."""
+
+    # Jobs that have not started.
+    waiting: int = 0
+    # Jobs with a lease.
+    running: int = 0
+    # Dead letters.
+    dead: int = 0
+    # How long the oldest due job has been waiting.
+    oldest_seconds: float = 0.0
+
+
+class JobAdmin:
+    """Reads the job tables, requeues dead letters and cancels waiting jobs."""
+
+    def __init__(self, store: Store) -> None:
+        self._job_store = JobStore(store)
+
+    async def jobs(
+        self,
+        *,
+        tenant: TenantFilter,
+        state: JobState | None = None,
+        queue: str | None = None,
+        job_type: str | None = None,
+        limit: int = 50,
+    ) -> list[JobView]:
+        """List jobs, newest first."""
+        rows = await self._job_store.read(
+            "list_jobs",
+            {
+                "tenant": tenant_or_none(tenant),
+                "state": state or "",
+                "queue": queue or "",
+                "type": job_type or "",
+                "limit": limit,
+            },
+        )
+        return [_view(row) for row in rows]
+
+    async def find_view(self, job_id: str, *, tenant: TenantFilter) -> JobView | None:
+        """Return one job without its payload and attempts, or None."""
+        row = await self._row(job_id, tenant)
+        return None if row is None else _view(row)
+
+    async def find(self, job_id: str, *, tenant: TenantFilter) -> JobDetail | None:
+        """Return one job in detail, or None."""
+        row = await self._row(job_id, tenant)
+        if row is None:
+            return None
+        view = _view(row)
+        about = {"tenant": view.tenant, "job_id": job_id}
+        failures = await self._job_store.read("failures", about)
+        merged = await self._job_store.read("causes", about)
+        steps = await self._job_store.steps(view.tenant, job_id)
+        return JobDetail(
+            view=view,
+            error=row["error"],
+            payload=_json(row["payload"]),
+            payload_hash=row["payload_hash"],
+            result=_json(row["result"]),
+            merged=row["merged"],
+            coalesce_key=row["coalesce_key"],
+            order_key=row["order_key"],
+            causes=_causes(view, merged),
+            failures=tuple(
+                Failure(
+                    attempt=failed["attempt"],
+                    reason=failed["reason"],
+                    error=failed["error"],
+                    worker=failed["worker"],
+                    failed_at=at(failed["failed_at"]),
+                )
+                for failed in failures
+            ),
+            steps={name: _json(text) for name, text in steps.items()},
+        )
+
+    async def state(self, job_id: str, *, tenant: TenantFilter) -> JobState | None:
+        """Return the state of a job, or None if there is no such job."""
+        row = await self._row(job_id, tenant)
+        return None if row is None else row["state"]
+
+    async def requeue(self, job_id: str, *, tenant: TenantFilter, actor: str) -> bool:
+        """Move a dead letter back into its queue; False if there is none."""
+        row = await self._row(job_id, tenant)
+        if row is None:
+            return False
+        return await self._job_store.requeue(row["tenant"], job_id, actor=actor)
+
+    async def cancel(self, job_id: str, *, tenant: TenantFilter, actor: str, reason: str) -> bool:
+        """Move a waiting job to the dead letters, from where it can be requeued.
+
+        False if there is no such job, or it runs or has ended. The next job of its order key may
+        have become due: notify the workers.
+        """
+        row = await self._row(job_id, tenant)
+        if row is None:
+            return False
+        return await self._job_store.cancel(row["tenant"], job_id, actor=actor, reason=reason)
+
+    async def depths(self) -> dict[str, QueueDepth]:
+        """Return the depth of each queue. Reads the whole table."""
+        jobs, dead = [await self._job_store.read(name, {}) for name in ("depths", "dead_count")]
+        found: dict[str, dict[str, Any]] = {}
+        for row in jobs:
+            queue = found.setdefault(row["queue"], {})
+            queue[row["state"]] = row["jobs"]
+            if row["state"] == "waiting":
+                queue["oldest_seconds"] = float(row["oldest_seconds"] or 0.0)
+        for row in dead:
+            found.setdefault(row["queue"], {})["dead"] = row["jobs"]
+        return {queue: QueueDepth(**counts) for queue, counts in found.items()}
+
+    async def capped_depths(
+        self, *, most: int, budget: int = _UNLIMITED
+    ) -> tuple[dict[str, QueueDepth], int]:
+        """Return the depth of each queue, and up to which number its jobs were counted.
+
+        That is ``most``, or less if there are so many queues that more than about ``budget`` jobs
+        would be counted, but at least 100. However long the queues are, this takes a millisecond or
+        a few.
+        """
+        rows = await self._job_store.read("queue_depths", {"most": most, "budget": budget})
+        found = {
+            row["queue"]: QueueDepth(
+                waiting=row["waiting"],
+                running=row["running"],
+                dead=row["dead"],
+                oldest_seconds=float(row["oldest_seconds"]),
+            )
+            for row in rows
+        }
+        return found, rows[0]["counted"] if rows else most
+
+    async def _row(self, job_id: str, tenant: TenantFilter) -> Row | None:
+        about = {"tenant": tenant_or_none(tenant), "job_id": job_id}
+        if _ID.fullmatch(job_id) is None:  # PostgreSQL raises for malformed UUIDs
+            return None
+        rows = await self._job_store.read("find_job", about)
+        return rows[0] if rows else None
+
+
+def _view(row: Row) -> JobView:
+    return JobView(
+        tenant=row["tenant"],
+        id=row["job_id"],
+        key=row["key"],
+        queue=row["queue"],
+        type=row["type"],
+        resource_id=row["resource_id"],
+        state=row["state"],
+        attempts=row["attempts"],
+        max_attempts=row["max_attempts"],
+        worker=row["worker"],
+        reason=row["reason"],
+        request_id=row["request_id"],
+        correlation_id=row["correlation_id"],
+        enqueued_at=at(row["enqueued_at"]),
+        due_at=None if row["due_at"] is None else at(row["due_at"]),
+        ended_at=None if row["ended_at"] is None else at(row["ended_at"]),
+        lease_expired=bool(row["lease_expired"]),
+    )
+
+
+def _causes(view: JobView, merged: Sequence[Row]) -> tuple[JobCause, ...]:
+    first = JobCause(
+        request_id=view.request_id, correlation_id=view.correlation_id, at=view.enqueued_at
+    )
+    others = (
+        JobCause(
+            request_id=row["request_id"],
+            correlation_id=row["correlation_id"],
+            at=at(row["caused_at"]),
+        )
+        for row in merged
+        # One request may enqueue a job several times.
+        if row["request_id"] != view.request_id
+    )
+    return first, *others
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else msgspec.json.decode(text)

@@ -1,0 +1,263 @@
+"""Validate arguments and build a ``NewJob``; log one that is a duplicate."""
+
+import logging
+import math
+import re
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import Any, Final, TypedDict
+from uuid import UUID
+
+import msgspec
+
+from onceward.core.canonical_json import canonical_json
+from onceward.core.job import Enqueued, EnqueueOutcome, Merged, NewJob, check_name, job_id, job_key
+from onceward.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
+from onceward.ids import new_request_id
+
+__all__ = [
+    "MAX_ATTEMPTS",
+    "MAX_PAYLOAD_BYTES",
+    "MAX_SECONDS",
+    "Cause",
+    "EnqueueOptions",
+    "JobName",
+    "JobOptions",
+    "encode_json",
+    "log_duplicate",
+    "new_job",
+]
+
+# Put larger data in a table and pass its id as the payload.
+MAX_PAYLOAD_BYTES: Final = 256 * 1024
+MAX_ATTEMPTS: Final = 1000
+"""With the delays between them, more than three days of retries: more is a mistake."""
+
+_MAX_NAME_CHARACTERS: Final = 500
+# What a column of 64 bits stores.
+_MAX_VERSION: Final = 2**63 - 1
+# 68 years: more is a mistake, and adding it to a date must not overflow.
+MAX_SECONDS: Final = float(2**31 - 1)
+
+# NUL and lone surrogates.
+_NOT_STORABLE: Final = re.compile("[\x00\ud800-\udfff]")
+
+_encode = msgspec.json.Encoder().encode
+
+_log = logging.getLogger("onceward.jobs")
+
+
+# What names a resource or a group of jobs. Integers and UUIDs, the usual primary keys, are stored
+# as text: 42 and "42" name the same.
+JobName = str | int | UUID
+
+
+class Cause(msgspec.Struct, frozen=True):
+    """Who enqueued a job, and the ids that connect it with the request."""
+
+    tenant: str
+    actor: str
+    request_id: str
+    correlation_id: str
+    # The W3C trace context, if there is one.
+    traceparent: str | None = None
+
+
+class JobOptions(TypedDict, total=False):
+    """When a job runs, and which jobs are the same; see ``Onceward.enqueue``."""
+
+    # What the job is about; two jobs of one type and resource are one job.
+    resource_id: JobName | None
+    # Not before this time, which has a time zone.
+    run_at: datetime | None
+    # Not before this many seconds from now.
+    delay_seconds: float
+    # Merged with a waiting job that has the same text.
+    coalesce: JobName | None
+    # Jobs with the same text run one at a time, in the order of their commits.
+    order: JobName | None
+    # The version of the aggregate that was written, for the audit events.
+    version: int | None
+
+
+class EnqueueOptions(JobOptions, total=False):
+    """Options of ``enqueue``, for a request and in a job."""
+
+    # The queue of the job type by default.
+    queue: str | None
+    # The tenant of the request or job by default.
+    tenant: str | None
+    # From 1 to 1000; that of the job type by default.
+    max_attempts: int | None
+
+
+def encode_json(value: Any) -> bytes:
+    """Encode a value as JSON. Raises ``ValueError`` or ``TypeError`` if it cannot be."""
+    try:
+        text = _encode(value)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply, or contains itself") from error
+    if b"null" in text and _has_non_finite(value):  # msgspec encodes NaN as null
+        raise ValueError("NaN and Infinity are not allowed in JSON")
+    return text
+
+
+def _text(name: JobName | None, what: str) -> str | None:
+    """Return a name as it is stored. Raises ``UsageError``."""
+    if name is None:
+        return None
+    # True would become "True", and is a mistake.
+    if not isinstance(name, JobName) or isinstance(name, bool):
+        raise UsageError(f"{what} must be text, an integer or a UUID, not {type(name).__name__}")
+    return _storable(name if isinstance(name, str) else str(name), what)
+
+
+def _storable(text: str, what: str) -> str:
+    if not 0 < len(text) <= _MAX_NAME_CHARACTERS:
+        raise UsageError(f"{what} must have 1 to {_MAX_NAME_CHARACTERS} characters")
+    if _NOT_STORABLE.search(text) is not None:
+        raise UsageError(
+            f"{what} {text!r} contains NUL or a lone surrogate, which databases refuse"
+        )
+    return text
+
+
+def _check_instant(run_at: datetime, delay_seconds: float) -> None:
+    if not isinstance(run_at, datetime):
+        raise UsageError(f"run_at must be a datetime, not {type(run_at).__name__}")
+    if run_at.tzinfo is None:
+        raise UsageError("run_at has no time zone: use an aware datetime")
+    try:
+        (run_at + timedelta(seconds=delay_seconds)).astimezone(UTC)
+    except OverflowError as error:
+        raise UsageError("run_at is out of range (years 1 to 9999)") from error
+
+
+def _check_version(version: int | None) -> None:
+    if version is None:
+        return
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise UsageError(f"version must be an integer, not {type(version).__name__}")
+    if not 0 <= version <= _MAX_VERSION:
+        raise UsageError(f"version must be from 0 to {_MAX_VERSION}")
+
+
+def _has_non_finite(value: Any) -> bool:
+    match value:
+        case float():
+            return not math.isfinite(value)
+        case dict():
+            return any(_has_non_finite(item) for item in value.values())
+        case list() | tuple():
+            return any(_has_non_finite(item) for item in value)
+        case _:
+            return False
+
+
+def new_job(
+    job_type: str,
+    payload: Any,
+    *,
+    cause: Cause,
+    queue: str = "default",
+    resource_id: JobName | None = None,
+    run_at: datetime | None = None,
+    delay_seconds: float = 0.0,
+    coalesce: JobName | None = None,
+    order: JobName | None = None,
+    version: int | None = None,
+    max_attempts: int = 5,
+    max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+) -> NewJob:
+    """Validate the arguments and derive the job's key and id. Raises ``UsageError``.
+
+    ``resource_id`` names what the job is about and becomes part of its key; without one the hash
+    of the payload does. ``coalesce`` merges the job into a waiting one with the same value;
+    ``order`` runs jobs with the same value one at a time. ``version`` is that of the aggregate, for
+    the audit events.
+    """
+    check_name(queue, "queue")
+    check_name(job_type, "type")
+    if not isinstance(cause.tenant, str):
+        raise UsageError(f"tenant must be text, not {type(cause.tenant).__name__}")
+    _storable(cause.tenant, "tenant")
+    resource = _text(resource_id, "resource_id")
+    coalesce_key = _text(coalesce, "coalesce")
+    order_key = _text(order, "order")
+    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool):
+        raise UsageError(f"max_attempts must be an integer, not {type(max_attempts).__name__}")
+    if not 1 <= max_attempts <= MAX_ATTEMPTS:
+        raise UsageError(f"max_attempts must be from 1 to {MAX_ATTEMPTS}")
+    if not isinstance(delay_seconds, int | float) or isinstance(delay_seconds, bool):
+        raise UsageError(f"delay_seconds must be a number, not {type(delay_seconds).__name__}")
+    if not 0 <= delay_seconds <= MAX_SECONDS:
+        raise UsageError(f"delay_seconds must be from 0 to {MAX_SECONDS:.0f}")
+    _check_version(version)
+    if run_at is not None:
+        _check_instant(run_at, delay_seconds)
+    try:
+        text = encode_json(payload)
+        if len(text) > max_payload_bytes:
+            raise JobPayloadTooLargeError(
+                f"the payload of {job_type} has {len(text)} bytes, at most {max_payload_bytes} are "
+                "accepted: store it in a table and enqueue its id"
+            )
+        digest = sha256(canonical_json(text)).hexdigest()
+    except (TypeError, ValueError, BodyInvalidError) as error:
+        raise UsageError(f"the payload of {job_type} is not JSON: {error}") from error
+    about = resource or coalesce_key or digest
+    if coalesce_key is not None:
+        about = f"{about}#{new_request_id()}"
+    key = job_key(cause.tenant, queue, job_type, about)
+    return NewJob(
+        id=job_id(key),
+        key=key,
+        tenant=cause.tenant,
+        queue=queue,
+        type=job_type,
+        payload=text.decode(),
+        payload_hash=digest,
+        request_id=cause.request_id,
+        correlation_id=cause.correlation_id,
+        actor=cause.actor,
+        resource_id=resource,
+        run_at=run_at,
+        delay_seconds=delay_seconds,
+        coalesce_key=coalesce_key,
+        order_key=order_key,
+        max_attempts=max_attempts,
+        traceparent=cause.traceparent,
+        version=version,
+    )
+
+
+def log_duplicate(job: NewJob, outcome: EnqueueOutcome) -> None:
+    """Log that a job was not enqueued because one with its key exists.
+
+    At INFO; at DEBUG for a job with ``coalesce``, which is meant to be merged.
+    """
+    if isinstance(outcome, Enqueued):
+        return
+    reason = "waits or runs" if isinstance(outcome, Merged) else "is done"
+    key = (
+        ""
+        if job.resource_id or job.coalesce_key
+        else "; without resource_id the payload is the key"
+    )
+    _log.log(
+        logging.INFO if job.coalesce_key is None else logging.DEBUG,
+        "job not enqueued, %s %s %s: tenant %s%s",
+        job.type,
+        outcome.job_id,
+        reason,
+        job.tenant,
+        key,
+        extra={
+            "job_id": outcome.job_id,
+            "queue": job.queue,
+            "job_type": job.type,
+            "tenant": job.tenant,
+            "request_id": job.request_id,
+            "correlation_id": job.correlation_id,
+        },
+    )

@@ -1,0 +1,149 @@
+"""OpenTelemetry spans of guarded requests and jobs. They contain names and hashes, never bodies."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from onceward.extras import needs_extra
+from onceward.observability.logs import is_secret
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, TracerProvider
+
+__all__ = ["SpanHandle", "Spans", "continued_traceparent", "current_traceparent"]
+
+_PREFIX: Final = "onceward."
+# As many as in logs, so that a search for one finds the other.
+_KEY_HASH_CHARS: Final = 12
+_FIRST_SERVER_ERROR: Final = 500
+# Characters of version and trace id in a traceparent.
+_TRACE_ID: Final = 35
+
+
+def current_traceparent() -> str | None:
+    """Return the W3C trace context of the current span; None without OpenTelemetry or a span."""
+    # Not imported here: an app that has a span has imported it.
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def continued_traceparent(received: str | None) -> str | None:
+    """Return the trace context to pass on: the current span, unless it belongs to another trace.
+
+    ``received`` came with the request or the job.
+    """
+    current = current_traceparent()
+    if received is None or (current is not None and current[:_TRACE_ID] == received[:_TRACE_ID]):
+        return current
+    return received
+
+
+class SpanHandle:
+    """The span of one guarded request."""
+
+    __slots__ = ("_error_status", "_span")
+
+    def __init__(self, span: "Span", error_status: Any) -> None:
+        self._span = span
+        self._error_status = error_status
+
+    def describe(self, attributes: Mapping[str, Any]) -> None:
+        """Add attributes, named as in the logs. Names of secrets are left out."""
+        for name, value in attributes.items():
+            if not is_secret(name):
+                self._span.set_attribute(_PREFIX + name, value)
+
+    def outcome(self, status: int, replayed: bool) -> None:
+        """Set the status of the response. Only a 5xx marks the span as an error."""
+        self._span.set_attribute("http.response.status_code", status)
+        self._span.set_attribute("onceward.replayed", replayed)
+        if status >= _FIRST_SERVER_ERROR:
+            self._span.set_status(self._error_status)
+
+
+class Spans:
+    """Creates a span for each guarded request.
+
+    Uses the global tracer provider unless one is given. Raises ``ConfigurationError`` if
+    OpenTelemetry is not installed.
+    """
+
+    def __init__(self, tracer_provider: "TracerProvider | None" = None) -> None:
+        with needs_extra("otel"):
+            from opentelemetry import trace  # noqa: PLC0415 - an optional dependency
+        self._trace = trace
+        self._tracer = trace.get_tracer("onceward", tracer_provider=tracer_provider)
+        self._error = trace.StatusCode.ERROR
+
+    def request(
+        self, endpoint: str, attributes: Mapping[str, str], *, traceparent: str | None = None
+    ) -> AbstractContextManager[SpanHandle]:
+        """Return a context manager for the span of a request.
+
+        Its parent is the current span, for example that of a framework's instrumentation; without
+        one, the span that ``traceparent`` names.
+
+        ``attributes`` are named without prefix: ``tenant``, ``key_hash``, ``request_id``,
+        ``correlation_id``. Names of secrets (``idempotency_key``, ``token``, …) are left
+        out.
+        """
+        values: dict[str, str] = {"onceward.endpoint": endpoint}
+        for name, value in attributes.items():
+            short = name.removeprefix(_PREFIX)
+            if not is_secret(short):
+                values[_PREFIX + short] = value[:_KEY_HASH_CHARS] if short == "key_hash" else value
+        is_traced = self._trace.get_current_span().get_span_context().is_valid
+        return self._open(f"onceward {endpoint}", values, None if is_traced else traceparent)
+
+    def job(
+        self, job_type: str, attributes: Mapping[str, Any], *, traceparent: str | None = None
+    ) -> AbstractContextManager[SpanHandle]:
+        """Return a context manager for the span of one attempt at a job.
+
+        ``traceparent`` is that of the request that enqueued it. ``attributes`` as in ``request``.
+        """
+        values = {
+            _PREFIX + name: value for name, value in attributes.items() if not is_secret(name)
+        }
+        return self._open(f"onceward job {job_type}", values, traceparent)
+
+    @contextmanager
+    def _open(
+        self, name: str, attributes: Mapping[str, Any], traceparent: str | None
+    ) -> Iterator[SpanHandle]:
+        # Only the type of the exception is recorded: its text may quote the body of the request.
+        with self._tracer.start_as_current_span(
+            name,
+            context=self._parent(traceparent),
+            attributes=attributes,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield SpanHandle(span, self._error)
+            except BaseException as error:
+                span.set_attribute("error.type", type(error).__qualname__)
+                span.set_status(self._error)
+                raise
+
+    def _parent(self, traceparent: str | None) -> "Context | None":
+        """Return the context of a remote span; None for the current one."""
+        trace = self._trace
+        if traceparent is None:
+            return None
+        _, trace_id, span_id, flags = traceparent.split("-")
+        remote = trace.SpanContext(
+            int(trace_id, 16),
+            int(span_id, 16),
+            is_remote=True,
+            trace_flags=trace.TraceFlags(int(flags, 16)),
+        )
+        context: Context = trace.set_span_in_context(trace.NonRecordingSpan(remote))
+        return context

@@ -1,0 +1,297 @@
+"""A guarded request, independent of the framework: its key, fingerprint, caller and age."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+
+from onceward.core.fingerprint import FingerprintInput, body_hash, request_fingerprint
+from onceward.core.idempotency_record import RecordId, RequestFingerprint
+from onceward.core.keys import check_key, parse_key
+from onceward.core.policy import Policy
+from onceward.core.sequence import SequenceNumber, Stream, parse_sequence
+from onceward.core.staleness import (
+    check_not_stale,
+    check_submitted_after_generated,
+    parse_instant,
+)
+from onceward.core.storable_text import check_storable
+from onceward.errors import (
+    BodyInvalidError,
+    ConfigurationError,
+    KeyInvalidError,
+    KeyRequiredError,
+    PrincipalInvalidError,
+    StaleActionError,
+)
+
+__all__ = [
+    "SHARED_PRINCIPAL",
+    "GuardedRequest",
+    "Principal",
+    "client_times",
+    "generated_at",
+    "hash_payload",
+    "mismatch_details",
+    "own_fingerprint",
+    "parse_request",
+    "stale_error",
+]
+
+
+_TIMES: Final = ("clientGeneratedAt", "clientSubmittedAt")
+# Bodies without it are not decoded.
+_GENERATED_AT: Final = b'"clientGeneratedAt"'
+# Longer than any key or time, with every character escaped.
+_MAX_SHORT_BYTES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """The caller and its tenant. A tenant never sees another tenant's records.
+
+    Raises ``PrincipalInvalidError`` if tenant or actor is empty or not text: all callers without
+    a tenant would share their keys.
+    """
+
+    # Keys, records and jobs of tenants are separate.
+    tenant: str
+    # Who acted, for the audit log.
+    actor: str
+    # What the caller may do; the app checks them.
+    roles: frozenset[str] = frozenset()
+    # Everything else that is known about the caller, such as the claims of a token.
+    claims: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, value in (("tenant", self.tenant), ("actor", self.actor)):
+            if not isinstance(value, str) or not value.strip():
+                raise PrincipalInvalidError(
+                    f"the {name} of a Principal must be text that is not empty, not {value!r}: "
+                    "raise NotAuthenticatedError for a caller who is not known"
+                )
+
+
+# The caller of every request with ``tenants=SINGLE_TENANT``.
+SHARED_PRINCIPAL: Final = Principal(tenant="everyone", actor="anonymous")
+
+
+_NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
+    """One request to a guarded operation: all that ``Idempotency`` needs to decide about it."""
+
+    endpoint: str
+    policy: Policy
+    principal: Principal
+    # None where the policy makes the key optional and none was sent.
+    record_id: RecordId | None
+    fingerprint: RequestFingerprint
+    body: bytes
+    request_id: str
+    correlation_id: str
+    # Decoded, without the query.
+    path: str = ""
+    # The W3C trace context that was sent, if it is valid.
+    traceparent: str | None = None
+    # The header ``X-Client-Generated-At`` as sent, not checked.
+    client_generated_at: str | None = None
+    # None, unless the policy has a strict order.
+    sequence: SequenceNumber | None = None
+    # What the fingerprint was made of, beside the body.
+    method: str = ""
+    path_params: Mapping[str, str] = _NO_PARAMS
+    query: bytes = b""
+
+    @property
+    def stream(self) -> Stream:
+        """The stream of the client. Only with a ``sequence``."""
+        assert self.sequence is not None  # noqa: S101 - the caller has checked
+        return Stream(self.principal.tenant, self.sequence.client_id)
+
+
+def parse_request(
+    *,
+    endpoint: str,
+    policy: Policy,
+    principal: Principal,
+    method: str,
+    path_params: Mapping[str, str],
+    query: bytes,
+    key_headers: Sequence[bytes],
+    content_type: str | None,
+    body: bytes,
+    request_id: str,
+    correlation_id: str,
+    payload_hash: str | None = None,
+    path: str = "",
+    traceparent: str | None = None,
+    client_generated_at: str | None = None,
+    client_ids: Sequence[bytes] = (),
+    sequences: Sequence[bytes] = (),
+) -> GuardedRequest:
+    """Read the key, then compute the fingerprint. Errors of the key are raised first.
+
+    ``payload_hash`` is what ``hash_payload`` or ``own_fingerprint`` returned, if it was called
+    before; with a fingerprint of the policy it must be given. ``client_ids`` and ``sequences`` are
+    the values of ``X-Client-ID`` and ``X-Sequence``, for a policy with a strict order.
+    """
+    check_storable(principal.tenant, principal.actor, endpoint)
+    if policy.key_field is None:
+        key = parse_key(key_headers, policy.key_format)
+    else:
+        key = _key_in_body(body, policy)
+        if key and key_headers and parse_key(key_headers, policy.key_format) != key:
+            raise KeyInvalidError(f"{policy.key_field} and {policy.key_header} are different keys")
+    if key is None and policy.key_required:
+        where = f"header {policy.key_header}" if policy.key_field is None else policy.key_field
+        raise KeyRequiredError(f"this operation needs an idempotency key ({where})")
+    sequence = None
+    if policy.ordering == "strict":
+        sequence = parse_sequence(client_ids, sequences)
+    if payload_hash is None:
+        payload_hash = hash_payload(body, content_type, policy)
+    request_hash = request_fingerprint(
+        method=method,
+        endpoint=endpoint,
+        path_params=path_params,
+        # A fingerprint of the policy decides about the query, too.
+        query=query if policy.fingerprint is None else b"",
+        body_hash=payload_hash,
+    )
+    return GuardedRequest(
+        endpoint=endpoint,
+        policy=policy,
+        principal=principal,
+        record_id=None if key is None else RecordId(principal.tenant, endpoint, key),
+        fingerprint=RequestFingerprint(payload_hash, request_hash),
+        body=body,
+        request_id=request_id,
+        correlation_id=correlation_id,
+        path=path,
+        traceparent=traceparent,
+        client_generated_at=client_generated_at,
+        sequence=sequence,
+        method=method,
+        path_params=path_params,
+        query=query,
+    )
+
+
+def hash_payload(body: bytes, content_type: str | None, policy: Policy) -> str:
+    """Return the hash of a body. Raises ``BodyInvalidError`` for JSON that cannot be read."""
+    return body_hash(body, content_type, volatile=policy.volatile_fields)
+
+
+def own_fingerprint(policy: Policy, request: FingerprintInput) -> str:
+    """Return the hash of what ``Policy.fingerprint`` returns for a request.
+
+    Raises what the function raises: a ``RequestError`` refuses the request.
+    """
+    assert policy.fingerprint is not None  # noqa: S101 - the caller has checked
+    found: object = policy.fingerprint(request)
+    if isinstance(found, str):
+        found = found.encode("utf-8", "surrogatepass")
+    if not isinstance(found, bytes):
+        raise ConfigurationError(
+            f"policy {policy.name}: fingerprint must return bytes or text, not "
+            f"{type(found).__name__}"
+        )
+    return sha256(found).hexdigest()
+
+
+def _key_in_body(body: bytes, policy: Policy) -> str | None:
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        raw = fields.get(policy.key_field or "")
+        if raw is not None and len(bytes(raw)) > _MAX_SHORT_BYTES and bytes(raw)[:1] != b'"':
+            raise BodyInvalidError(f"{policy.key_field} must be a string")
+        value = None if raw is None else msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyInvalidError("the body is not a JSON object that can be read") from error
+    if value is None:
+        return None
+    if not isinstance(value, str):
+        raise KeyInvalidError(f"{policy.key_field} must be a string")
+    return check_key(value, policy.key_format)
+
+
+def mismatch_details(request: GuardedRequest, expected: str, received: str) -> dict[str, str]:
+    """Return the hashes for a 409. That of the stored request is only for its own tenant.
+
+    With ``SINGLE_TENANT`` the caller may be anybody, and could guess a short body by its hash.
+    """
+    if request.principal == SHARED_PRINCIPAL:
+        return {"receivedHash": received}
+    return {"expectedHash": expected, "receivedHash": received}
+
+
+def stale_error(request: GuardedRequest, now: datetime) -> StaleActionError | None:
+    """Return the error if the action is too old, None if not or if the policy has no such rule."""
+    rule = request.policy.staleness
+    if rule is None:
+        return None
+    fields = _fields(request.body)
+    made_at = parse_instant(fields.get("clientGeneratedAt"), "clientGeneratedAt")
+    if fields.get("clientSubmittedAt") is not None:
+        submitted_at = parse_instant(fields["clientSubmittedAt"], "clientSubmittedAt")
+        check_submitted_after_generated(submitted_at, made_at, grace=rule.grace)
+    try:
+        check_not_stale(made_at, now, cap=rule.cap, grace=rule.grace)
+    except StaleActionError as error:
+        return error
+    return None
+
+
+def generated_at(request: GuardedRequest) -> datetime | None:
+    """Return when the user acted, by the device's clock; None if the request does not say.
+
+    With a rule of staleness the body says it in ``clientGeneratedAt``; otherwise the header
+    ``X-Client-Generated-At`` does, or the same field. It is only informative then: a value that
+    is not valid is None. A handler that uses it refuses it.
+    """
+    if request.policy.staleness is not None:
+        return _generated_at_in_body(request.body)
+    if request.client_generated_at is None and _GENERATED_AT not in request.body:
+        return None
+    with suppress(BodyInvalidError):
+        if request.client_generated_at is not None:
+            return parse_instant(request.client_generated_at, "X-Client-Generated-At")
+        return _generated_at_in_body(request.body)
+    return None
+
+
+def _generated_at_in_body(body: bytes) -> datetime:
+    return parse_instant(_fields(body).get("clientGeneratedAt"), "clientGeneratedAt")
+
+
+def client_times(request: GuardedRequest) -> dict[str, str]:
+    """Return the device's times in a body, for logs. Without those that are not valid."""
+    found = {}
+    with suppress(BodyInvalidError):
+        for name, value in _fields(request.body).items():
+            with suppress(BodyInvalidError):
+                found[name] = parse_instant(value, name).isoformat()
+    return found
+
+
+def _fields(body: bytes) -> dict[str, Any]:
+    """Return the times in a body. The rest of it is not decoded: it may be large."""
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return {name: _decode_short(fields[name]) for name in _TIMES if name in fields}
+    except msgspec.ValidationError:  # not an object
+        return {}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BodyInvalidError("the body is not JSON that can be read") from error
+
+
+def _decode_short(raw: msgspec.Raw) -> Any:
+    """Decode a short value; a long one becomes an empty list, which is as invalid."""
+    return msgspec.json.decode(raw) if len(bytes(raw)) <= _MAX_SHORT_BYTES else []

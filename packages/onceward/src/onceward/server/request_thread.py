@@ -1,0 +1,163 @@
+"""The thread of a request in a sync framework, and how async code runs functions in it.
+
+Two kinds. ``DirectThread`` runs the async code itself, step by step, in the request's thread: for
+stores that work in that thread, where the code never waits for an event loop. ``QueueThread`` takes
+functions from a queue while the async code runs on an event loop in another thread: for all other
+stores.
+"""
+
+import asyncio
+import queue
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from contextvars import copy_context
+from typing import Any, Generic, Protocol, TypeVar
+
+from onceward.stores.threads import request_thread as _current
+
+__all__ = [
+    "DirectThread",
+    "QueueThread",
+    "RequestThread",
+    "is_in_request_thread",
+    "run_in_request_thread",
+    "serving_in",
+    "serving_thread",
+    "sleep",
+]
+
+T = TypeVar("T")
+
+
+class RequestThread(Protocol):
+    """The thread of the request being served."""
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run a function in the request's thread and return its result."""
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end. Call it in the request's thread."""
+
+
+class serving_in:  # noqa: N801 - used like a function; a generator would cost four times as much
+    """Make this the thread of the request being served, for the duration of a block."""
+
+    __slots__ = ("_thread", "_token")
+
+    def __init__(self, thread: RequestThread) -> None:
+        self._thread = thread
+
+    def __enter__(self) -> None:
+        self._token = _current.set(self._thread)
+
+    def __exit__(self, *_: object) -> None:
+        _current.reset(self._token)
+
+
+def serving_thread() -> RequestThread:
+    """Return the thread of the request being served. Raises ``LookupError`` without one."""
+    thread: RequestThread = _current.get()
+    return thread
+
+
+def run_in_request_thread(work: Callable[[], T]) -> Awaitable[T]:
+    """Run a function in the thread of the request being served, or in a pool without one.
+
+    For stores whose connections belong to that thread.
+    """
+    thread: RequestThread | None = _current.get(None)
+    return asyncio.to_thread(work) if thread is None else thread.run(work)
+
+
+def is_in_request_thread() -> bool:
+    """Return whether this code runs in the request's own thread, without an event loop."""
+    return isinstance(_current.get(None), DirectThread)
+
+
+async def sleep(seconds: float) -> None:
+    """Pause this task, or the request's thread where there is no event loop."""
+    if is_in_request_thread():
+        await run_in_request_thread(lambda: time.sleep(seconds))
+    else:
+        await asyncio.sleep(seconds)
+
+
+class _Call(Generic[T]):
+    """Passes a function to the ``DirectThread`` that runs the awaiting coroutine."""
+
+    __slots__ = ("work",)
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work = work
+
+    def __await__(self) -> Generator["_Call[T]", T, T]:
+        return (yield self)
+
+
+class DirectThread:
+    """Runs coroutines in the request's thread.
+
+    Each step runs under one lock of the process: like on one event loop, no two requests are in
+    the async code at the same time. The functions it awaits, which are the view, statements and
+    pauses, run outside the lock and in the context of the caller.
+    """
+
+    def __init__(self, lock: AbstractContextManager[Any]) -> None:
+        self._lock = lock
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run a function in the request's thread and return its result."""
+        return _Call(work)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end. Call it in the request's thread."""
+        # A copy: what the coroutine sets is not seen by the request's other code.
+        run = copy_context().run
+        step: Callable[[Any], Any] = work.send
+        value: Any = None
+        while True:
+            try:
+                with self._lock:
+                    call = run(step, value)
+            except StopIteration as stop:
+                result: T = stop.value
+                return result
+            try:
+                if not isinstance(call, _Call):
+                    raise RuntimeError(f"{call!r} needs an event loop")  # noqa: TRY301, TRY004
+                step, value = work.send, call.work()
+            except BaseException as error:  # noqa: BLE001 - raised again in the coroutine
+                step, value = work.throw, error
+
+
+class QueueThread:
+    """Runs functions that code on an event loop sends to the request's thread."""
+
+    def __init__(self, loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        self._loop = loop
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = (
+            queue.SimpleQueue()
+        )
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run a function in the request's thread. Call it on the loop."""
+        done: Future[T] = Future()
+        self._work.put((work, done))
+        return await asyncio.wrap_future(done)
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop, and what it sends here, until it ends."""
+        # The task on the loop copies the context it is created in.
+        finished = asyncio.run_coroutine_threadsafe(work, self._loop())
+        finished.add_done_callback(lambda _: self._work.put(None))
+        while (item := self._work.get()) is not None:
+            function, done = item
+            if not done.set_running_or_notify_cancel():
+                continue
+            try:
+                done.set_result(function())
+            except BaseException as error:  # noqa: BLE001 - raised again on the loop
+                done.set_exception(error)
+        return finished.result()

@@ -1,0 +1,146 @@
+"""Tables that are distributed over the nodes of Citus by tenant.
+
+The functions yield statements and get their rows, like those of ``onceward.stores.migrations``;
+they do no I/O. All statements run in one transaction on the coordinator.
+"""
+
+import re
+from collections.abc import Generator, Iterable, Sequence
+from importlib.resources import files
+from typing import Any, Final
+
+from onceward.core.table_names import TableNames
+from onceward.errors import ConfigurationError
+from onceward.ports import Store
+
+__all__ = [
+    "IS_CITUS",
+    "SEQUENTIAL",
+    "distribute",
+    "distribute_store",
+    "is_distributed",
+    "refuse_other_nodes",
+]
+
+Rows = Sequence[Sequence[Any]]
+Statement = tuple[str, tuple[Any, ...]]
+
+# Whether the extension is installed in the database.
+IS_CITUS: Final = "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL"
+
+_LOCAL_GROUP: Final = "SELECT groupid FROM pg_dist_local_group"
+_COORDINATOR: Final = 0
+_KNOWN_COORDINATOR: Final = "SELECT 1 FROM pg_dist_node WHERE groupid = 0"
+# Several tables or functions may be created in one transaction only if Citus uses one connection to
+# each node.
+SEQUENTIAL: Final = "SET LOCAL citus.multi_shard_modify_mode TO 'sequential'"
+_RECORDS: Final = "idempotency_records"
+# The library's tables whose rows belong to no tenant, and are read on every node.
+_REFERENCES: Final = ("migrations", "secret")
+# Those that the coordinator alone has: to use them needs no other node. Citus must know them, to
+# commit them together with rows of tenants.
+_LOCAL: Final = ("paused_queues", "console_sessions", "request_counts")
+_DISTRIBUTE: Final = (
+    "SELECT create_distributed_table($1::text::regclass, $2::text, colocate_with => $3::text)"
+)
+_NUMBER: Final = re.compile(r"\$(\d)")
+
+
+def refuse_other_nodes() -> Generator[Statement, Rows, None]:
+    """Raise ``ConfigurationError`` unless this is the coordinator, which has all locks.
+
+    Advisory locks of one node are unknown on the others. A second claim of a key would run its
+    handler in vain, and jobs with an order key would not keep their order.
+    """
+    rows = yield _LOCAL_GROUP, ()
+    if rows and rows[0][0] != _COORDINATOR:
+        raise ConfigurationError(
+            "this server is a worker node of Citus: connect to the coordinator, which has the locks"
+        )
+
+
+def is_distributed(names: TableNames) -> Generator[Statement, Rows, bool]:
+    """Return whether the library's tables are distributed already."""
+    if not (yield IS_CITUS, ())[0][0]:
+        return False
+    return (yield from _is_known(names.table(_RECORDS)))
+
+
+def distribute(
+    names: TableNames, tables: Iterable[tuple[str, str | None]]
+) -> Generator[Statement, Rows, list[str]]:
+    """Distribute tables by a column, or copy them to all nodes; return those that were not yet.
+
+    The coordinator keeps some of the library's own.
+
+    ``tables`` are names with the column of the tenant; without one, a table becomes a reference
+    table. The library's own are added. Rows that a table has are moved.
+
+    Raises ``ConfigurationError`` if the extension is missing.
+    """
+    if not (yield IS_CITUS, ())[0][0]:
+        raise ConfigurationError(
+            "the extension citus is not installed in this database: install Citus, then run "
+            "CREATE EXTENSION citus on every node"
+        )
+    if not (yield _KNOWN_COORDINATOR, ()):
+        raise ConfigurationError(
+            "the coordinator is not one of the nodes of Citus: run SELECT "
+            "citus_set_coordinator_host('…') with the name by which the workers reach it"
+        )
+    yield SEQUENTIAL, ()
+    records = names.table(_RECORDS)
+    wanted: dict[str, str | None] = {records: "tenant"}
+    wanted |= dict(tables)
+    wanted |= dict.fromkeys(names.table(name) for name in (*_LOCAL, *_REFERENCES))
+    local = {names.table(name) for name in _LOCAL}
+    changed = []
+    for table, column in wanted.items():
+        if (yield from _is_known(table)):
+            continue
+        if table in local:
+            yield "SELECT citus_add_local_table_to_metadata($1::text::regclass)", (table,)
+        elif column is None:
+            yield "SELECT create_reference_table($1::text::regclass)", (table,)
+        else:
+            group = "none" if table == records else records
+            yield _DISTRIBUTE, (table, column, group)
+        changed.append(table)
+    script = (files("onceward.stores") / "citus.sql").read_text(encoding="utf-8")
+    yield names.render(script), ()
+    return changed
+
+
+async def distribute_store(store: Store, tables: Iterable[tuple[str, str]]) -> list[str]:
+    """Run ``distribute`` on an open store, in one transaction; return what was distributed.
+
+    Raises ``ConfigurationError`` if it is not on the coordinator of Citus.
+    """
+    if store.name != "postgresql":
+        raise ConfigurationError("Citus is an extension of PostgreSQL: give a postgresql:// URL")
+    unit = await store.begin()
+    steps = distribute(store.table_names, tables)
+    try:
+        statement = next(steps)
+        while True:
+            sql, values = statement
+            params = {f"p{number}": value for number, value in enumerate(values, 1)}
+            if values:
+                sql = _NUMBER.sub(r":p\1", sql)
+            if sql.startswith("SELECT"):
+                rows = await unit.statements.fetch_all(sql, params)
+                statement = steps.send([tuple(row.values()) for row in rows])
+            else:
+                await unit.statements.execute(sql, params)
+                statement = steps.send(())
+    except StopIteration as end:
+        await unit.commit(None, None)
+        return list(end.value)
+    except BaseException:
+        await unit.rollback()
+        raise
+
+
+def _is_known(table: str) -> Generator[Statement, Rows, bool]:
+    sql = "SELECT 1 FROM pg_dist_partition WHERE logicalrelid = to_regclass($1::text)"
+    return bool((yield sql, (table,)))

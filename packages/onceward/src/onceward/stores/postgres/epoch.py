@@ -1,0 +1,194 @@
+"""Which PostgreSQL database a connection has reached, and whether it has lost commits.
+
+A restore or a failover can lose commits whose records are still in memory or in Redis. The epoch
+changes with the system identifier, the timeline, the database, the table of records, or its
+contents as a whole (TRUNCATE). A server whose data directory was copied back differs in none of
+them: only its WAL position is below one that was seen before.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple
+
+from onceward.core.table_names import TableNames
+from onceward.ports import EpochReading
+from onceward.stores.postgres.timeline import Timelines
+from onceward.stores.replication import Durability
+from onceward.stores.sql_loader import load_queries
+
+__all__ = ["EpochReader", "backend_of"]
+
+_log = logging.getLogger("onceward.stores")
+
+# Insufficient privilege, undefined function, feature not supported.
+_DENIED_STATES: Final = frozenset({"42501", "42883", "0A000"})
+# Undefined table or schema: not migrated yet, or just being restored.
+_NO_TABLE_STATES: Final = frozenset({"42P01", "3F000"})
+# The connection was lost, or the server is stopping.
+_LOST_STATES: Final = ("08", "57P")
+_UNKNOWN: Final = EpochReading(None)
+
+Report = Callable[[EpochReading], None]
+
+
+class _Attempt(NamedTuple):
+    """One reading that has begun, and what was known before it."""
+
+    sql: str
+    is_by_start: bool
+    identity: str | None
+    position: int
+
+
+class EpochReader:
+    """Reads the epoch on connections of one store, and reports it. May be used in any thread."""
+
+    def __init__(self) -> None:
+        self._reports: list[Report] = []
+        self._lock = threading.Lock()
+        self._is_denied = False
+        self._is_unknown = False
+        # The last epoch, and its highest WAL position.
+        self._identity: str | None = None
+        self._position = 0
+        self.timelines = Timelines()
+        # What the server guaranteed at the last reading, and when that was (monotonic).
+        self.durability: Durability | None = None
+        self.durability_at = 0.0
+
+    @property
+    def identity(self) -> str | None:
+        """The identity that was read last; None before the first reading."""
+        return self._identity
+
+    def report_to(self, report: Report) -> None:
+        """Call ``report`` after each reading, in the thread of the reading."""
+        self._reports.append(report)
+
+    async def read(
+        self,
+        names: TableNames,
+        fetch_row: Callable[[str], Awaitable[Any]],
+        errors: tuple[type[BaseException], ...],
+        outages: tuple[type[BaseException], ...] = (),
+    ) -> EpochReading:
+        """Read and report. Raises ``outages`` unchanged; of ``errors`` none."""
+        is_by_start = False
+        while True:
+            attempt = self._begin(names, is_by_start=is_by_start)
+            try:
+                row = await fetch_row(attempt.sql)
+            except outages:
+                raise
+            except errors as error:
+                is_by_start = self._falls_back(attempt, error)
+                if not is_by_start:
+                    return self._finish(attempt, None)
+            else:
+                return self._finish(attempt, row)
+
+    def read_blocking(
+        self,
+        names: TableNames,
+        fetch_row: Callable[[str], Any],
+        errors: tuple[type[BaseException], ...],
+    ) -> EpochReading:
+        """Do the same with a sync driver. A lost connection is not reported: nothing is known."""
+        is_by_start = False
+        while True:
+            attempt = self._begin(names, is_by_start=is_by_start)
+            try:
+                row = fetch_row(attempt.sql)
+            except errors as error:
+                if _state_of(error).startswith(_LOST_STATES):
+                    return _UNKNOWN
+                is_by_start = self._falls_back(attempt, error)
+                if not is_by_start:
+                    return self._finish(attempt, None)
+            else:
+                return self._finish(attempt, row)
+
+    def _begin(self, names: TableNames, *, is_by_start: bool) -> _Attempt:
+        sql = load_queries("onceward.stores.postgres", "epoch.sql", names=names)
+        with self._lock:
+            is_by_start = is_by_start or self._is_denied
+            name = "read_epoch_by_start" if is_by_start else "read_epoch"
+            return _Attempt(sql[name], is_by_start, self._identity, self._position)
+
+    def _falls_back(self, attempt: _Attempt, error: BaseException) -> bool:
+        """Return whether to read the start time of the server instead of its identity."""
+        state = _state_of(error)
+        if state in _NO_TABLE_STATES:
+            return False
+        if attempt.is_by_start:
+            if not self._is_unknown:
+                self._is_unknown = True
+                _log.warning("the epoch of the database is unknown, nothing is cached: %s", error)
+            return False
+        if state in _DENIED_STATES and not self._is_denied:
+            self._is_denied = True
+            _log.warning(
+                "PostgreSQL denies its system identifier or its WAL position: its start time is "
+                "used instead, and each restart of it empties the caches of records (%s)",
+                error,
+            )
+        return True
+
+    def _finish(self, attempt: _Attempt, row: Any) -> EpochReading:
+        reading = _UNKNOWN
+        if row is not None:
+            self._see_durability(Durability.of(tuple(row)[3:8]))
+        if row is not None and row[0] is not None:
+            identity, cache_epoch, position = str(row[0]), str(row[1]), row[2]
+            if not self.timelines.see_identity(identity):
+                # The server was replaced: what it says of its data does not count.
+                return EpochReading(None, is_replaced=True)
+            # Compared with what was known before the statement began: of two connections, the one
+            # that has read first may be the second to report.
+            went_back = (
+                attempt.identity == identity
+                and position is not None
+                and position < attempt.position
+            )
+            reading = EpochReading(identity, cache_epoch, position, went_back=went_back)
+            self._see(identity, position or 0, went_back=went_back)
+            self._is_unknown = False
+        for report in self._reports:
+            report(reading)
+        return reading
+
+    def _see_durability(self, durability: Durability) -> None:
+        """Keep what the server guarantees, and log it if it has changed."""
+        with self._lock:
+            has_changed = durability != self.durability
+            self.durability, self.durability_at = durability, time.monotonic()
+        if has_changed and not durability.is_in_recovery:
+            weaknesses = durability.weaknesses()
+            level = logging.WARNING if weaknesses else logging.INFO
+            _log.log(
+                level, "%s", "; ".join((f"PostgreSQL has {durability.describe()}", *weaknesses))
+            )
+
+    def _see(self, identity: str, position: int, *, went_back: bool) -> None:
+        with self._lock:
+            if went_back or identity != self._identity or position > self._position:
+                self._identity, self._position = identity, position
+
+
+def backend_of(row: Any) -> int:
+    """Return the process id of the backend that has read an epoch; a pooler says others."""
+    return int(row[8])
+
+
+def _state_of(error: BaseException) -> str:
+    """Return the SQLSTATE of an error of asyncpg, psycopg, SQLAlchemy or Django.
+
+    Without one, the connection was lost: that of a connection failure.
+    """
+    for candidate in (error, getattr(error, "orig", None), error.__cause__):
+        state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
+        if state:
+            return str(state)
+    return "08006"

@@ -1,0 +1,121 @@
+-- Waiting and running jobs only: a finished job is deleted, so a claim is as fast after a million
+-- jobs as after one. Jobs are inserted in the transaction of the request that enqueues them.
+--
+-- visible_at is when a worker may lease the job: its due time, or, while it runs, the end of its
+-- lease. So the job of a dead worker becomes available without any action. Jobs that wait for another
+-- one of their order_key are visible at infinity until they are first.
+CREATE TABLE onceward_jobs (
+    tenant         text        COLLATE "C" NOT NULL,
+    id             uuid        NOT NULL,
+    key            text        NOT NULL,
+    queue          text        COLLATE "C" NOT NULL,
+    type           text        COLLATE "C" NOT NULL,
+    resource_id    text,
+    payload        text        NOT NULL,
+    payload_hash   text        NOT NULL,
+    coalesce_key   text        COLLATE "C",
+    -- The coalescing key until the job is started for the first time.
+    waiting_key    text        COLLATE "C",
+    merged         integer     NOT NULL DEFAULT 0,
+    order_key      text        COLLATE "C",
+    seq            bigint      GENERATED ALWAYS AS IDENTITY,
+    state          text        NOT NULL DEFAULT 'waiting' CHECK (state IN ('waiting', 'running')),
+    visible_at     timestamptz NOT NULL,
+    run_at         timestamptz NOT NULL,
+    attempts       integer     NOT NULL DEFAULT 0,
+    max_attempts   integer     NOT NULL,
+    -- The fencing token: a new number for every lease.
+    lease          bigint      NOT NULL DEFAULT 0,
+    worker         text,
+    published      integer     NOT NULL DEFAULT 0,
+    published_at   timestamptz,
+    actor          text        NOT NULL,
+    request_id     text        NOT NULL,
+    correlation_id text        NOT NULL,
+    enqueued_at    timestamptz NOT NULL DEFAULT clock_timestamp(),
+    started_at     timestamptz,
+    PRIMARY KEY (tenant, id)
+) WITH (
+    -- Every row is inserted, updated and deleted: vacuum early, or the claim reads dead rows.
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.0,
+    autovacuum_vacuum_threshold = 2000,
+    autovacuum_analyze_scale_factor = 0.2
+);
+
+-- For the claim, oldest first. The only index that does not start with the tenant: a worker serves
+-- all tenants.
+CREATE INDEX idx_onceward_jobs_visible_at ON onceward_jobs (queue, visible_at);
+CREATE UNIQUE INDEX idx_onceward_jobs_waiting_key ON onceward_jobs (tenant, queue, type, waiting_key)
+ WHERE waiting_key IS NOT NULL;
+CREATE INDEX idx_onceward_jobs_order_key ON onceward_jobs (tenant, order_key, seq) WHERE order_key IS NOT NULL;
+
+-- Completion markers, written in the transaction of the effects. They decide whether a job is done.
+CREATE TABLE onceward_job_completions (
+    tenant         text        COLLATE "C" NOT NULL,
+    job_id         uuid        NOT NULL,
+    key            text        NOT NULL,
+    queue          text        NOT NULL,
+    type           text        NOT NULL,
+    resource_id    text,
+    payload_hash   text        NOT NULL,
+    result         text,
+    attempts       integer     NOT NULL,
+    worker         text,
+    request_id     text        NOT NULL,
+    correlation_id text        NOT NULL,
+    enqueued_at    timestamptz NOT NULL,
+    completed_at   timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant, job_id)
+);
+CREATE INDEX idx_onceward_job_completions_completed_at ON onceward_job_completions (completed_at);
+
+-- Jobs that were given up, with the reason. A requeued one stays.
+CREATE TABLE onceward_dead_letters (
+    tenant         text        COLLATE "C" NOT NULL,
+    job_id         uuid        NOT NULL,
+    key            text        NOT NULL,
+    queue          text        NOT NULL,
+    type           text        NOT NULL,
+    resource_id    text,
+    payload        text        NOT NULL,
+    payload_hash   text        NOT NULL,
+    order_key      text,
+    reason         text        NOT NULL,
+    error          text        NOT NULL,
+    attempts       integer     NOT NULL,
+    max_attempts   integer     NOT NULL,
+    deaths         integer     NOT NULL DEFAULT 1,
+    actor          text        NOT NULL,
+    request_id     text        NOT NULL,
+    correlation_id text        NOT NULL,
+    enqueued_at    timestamptz NOT NULL,
+    died_at        timestamptz NOT NULL DEFAULT clock_timestamp(),
+    requeued_at    timestamptz,
+    PRIMARY KEY (tenant, job_id)
+);
+CREATE INDEX idx_onceward_dead_letters_died_at ON onceward_dead_letters (died_at);
+
+-- Every failed attempt.
+CREATE TABLE onceward_job_failures (
+    tenant    text        COLLATE "C" NOT NULL,
+    job_id    uuid        NOT NULL,
+    seq       bigint      GENERATED ALWAYS AS IDENTITY,
+    attempt   integer     NOT NULL,
+    reason    text        NOT NULL,
+    error     text        NOT NULL,
+    worker    text,
+    failed_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant, job_id, seq)
+);
+
+-- Finished steps of jobs that call other services: a retry continues after the last one.
+CREATE TABLE onceward_job_steps (
+    tenant      text        COLLATE "C" NOT NULL,
+    job_id      uuid        NOT NULL,
+    name        text        COLLATE "C" NOT NULL,
+    result      text        NOT NULL,
+    attempt     integer     NOT NULL,
+    finished_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    PRIMARY KEY (tenant, job_id, name)
+);

@@ -1,0 +1,9 @@
+"""The PostgreSQL store with psycopg 3 in place of asyncpg, for async and for sync handlers."""
+
+from onceward.extras import needs_extra
+
+with needs_extra("psycopg"):
+    from onceward.stores.psycopg.store import PsycopgStore, PsycopgSyncStore
+    from onceward.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
+
+__all__ = ["PsycopgStore", "PsycopgSyncStore", "PsycopgSyncTransaction", "PsycopgTransaction"]

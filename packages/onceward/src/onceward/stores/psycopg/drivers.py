@@ -1,0 +1,291 @@
+"""psycopg as a driver of the PostgreSQL store: on the event loop, and in threads."""
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NoReturn
+
+import psycopg
+
+from onceward.stores.postgres.driver import NEVER, Deadlines
+from onceward.stores.postgres.errors import unavailable
+from onceward.stores.postgres.hosts import (
+    COMPARE_SECONDS,
+    connect_blocking_to_writable,
+    connect_to_writable,
+    host_urls,
+)
+from onceward.stores.postgres.notifier import PostgresNotifier
+from onceward.stores.postgres.pool import ConnectionPool, PoolTime
+from onceward.stores.postgres.session import STARTUP_PARAMETERS
+from onceward.stores.postgres.timeline import READ_TIMELINE
+from onceward.stores.postgres.unit_of_work import PostgresTransaction
+from onceward.stores.psycopg.connections import (
+    AsyncConnection,
+    GuardedAsyncConnection,
+    GuardedConnection,
+    ThreadConnection,
+    ThreadTime,
+)
+from onceward.stores.psycopg.errors import translating_connect_errors
+from onceward.stores.psycopg.thread_pool import ThreadConnectionPool
+from onceward.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
+from onceward.stores.sync_notifier import SyncPostgresNotifier
+from onceward.stores.threads import StoreThreads
+
+__all__ = ["PsycopgDriver", "PsycopgThreadDriver"]
+
+_ROLLBACK_SECONDS: Final = 5.0
+_ALIVE_SECONDS: Final = 10.0
+# For notifications that have arrived with a response: psycopg returns them at once.
+_PENDING_SECONDS: Final = 0.01
+_NAME: Final = "onceward"
+_STRINGS: Final = "standard_conforming_strings"
+# Attributes of psycopg's connections. Its public methods only add and remove.
+_CALLBACKS: Final = ("_notify_handlers", "_notifies_backlog")
+
+
+class _Driver:
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    outages: tuple[type[BaseException], ...] = (OSError, TimeoutError)
+
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        self._urls = host_urls(url)
+        self.deadlines = deadlines
+        self._parameters: dict[str, Any] = {
+            "autocommit": True,
+            "application_name": _NAME,
+            "client_encoding": STARTUP_PARAMETERS["client_encoding"],
+        }
+
+    def _has_startup_parameters(self, raw: Any) -> bool:
+        """Check what libpq has no parameter for; if it is wrong, connections get it as an option.
+
+        Not always as an option: some proxies in front of PostgreSQL refuse connections with one.
+        """
+        if raw.pgconn.parameter_status(_STRINGS.encode()) == STARTUP_PARAMETERS[_STRINGS].encode():
+            return True
+        options = raw.info.get_parameters().get("options", "")
+        self._parameters["options"] = f"{options} -c {_STRINGS}={STARTUP_PARAMETERS[_STRINGS]}"
+        return False
+
+    def raw(self, connection: Any) -> Any:
+        """Return psycopg's connection."""
+        return connection.raw
+
+    def restore(self, connection: Any) -> bool:
+        """Reset what a handler may set; False if it has left callbacks or notifications."""
+        raw = connection.raw
+        for name, value in connection.settings.items():
+            setattr(raw, name, value)
+        own = connection.own_notice_handlers
+        return len(raw._notice_handlers) == own and not any(  # noqa: SLF001 - no public way
+            getattr(raw, name, None) for name in _CALLBACKS
+        )
+
+    def translate_error(self, error: BaseException) -> NoReturn:
+        """Raise ``StoreUnavailableError``."""
+        raise unavailable(error) from error
+
+
+class PsycopgDriver(_Driver):
+    """psycopg's ``AsyncConnection``."""
+
+    is_sync = False
+
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        super().__init__(url, deadlines)
+        self.time = PoolTime()
+
+    async def connect(self, *, is_limited: bool = True) -> AsyncConnection:
+        """Open a connection to the writable server."""
+        is_first = self.deadlines.timelines.is_empty
+
+        async def connect(url: str) -> tuple[int, AsyncConnection]:
+            with translating_connect_errors():
+                async with asyncio.timeout(self.deadlines.connect_seconds):
+                    raw = await GuardedAsyncConnection.connect(url, **self._parameters)
+                    if not self._has_startup_parameters(raw):
+                        await raw.close()
+                        raw = await GuardedAsyncConnection.connect(url, **self._parameters)
+                    return await self._prepare(AsyncConnection(raw), is_limited=is_limited)
+
+        wait = COMPARE_SECONDS if is_first else 0.0
+        return await connect_to_writable(self._urls, connect, compare_seconds=wait)
+
+    async def _prepare(
+        self, connection: AsyncConnection, *, is_limited: bool
+    ) -> tuple[int, AsyncConnection]:
+        raw = connection.raw
+        raw.time = self.time
+        if is_limited:
+            raw.statement_seconds = self.deadlines.statement_seconds
+        if len(self._urls) == 1:
+            return 0, connection
+        try:
+            return self.deadlines.timelines.check(
+                await connection.fetchrow(READ_TIMELINE)
+            ), connection
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+            return 0, connection
+        except BaseException:
+            connection.terminate()
+            raise
+
+    def new_pool(
+        self,
+        limit: int,
+        on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[Any], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,
+    ) -> ConnectionPool:
+        """Return an empty pool."""
+        return ConnectionPool(
+            self.connect,
+            limit=limit,
+            on_wait=on_wait,
+            on_connect=on_connect,
+            on_silence=on_silence,
+            time=self.time,
+        )
+
+    async def roll_back(self, connection: AsyncConnection, message: str) -> str:
+        """Send ROLLBACK, and wait at most five seconds."""
+        return await asyncio.wait_for(connection.execute(message), timeout=_ROLLBACK_SECONDS)
+
+    def handler_transaction(self, statements: PostgresTransaction) -> PsycopgTransaction:
+        """Return the transaction with psycopg's connection."""
+        return PsycopgTransaction(statements)
+
+    def notifier(self, run: Callable[[str], Awaitable[Any]], channel: str) -> PostgresNotifier:
+        """Return a notifier that reads psycopg's notifications."""
+        errors = (*self.errors, *self.outages)
+        return PostgresNotifier(self.connect, run, listen=_listen, channel=channel, errors=errors)
+
+    async def is_notified(
+        self,
+        connection: AsyncConnection,
+        channel: str,
+        notify: Callable[[], Awaitable[None]],
+        seconds: float,
+    ) -> bool:
+        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
+        await connection.execute(f"LISTEN {channel}")
+        await notify()
+        found = [one async for one in connection.raw.notifies(timeout=seconds, stop_after=1)]
+        if not found:
+            await connection.execute("SELECT 1")
+            found = [one async for one in connection.raw.notifies(timeout=_PENDING_SECONDS)]
+        await connection.execute(f"UNLISTEN {channel}")
+        return bool(found)
+
+
+class PsycopgThreadDriver(_Driver):
+    """psycopg's ``Connection``, used in threads."""
+
+    is_sync = True
+
+    time = ThreadTime()
+
+    def __init__(self, url: str, deadlines: Deadlines) -> None:
+        super().__init__(url, deadlines)
+        self._parameters["connect_timeout"] = math.ceil(deadlines.connect_seconds)
+        self._threads = StoreThreads(1, wait_seconds=deadlines.connect_seconds)
+
+    async def connect(self, *, is_limited: bool = True) -> ThreadConnection:
+        """Open a connection to the writable server."""
+        opened: list[GuardedConnection] = []
+        try:
+            await self._threads.run(
+                lambda: opened.append(self.connect_blocking(is_limited=is_limited))
+            )
+        except BaseException:
+            for connection in opened:  # cancelled meanwhile
+                connection.close()
+            raise
+        return ThreadConnection(opened[0], self._threads)
+
+    def connect_blocking(self, *, is_limited: bool = True) -> GuardedConnection:
+        """Open a connection to the writable server, in this thread."""
+        is_first = self.deadlines.timelines.is_empty
+        wait = COMPARE_SECONDS if is_first else 0.0
+        return connect_blocking_to_writable(
+            self._urls,
+            lambda url: self._connect_to(url, is_limited=is_limited),
+            compare_seconds=wait,
+        )
+
+    def _connect_to(self, url: str, *, is_limited: bool) -> tuple[int, GuardedConnection]:
+        with translating_connect_errors():
+            raw = GuardedConnection.connect(url, **self._parameters)
+            if not self._has_startup_parameters(raw):
+                raw.close()
+                raw = GuardedConnection.connect(url, **self._parameters)
+        timeline = 0
+        if len(self._urls) > 1:
+            raw.statement_seconds = self.deadlines.connect_seconds
+            try:
+                timeline = self.deadlines.timelines.check(raw.execute(READ_TIMELINE).fetchone())
+            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+                pass
+            except BaseException:
+                raw.close()
+                raise
+        raw.statement_seconds = self.deadlines.statement_seconds if is_limited else NEVER
+        return timeline, raw
+
+    def new_pool(
+        self,
+        limit: int,
+        on_wait: Callable[[float], None] | None = None,
+        on_connect: Callable[[Any], Awaitable[None]] | None = None,
+        on_silence: Callable[[], None] | None = None,
+    ) -> ThreadConnectionPool:
+        """Return an empty pool, with new threads."""
+        self._threads = StoreThreads(limit, wait_seconds=math.inf)
+        return ThreadConnectionPool(self.connect, self._threads, on_wait, on_connect, on_silence)
+
+    async def roll_back(self, connection: ThreadConnection, message: str) -> str:
+        """Send ROLLBACK."""
+        return await connection.execute(message)
+
+    def handler_transaction(self, statements: PostgresTransaction) -> PsycopgSyncTransaction:
+        """Return the transaction without ``await``."""
+        return PsycopgSyncTransaction(statements)
+
+    def notifier(self, _run: Callable[[str], Awaitable[Any]], channel: str) -> SyncPostgresNotifier:
+        """Return a notifier that may be called in any thread."""
+        return SyncPostgresNotifier(self.connect_blocking, channel=channel)
+
+    async def is_notified(
+        self,
+        connection: ThreadConnection,
+        channel: str,
+        notify: Callable[[], Awaitable[None]],
+        seconds: float,
+    ) -> bool:
+        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
+        await connection.execute(f"LISTEN {channel}")
+        await notify()
+        found = await connection.notifications(seconds, stop_after=1)
+        if not found:
+            await connection.execute("SELECT 1")
+            found = await connection.notifications(_PENDING_SECONDS)
+        await connection.execute(f"UNLISTEN {channel}")
+        return bool(found)
+
+
+async def _listen(
+    connection: AsyncConnection,
+    channel: str,
+    receive: Callable[[str], None],
+    ready: Callable[[], None],
+) -> None:
+    """Listen until the connection is lost, then raise."""
+    await connection.execute(f"LISTEN {channel}")
+    ready()
+    while True:
+        async for notification in connection.raw.notifies(timeout=_ALIVE_SECONDS):
+            receive(notification.payload)
+        async with asyncio.timeout(_ALIVE_SECONDS):
+            await connection.execute("SELECT 1")

@@ -1,0 +1,130 @@
+"""The numbers of clients in a store: how far each stream has come, and which keys it has used."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from onceward.core.sequence import KNOWN_NUMBERS, Position, Stream
+from onceward.errors import OncewardError, StoreUnavailableError
+from onceward.ports import Row, Store, Transaction
+from onceward.stores.sql_loader import load_queries
+from onceward.stores.sqlstates import unstorable_error
+from onceward.stores.transaction_control import aborted
+
+__all__ = ["SequenceNumbers"]
+
+# Distinguishes the lock of a stream from that of a record. No endpoint has this name.
+_LOCK: Final = "onceward sequence"
+_ABORTED_STATE: Final = "25P02"
+_SAVEPOINT: Final = "SAVEPOINT a; after the error ROLLBACK TO a"
+
+
+class SequenceNumbers:
+    """Statements about streams, in any store.
+
+    ``on`` is a transaction. Without one, a statement runs by itself.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def has_locks(self) -> bool:
+        """Whether ``try_lock`` is needed: on SQLite there is one writer at a time."""
+        return self._store.name != "sqlite"
+
+    async def try_lock(self, stream: Stream, on: Transaction | None = None) -> bool:
+        """Lock a stream until the end of the transaction; return False if another one has it."""
+        lock = self._store.table_names.lock_number(stream.tenant, _LOCK, stream.client_id)
+        rows = await self._fetch("try_lock", {"lock": lock}, on)
+        return bool(rows[0]["is_locked"])
+
+    async def find(self, stream: Stream, number: int, on: Transaction | None = None) -> Position:
+        """Return how far a stream has come, and which key has used this number."""
+        rows = await self._fetch("find_number", {**_names(stream), "number": number}, on)
+        return Position(rows[0]["last_number"] or 0, rows[0]["key_hash"])
+
+    async def find_keys(
+        self, stream: Stream, number: int, on: Transaction | None = None
+    ) -> dict[int, str]:
+        """Return the hashes of the keys that this number and those after it were used for."""
+        rows = await self._fetch("find_numbers", {**_names(stream), "number": number}, on)
+        return {row["number"]: row["key_hash"] for row in rows}
+
+    async def find_number(
+        self, stream: Stream, key_hash: str, on: Transaction | None = None
+    ) -> int | None:
+        """Return the number that a key was used for; None if it is not known."""
+        rows = await self._fetch("find_key", {**_names(stream), "key_hash": key_hash}, on)
+        number: int | None = rows[0]["number"]
+        return number
+
+    async def use(
+        self, stream: Stream, before: int, hashes: Sequence[str], now: datetime, on: Transaction
+    ) -> bool:
+        """Use the numbers after ``before``, one for each key; forget those of long ago.
+
+        Returns False if ``before`` is not the last number that was used: then the transaction must
+        not commit.
+        """
+        last = before + len(hashes)
+        values = {
+            **_names(stream),
+            "before": before,
+            "last_number": last,
+            "now": now,
+            "forgotten": last - KNOWN_NUMBERS,
+        }
+        if self.has_locks:
+            values |= {
+                "numbers": [str(number) for number in range(before + 1, last + 1)],
+                "hashes": list(hashes),
+            }
+            name = "begin_at_once" if before == 0 else "advance_at_once"
+            return await self._execute(name, values, on) == len(hashes)
+        if not await self._execute("begin_stream" if before == 0 else "advance_stream", values, on):
+            return False
+        for number, key_hash in enumerate(hashes, start=before + 1):
+            numbered = {**_names(stream), "number": number, "key_hash": key_hash}
+            await self._execute("save_number", numbered, on)
+        if last > KNOWN_NUMBERS:
+            await self._execute("forget_numbers", values, on)
+        return True
+
+    def _sql(self, name: str) -> str:
+        return load_queries("onceward.stores", "sequences.sql", names=self._store.table_names)[name]
+
+    async def _fetch(
+        self, name: str, values: dict[str, Any], on: Transaction | None
+    ) -> Sequence[Row]:
+        read: Callable[[str, dict[str, Any]], Awaitable[Sequence[Row]]] = (
+            self._store.read if on is None else on.fetch_all
+        )
+        rows: Sequence[Row] = await _translated(read(self._sql(name), values))
+        return rows
+
+    async def _execute(self, name: str, values: dict[str, Any], on: Transaction) -> int:
+        changed: int = await _translated(on.execute(self._sql(name), values))
+        return changed
+
+
+def _names(stream: Stream) -> dict[str, Any]:
+    return {"tenant": stream.tenant, "client_id": stream.client_id}
+
+
+async def _translated(work: Awaitable[Any]) -> Any:
+    """Translate an error of the driver, which is about one statement, as a commit does."""
+    try:
+        return await work
+    except OncewardError:
+        raise
+    except Exception as error:
+        for each in (error, getattr(error, "orig", None), error.__cause__):
+            if getattr(each, "sqlstate", None) == _ABORTED_STATE:
+                raise aborted(_SAVEPOINT) from error
+        refused = unstorable_error(error)
+        if refused is not None:
+            raise refused from error
+        raise StoreUnavailableError(
+            f"the database refused a statement about a sequence: {error}", is_outage=False
+        ) from error

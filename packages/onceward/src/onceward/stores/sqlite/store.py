@@ -1,0 +1,350 @@
+"""The store on SQLite: one connection that writes, one that reads."""
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from onceward.core.decision import Held
+from onceward.core.idempotency_record import Record, RecordId
+from onceward.core.storable_text import check_storable
+from onceward.core.table_names import DEFAULT_PREFIX, TableNames
+from onceward.errors import ConfigurationError, StoreUnavailableError
+from onceward.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
+from onceward.stores.busy_retry import until_free
+from onceward.stores.migrations import (
+    Migration,
+    MigrationTable,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
+from onceward.stores.private_files import create_database_file
+from onceward.stores.rows import listed_record
+from onceward.stores.sql_loader import load_queries
+from onceward.stores.sqlite.chunk import SqliteChunk
+from onceward.stores.sqlite.connection_thread import ConnectionThread
+from onceward.stores.sqlite.epoch import FileIdentity, file_identity, reading_of
+from onceward.stores.sqlite.group_commit import Writer
+from onceward.stores.sqlite.notifier import SocketNotifier
+from onceward.stores.sqlite.rows import (
+    find_any,
+    is_busy,
+    is_outage,
+    rows_of,
+    to_text,
+    to_values,
+)
+from onceward.stores.sqlite.unit_of_work import SqliteUnit
+
+__all__ = ["SqliteStore"]
+
+_log = logging.getLogger("onceward.stores")
+
+
+class SqliteStore:
+    """The store for one machine.
+
+    SQLite has one writer at a time. Requests of this process write in the order in which they
+    arrive (see ``group_commit``). A handler joins the queue with its first statement, so one that
+    computes for ten seconds before it writes blocks no other. Between processes SQLite's lock
+    decides.
+    """
+
+    # The name in logs and in ``/readyz``.
+    name = "sqlite"
+    # Other requests wait for the write turn meanwhile.
+    chunk_items = 16
+    # One of them writes at a time.
+    max_chunks = 4
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        table_prefix: str = DEFAULT_PREFIX,
+        migrations: Sequence[Migration] = (),
+        busy_seconds: float = 20.0,
+    ) -> None:
+        """``:memory:`` is refused, because two connections share the database.
+
+        Names of Onceward's tables begin with ``table_prefix``.
+        """
+        if not str(path) or ":memory:" in str(path):
+            raise ConfigurationError("SQLite needs a file: sqlite:///onceward.db")
+        if "://" in str(path):
+            raise ConfigurationError(
+                "SqliteStore takes the path of a file: give a URL to open_store instead"
+            )
+        self._path = str(path)
+        self._busy_seconds = busy_seconds
+        self._use_names(TableNames(table_prefix))
+        self._migrations = [
+            *load_migrations("core", "onceward.stores.sqlite.migrations"),
+            *migrations,
+        ]
+        self._lookup: sqlite3.Connection | None = None
+        self._file: FileIdentity | None = None
+        self._reports: list[Callable[[EpochReading], None]] = []
+        self._is_open = False
+        self._make_threads()
+
+    @property
+    def sqlite_path(self) -> str:
+        """The file, as it was given."""
+        return self._path
+
+    async def open(self) -> None:
+        """Open the file with WAL and ``synchronous=FULL``, and migrate it."""
+        if self._is_open:
+            return
+        # New ones: a thread starts only once, and a lock belongs to one event loop.
+        self._make_threads()
+        create_database_file(self._path)
+        self._reopening = asyncio.Lock()
+        try:
+            await self._writing.start()
+            await self._writing.run(self._migrate)
+            await self._reader.start()
+            await self._reader.run(self._connect_lookup)
+        except sqlite3.Error as error:
+            await self.close()
+            raise StoreUnavailableError(f"cannot open {self._path}: {error}") from error
+        except ConfigurationError:
+            await self.close()
+            raise
+        self._file = file_identity(self._path)
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Finish running statements and close all connections."""
+        await self._reader.stop()
+        await self._writing.stop()
+        if self._lookup is not None:
+            self._lookup.close()
+            self._lookup = None
+        self._is_open = False
+
+    async def ping(self) -> None:
+        """Run a query on the reading connection."""
+        await self._read(lambda db: db.execute("SELECT 1").fetchone())
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up on the event loop: that costs less than a switch to a thread."""
+        record = await self._probe(record_id)
+        return None if record is None or record.expires_at <= now else record
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
+        """Claim the key if it has no record; the primary key decides at the commit.
+
+        Duplicates within this process are serialized before this call. One in another process is
+        detected when the write lock is taken, before the handler's first statement runs.
+        """
+        await self._follow_file()
+        record = await self._probe(record_id)
+        if record is not None and record.expires_at > now:
+            return Found(record)
+        unit = SqliteUnit(self._writer, self._sql, record_id, to_text(now))
+        return Claimed(unit, after_expiry=record is not None)
+
+    async def begin(self, *, idle_seconds: float | None = None) -> SqliteUnit:  # noqa: ARG002
+        """Open a transaction without a key. SQLite cannot end an idle one."""
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+        await self._follow_file()
+        return SqliteUnit(self._writer, self._sql, None, "")
+
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> SqliteChunk:  # noqa: ARG002
+        """Return a transaction for several requests. It begins with the first key to claim.
+
+        It always has savepoints: they cost no message.
+        """
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
+        await self._follow_file()
+        unit = SqliteUnit(self._writer, self._sql, None, "", is_chunk=True)
+        return SqliteChunk(unit, self._sql, self._probe)
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run a query on the reading connection."""
+        values = to_values(params)
+        rows: list[Row] = await self._read(lambda db: rows_of(db.execute(sql, values)))
+        return rows
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction."""
+        values = to_values(params)
+        rows: list[Row] = await self._in_transaction(lambda db: rows_of(db.execute(sql, values)))
+        return rows
+
+    async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction, after the requests that already wait.
+
+        Raises ``StoreUnavailableError`` at once if another process writes.
+        """
+        values = to_values(params)
+        rows: list[Row] = await self._in_transaction(
+            lambda db: rows_of(db.execute(sql, values)), waits=False
+        )
+        return rows
+
+    def notifier(self) -> SocketNotifier:
+        """Return a notifier for the processes that use this file."""
+        return SocketNotifier(self._path, channel=self.table_names.channel)
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one batch of expired records, in its own transaction."""
+        instant = to_text(now)
+        deleted: int = await self._in_transaction(
+            lambda db: db.execute(self._sql["sweep_records"], (instant, limit)).rowcount
+        )
+        return deleted
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records for operators."""
+        after = query.after
+        values = {
+            "tenant": query.only_tenant,
+            "endpoint": query.endpoint,
+            "key": query.key,
+            "limit": query.limit,
+            "after_at": to_text(after[0]) if after else None,
+            "after_tenant": after[1] if after else None,
+            "after_endpoint": after[2] if after else None,
+            "after_key": after[3] if after else None,
+        }
+        rows = await self._read(lambda db: db.execute(self._sql["list_records"], values).fetchall())
+        return [listed_record(row) for row in rows]
+
+    async def secret(self) -> bytes:
+        """Return the secret of this database."""
+        row = await self._read(lambda db: db.execute(self._sql["read_secret"]).fetchone())
+        return bytes(row[0])
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Report the epoch of each file that is opened."""
+        self._reports.append(report)
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch of the file that is at the path now."""
+        await self._follow_file()
+        sql = load_queries("onceward.stores", "records.sql", names=self.table_names)
+        rows = await self.read(sql["read_cache_epoch"])
+        reading = reading_of(self._path, str(rows[0]["cache_epoch"]))
+        for report in self._reports:
+            report(reading)
+        return reading
+
+    async def _follow_file(self) -> None:
+        """Open the file again if it was replaced by another one, which a restore does.
+
+        The connections would go on using the old file, of which nothing is left in the end. Units
+        that have begun on it fail.
+        """
+        if not self._is_open or file_identity(self._path) == self._file:
+            return
+        async with self._reopening:
+            found = file_identity(self._path)
+            if found is None:
+                raise StoreUnavailableError(f"{self._path} does not exist any more")
+            if found == self._file or not self._is_open:
+                return
+            _log.warning("%s was replaced by another file: it is opened again", self._path)
+            await self.close()
+            await self.open()
+            await self.read_epoch()
+
+    def _make_threads(self) -> None:
+        self._writing = ConnectionThread("onceward-sqlite-writer", self._connect_writer)
+        self._reader = ConnectionThread("onceward-sqlite-reader", self._connect)
+        self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
+
+    async def _in_transaction(self, work: Any, *, waits: bool = True) -> Any:
+        unit = SqliteUnit(self._writer, self._sql, None, "", waits=waits)
+        try:
+            result = await unit.run(work)
+        except BaseException:
+            await unit.rollback()
+            raise
+        await unit.commit(None, None)
+        return result
+
+    async def _probe(self, record_id: RecordId) -> Record | None:
+        check_storable(*record_id)
+        if self._lookup is None:
+            raise StoreUnavailableError("the store is not open")
+        try:
+            return find_any(self._lookup, self._sql, record_id)
+        except sqlite3.OperationalError:  # SQLite would have to wait, which must not block the loop
+            record: Record | None = await self._read(lambda db: find_any(db, self._sql, record_id))
+            return record
+
+    # -- the two threads ------------------------------------------------------------------
+
+    async def _read(self, work: Any) -> Any:
+        try:
+            return await self._reader.run(work)
+        except sqlite3.OperationalError as error:
+            if is_outage(error):
+                raise StoreUnavailableError(f"SQLite: {error}") from error
+            raise
+
+    def _connect_lookup(self, _reader: sqlite3.Connection) -> None:
+        # Opened on a thread, where it may wait; used on the event loop, where it must not.
+        db = self._connect()
+        db.execute("PRAGMA busy_timeout=0")
+        self._lookup = db
+
+    def _connect_writer(self) -> sqlite3.Connection:
+        # ``group_commit`` sets the timeout where it waits for other processes.
+        db = self._connect()
+        db.execute("PRAGMA busy_timeout=0")
+        # The statement journal of savepoints. Beyond 64 KiB SQLite would write a temporary file
+        # for each group of commits.
+        db.execute("PRAGMA temp_store=MEMORY")
+        return db
+
+    def _connect(self) -> sqlite3.Connection:
+        # isolation_level=None: the module does not begin transactions by itself.
+        db = sqlite3.connect(
+            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
+        )
+        try:
+            until_free(
+                lambda: db.execute("PRAGMA journal_mode=WAL"),
+                is_busy=is_busy,
+                seconds=self._busy_seconds,
+            )
+            # NORMAL would lose acknowledged commits in a power failure.
+            db.execute("PRAGMA synchronous=FULL")
+            db.execute("PRAGMA foreign_keys=ON")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def _migrate(self, db: sqlite3.Connection) -> None:
+        """Apply missing migrations. Processes that open the file at once wait for the lock."""
+        db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
+        db.execute("BEGIN IMMEDIATE")
+        ledger = MigrationTable(self.table_names, is_sqlite=True)
+        try:
+            run_steps(
+                apply_migrations(self._migrations, ledger),
+                lambda sql, values: db.execute(sql, values).fetchall(),
+            )
+            db.execute("COMMIT")
+        except BaseException:
+            if db.in_transaction:
+                db.execute("ROLLBACK")
+            raise
+        finally:
+            db.execute("PRAGMA busy_timeout=0")
+        self._use_names(ledger.names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        self._sql = load_queries("onceward.stores.sqlite", names=names)

@@ -1,0 +1,234 @@
+"""The transaction of one guarded request or job on SQLite. Begins with its first statement."""
+
+import re
+import sqlite3
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final, Protocol
+
+from onceward.core.idempotency_record import AuditEvent, Record, RecordId
+from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
+from onceward.ports import Params, Row
+from onceward.stores.rows import audit_values
+from onceward.stores.sql_loader import Queries
+from onceward.stores.sqlite.group_commit import Writer
+from onceward.stores.sqlite.rows import (
+    exists,
+    is_outage,
+    record_values,
+    rows_of,
+    to_text,
+    to_values,
+)
+from onceward.stores.transaction_control import refuse_transaction_control
+
+__all__ = ["SqliteTransaction", "SqliteUnit"]
+
+_INSERTS_VALUES: Final = re.compile(
+    r"\s*INSERT\s+(OR\s+\w+\s+)?INTO\s+\w+\s*(\([^)]*\))?\s*VALUES\b", re.IGNORECASE
+)
+_SELECTS: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
+
+
+class _Runs(Protocol):
+    """Runs functions in a transaction: ``SqliteUnit``, or the part of one request in a batch."""
+
+    async def run(self, work: Any, *, is_quick: bool = False) -> Any:
+        """Run a function with the connection."""
+
+
+class SqliteTransaction:
+    """The ``Transaction`` of a handler on SQLite."""
+
+    __slots__ = ("_unit",)
+
+    def __init__(self, unit: "_Runs") -> None:
+        self._unit = unit
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        refuse_transaction_control(sql)
+        values = to_values(params)
+        changed: int = await self._unit.run(
+            lambda db: db.execute(sql, values).rowcount, is_quick=is_quick(sql)
+        )
+        return max(changed, 0)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        refuse_transaction_control(sql)
+        values = to_values(params)
+        rows: list[Row] = await self._unit.run(
+            lambda db: rows_of(db.execute(sql, values)), is_quick=is_quick(sql)
+        )
+        return rows
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+class SqliteUnit:
+    """Takes the write turn with the first statement and releases it in any case."""
+
+    __slots__ = (
+        "_changes_before",
+        "_claimed_at",
+        "_ended",
+        "_has_turn",
+        "_is_chunk",
+        "_record_id",
+        "_sql",
+        "_transaction",
+        "_waits",
+        "_writer",
+        "superseded",
+    )
+
+    def __init__(
+        self,
+        writer: Writer,
+        sql: Queries,
+        record_id: RecordId | None,
+        claimed_at: str,
+        *,
+        is_chunk: bool = False,
+        waits: bool = True,
+    ) -> None:
+        """With ``is_chunk``, it is for several requests, and waits behind single ones.
+
+        Without ``waits`` it waits for requests of this process, but not for other processes.
+        """
+        self._waits = waits
+        self._is_chunk = is_chunk
+        self._writer = writer
+        self._sql = sql
+        self._record_id = record_id
+        self._claimed_at = claimed_at
+        self._has_turn = False
+        self._ended = False
+        # Rows that the connection has changed since it was opened, without those of this unit.
+        self._changes_before = 0
+        self._transaction: SqliteTransaction | None = None
+        self.superseded = False
+
+    @property
+    def transaction(self) -> SqliteTransaction:
+        """The handler's transaction."""
+        if self._transaction is None:
+            self._transaction = SqliteTransaction(self)
+        return self._transaction
+
+    @property
+    def statements(self) -> SqliteTransaction:
+        """The same transaction."""
+        return self.transaction
+
+    @property
+    def is_awaited(self) -> bool:
+        """True while a single request waits for the write turn."""
+        return self._writer.has_waiting_single
+
+    @property
+    def has_begun(self) -> bool:
+        """True while it holds the write turn, so that nothing else can write."""
+        return self._has_turn and not self._ended
+
+    async def has_written(self) -> bool:
+        """Return whether the handler has changed a row."""
+        if not self.has_begun:
+            return False
+        changes: int = await self.run(lambda db: db.total_changes)
+        return changes != self._changes_before
+
+    async def keep_alive(self) -> None:
+        """Do nothing: SQLite does not end idle transactions."""
+
+    async def run(self, work: Any, *, is_quick: bool = False) -> Any:
+        """Run a function in the transaction; begin it first if necessary."""
+        if self._ended:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        if self.superseded:
+            raise SupersededError("another request with this key was committed first")
+        try:
+            if self._has_turn:
+                return await self._writer.run(work, is_quick=is_quick)
+            return await self._begin(work, is_quick=is_quick)
+        except sqlite3.OperationalError as error:
+            if is_outage(error):
+                raise StoreUnavailableError(f"SQLite: {error}") from error
+            raise
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event and commit; may share the commit with other requests."""
+        await self.commit_all(
+            () if record is None else (record,), () if audit is None else (audit,)
+        )
+
+    async def commit_all(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
+        """Write records and audit events and commit; may share the commit with other requests."""
+
+        def write_records(db: sqlite3.Connection) -> None:
+            sql = self._sql
+            for record in records:
+                if db.execute(sql["save_record"], record_values(record)).rowcount == 0:
+                    self.superseded = True
+                    raise SupersededError("another request with this key was committed first")
+            for audit in audits:
+                db.execute(sql["save_audit_event"], audit_values(audit, to_text(audit.created_at)))
+
+        if self._ended:
+            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        try:
+            if not self._has_turn:
+                await self._begin(_nothing, is_quick=True)
+        except sqlite3.Error as error:
+            await self.rollback()
+            raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
+        except BaseException:
+            await self.rollback()
+            raise
+        # From here on the writer ends the transaction, even if this task is cancelled: a rollback
+        # here would come after the turn was passed on, and undo another request.
+        self._end()
+        try:
+            await self._writer.commit(write_records, is_chunk=self._is_chunk)
+        except sqlite3.Error as error:
+            raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
+
+    async def rollback(self) -> None:
+        """Roll back and pass the turn on."""
+        if not self._ended:
+            self._end()
+            if self._has_turn:
+                await self._writer.rollback()
+
+    def _end(self) -> None:
+        self._ended = True
+        # Breaks the reference cycle between unit and transaction.
+        self._transaction = None
+
+    async def _begin(self, work: Any, *, is_quick: bool) -> Any:
+        def check_and_work(db: sqlite3.Connection) -> Any:
+            self._changes_before = db.total_changes
+            if self._record_id is not None and exists(
+                db, self._sql, self._record_id, self._claimed_at
+            ):
+                self.superseded = True
+                raise SupersededError("another request with this key was committed first")
+            return work(db)
+
+        await self._writer.take_turn(is_chunk=self._is_chunk)
+        self._has_turn = True
+        return await self._writer.begin(check_and_work, is_quick=is_quick, waits=self._waits)
+
+
+@lru_cache(maxsize=1024)
+def is_quick(sql: str) -> bool:
+    """Check whether a statement only inserts given values, which takes microseconds."""
+    return _INSERTS_VALUES.match(sql) is not None and _SELECTS.search(sql) is None
+
+
+def _nothing(_db: sqlite3.Connection) -> None:
+    return

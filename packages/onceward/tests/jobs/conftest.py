@@ -1,0 +1,101 @@
+"""Tests of jobs run on SQLite and on one PostgreSQL database, which is emptied before each."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from onceward import open_store
+from onceward.jobs.context import JobContext
+from onceward.ports import Store
+from onceward.testing.servers import RealNats, RealPostgres
+from packages.onceward.tests.support.citus import ON_CITUS
+from packages.onceward.tests.support.jobs_harness import JobsLab, make_effects, write_effect
+from packages.onceward.tests.support.nats_harness import NatsLab
+from packages.onceward.tests.support.reset_db import empty_postgres
+
+OpenStore = Callable[[], Awaitable[Store]]
+
+
+@pytest.fixture(scope="session")
+def jobs_database(postgres: RealPostgres) -> Iterator[str]:
+    postgres.start()
+    url = postgres.create_database("jobs")
+    yield url
+    postgres.start()
+    postgres.drop_database(url)
+
+
+@pytest.fixture
+async def clean_jobs_url(postgres: RealPostgres, jobs_database: str) -> str:
+    postgres.start()  # a test before this one may have stopped it
+    await empty_postgres(jobs_database)
+    return jobs_database
+
+
+@pytest.fixture(params=["sqlite", "postgresql", *ON_CITUS])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/jobs.db"
+    if request.param == "citus":
+        return str(request.getfixturevalue("citus_url"))
+    return str(request.getfixturevalue("clean_jobs_url"))
+
+
+@pytest.fixture
+async def lab(database: str) -> AsyncIterator[JobsLab]:
+    store = open_store(database)
+    await store.open()
+    await make_effects(store)
+    lab = JobsLab(store)
+    yield lab
+    await lab.stop_workers()
+    await store.close()
+
+
+@pytest.fixture
+async def another_store(lab: JobsLab, database: str) -> AsyncIterator[OpenStore]:
+    """Return a function that opens stores on the same database, as other processes would."""
+    opened: list[Store] = []
+
+    async def another() -> Store:
+        store = open_store(database)
+        await store.open()
+        opened.append(store)
+        return store
+
+    yield another
+    await lab.stop_workers()  # before the stores they work on
+    for store in opened:
+        await store.close()
+
+
+@pytest.fixture
+def nats(nats_server: RealNats) -> NatsLab:
+    nats_server.start()
+    return NatsLab(nats_server.url())
+
+
+@pytest.fixture(scope="session")
+def faulty_nats() -> Iterator[RealNats]:
+    with RealNats() as server:
+        yield server
+
+
+@pytest.fixture
+def own_nats(faulty_nats: RealNats) -> Iterator[RealNats]:
+    """Return a server that a test may freeze and stop, and whose files it may delete."""
+    faulty_nats.start()
+    yield faulty_nats
+    faulty_nats.thaw()
+
+
+@pytest.fixture
+def effect_lab(lab: JobsLab) -> JobsLab:
+    """Return a lab whose one handler writes an effect."""
+
+    @lab.jobs.handler("effect")
+    async def effect(job: JobContext) -> None:
+        await write_effect(job)
+
+    return lab

@@ -1,0 +1,99 @@
+"""The public names: this list, imported on first use."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+import onceward
+
+# Every name is a promise: add one only with its documentation.
+PUBLIC = {
+    "SINGLE_TENANT",
+    "ErrorFormat",
+    "ErrorsStored",
+    "Execution",
+    "Onceward",
+    "OncewardError",
+    "JobContext",
+    "JobRegistry",
+    "KeyFormat",
+    "NonRetryableError",
+    "Policy",
+    "Principal",
+    "RequestError",
+    "RetryLaterError",
+    "ServiceError",
+    "Staleness",
+    "Transaction",
+    "Worker",
+    "open_store",
+    "update_with_version",
+}
+
+# Documented names that are imported from their module.
+ELSEWHERE = {
+    "client": ["AsyncClient", "Client"],
+    "core.canonical_json": ["canonical_json"],
+    "core.fingerprint": ["body_hash"],
+    "core.job": ["AlreadyDone", "Enqueued", "Merged"],
+    "core.retry": ["CLIENT", "DEVICE", "QUEUE", "WORKER", "RetryPolicy"],
+    "core.tenants": ["ALL_TENANTS"],
+    "core.versions": ["check_version", "etag", "expected_version"],
+    "fastapi": ["Caller", "Run", "Session", "Tx", "principal_from"],
+    "server.identify": ["ApiKeyIdentify", "hash_api_key", "principal_from"],
+    "jobs.sync_handler": ["SyncJobContext"],
+    "server.jwt_auth": ["JwtIdentify", "mint_token"],
+    "server.rate_limits": ["LimitsRateLimiter"],
+    "server.request_head": ["RequestHead"],
+    "server.starlette": ["Caller", "Run", "Tx", "the_transaction"],
+    "server.wsgi": ["WsgiGuard"],
+}
+
+
+def test_the_public_names_are_these_and_at_most_twenty() -> None:
+    assert set(onceward.__all__) == PUBLIC
+    assert len(onceward.__all__) == len(PUBLIC) <= 20
+
+
+def test_every_public_name_is_the_object_of_its_module() -> None:
+    modules = onceward._MODULE_OF_NAME
+    assert set(modules) == {n for n in onceward.__all__ if not hasattr(onceward.errors, n)}
+    for name, module in modules.items():
+        found = import_module(f"onceward.{module}")
+        assert getattr(onceward, name) is getattr(found, name)
+        assert name in found.__all__
+    assert set(onceward.__all__) <= set(dir(onceward))
+
+
+@pytest.mark.parametrize("module", ELSEWHERE)
+def test_documented_names_are_in_the_all_of_their_module(module: str) -> None:
+    found = import_module(f"onceward.{module}")
+    assert set(ELSEWHERE[module]) <= set(found.__all__)
+    assert all(hasattr(found, name) for name in ELSEWHERE[module])
+
+
+def test_a_misspelt_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Holdfest'"):
+        _ = getattr(onceward, "Holdfest")  # noqa: B009 - mypy knows it is not there
+    with pytest.raises(ImportError):
+        exec("from onceward import Holdfest")
+
+
+def test_a_star_import_brings_all_names() -> None:
+    names: dict[str, object] = {}
+    exec("from onceward import *", names)
+    assert set(onceward.__all__) <= set(names)
+
+
+def test_nothing_heavy_is_imported_before_it_is_used() -> None:
+    code = (
+        "import sys, onceward\n"
+        "heavy = ('asyncio', 'msgspec', 'sqlite3', 'onceward.server', 'onceward.jobs')\n"
+        "assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)\n"
+        "onceward.Onceward\n"
+        "assert 'onceward.server' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()

@@ -1,1 +1,0 @@
-"""The commands that this package adds to ``holdfast``: serve, worker, token."""

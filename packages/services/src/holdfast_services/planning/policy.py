@@ -1,9 +1,0 @@
-"""The idempotency policy of the planning service: the library's defaults."""
-
-from typing import Final
-
-from holdfast import Policy
-
-__all__ = ["POLICY"]
-
-POLICY: Final = Policy(name="planning")

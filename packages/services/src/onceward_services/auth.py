@@ -1,0 +1,29 @@
+"""Authentication of operations without a guard: reads need a token too."""
+
+import inspect
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPBearer
+
+from onceward import Onceward, Principal
+
+if TYPE_CHECKING:
+    from onceward.server.request_head import RequestHead
+
+__all__ = ["REQUIRED", "CurrentPrincipal", "authenticate"]
+
+# Only for the OpenAPI document. The guard and `authenticate` check the tokens.
+_BEARER = HTTPBearer(auto_error=False, bearerFormat="JWT", description="From `onceward token`.")
+
+
+async def authenticate(request: Request) -> Principal:
+    """Return the caller of a request; raises ``NotAuthenticatedError``."""
+    onceward: Onceward = request.app.state.onceward
+    head: RequestHead = request.scope["onceward.head"]
+    found = onceward.identify(head)
+    return await found if inspect.isawaitable(found) else found
+
+
+CurrentPrincipal = Annotated[Principal, Depends(authenticate)]
+REQUIRED = Security(_BEARER)

@@ -1,0 +1,55 @@
+"""``onceward worker`` without ``--app``: run the jobs of all services."""
+
+import asyncio
+
+from onceward.cli.output import CommandError, print_warning, redact_password
+from onceward.cli.worker import WorkerOptions, run_worker, serve_metrics
+from onceward.errors import OncewardError
+from onceward.observability.metrics import PrometheusMetrics
+from onceward_services.bootstrap import create_onceward
+from onceward_services.cli.logs import configure_logging_from_settings
+from onceward_services.jobs import make_worker
+from onceward_services.settings import Settings, load_settings, unknown_variables
+
+__all__ = ["run_services_worker"]
+
+
+def run_services_worker(
+    *,
+    database: str | None,
+    nats: str | None,
+    concurrency: int | None,
+    drain_seconds: float | None,
+    options: WorkerOptions,
+) -> int:
+    """Run jobs until SIGTERM or Ctrl-C; returns the exit code."""
+    settings = load_settings(
+        database_url=database,
+        nats_url=nats,
+        jobs_concurrency=concurrency,
+        jobs_lease_seconds=options.lease_seconds,
+        shutdown_seconds=drain_seconds,
+        require_durability=options.require_durability,
+    )
+    for line in unknown_variables():
+        print_warning(line)
+    configure_logging_from_settings(settings)
+    metrics = PrometheusMetrics()
+    serve_metrics(metrics, options.metrics_port, host=options.metrics_host)
+    return asyncio.run(_run(settings, metrics, options))
+
+
+async def _run(settings: Settings, metrics: PrometheusMetrics, options: WorkerOptions) -> int:
+    onceward = create_onceward(settings, metrics=metrics)
+    queues = options.known_queues(onceward.jobs.queues)
+    worker = make_worker(onceward, settings, metrics, queues=queues)
+    try:
+        await onceward.open()
+    except OncewardError as error:
+        raise CommandError(f"{redact_password(settings.database_url)}: {error}") from error
+    return await run_worker(
+        worker,
+        where=redact_password(settings.database_url),
+        once=options.once,
+        close=onceward.close,
+    )
