@@ -27,6 +27,7 @@ locked  = $(call install,--require-hashes --requirement requirements/$(1).txt)
 # index, without hashes.
 own     = $(call install,--no-deps --no-build-isolation $(addprefix --editable packages/,$(1)))
 PROJECTS := $(wildcard packages/*/pyproject.toml)
+PACKAGES := $(patsubst packages/%/pyproject.toml,%,$(PROJECTS))
 
 .DEFAULT_GOAL := help
 .PHONY: help run demo test test-min compiled chromium screenshots lint format bench proof setup docs lock build clean vectors
@@ -44,13 +45,13 @@ $(BIN)/python:
 $(SERVER): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing the server in $(VENV)"
 	@$(call locked,server)
-	@$(call own,onceward services)
+	@$(call own,$(filter protocol onceward operator services,$(PACKAGES)))
 	@touch $@
 
 $(SETUP): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing all packages and tools in $(VENV)"
 	@$(call locked,all)
-	@$(call own,onceward services lab)
+	@$(call own,$(PACKAGES))
 	@touch $(SERVER) $@
 
 setup: $(SETUP) ## install all packages, extras, test servers and tools
@@ -128,7 +129,7 @@ vectors: $(SETUP) ## write the conformance vectors that follow from the core's t
 # For all platforms and for every Python that can run it. Keeps the versions of the lock files
 # unless UPGRADE=--upgrade, or UPGRADE="--upgrade-package NAME".
 COMPILE := $(BIN)/uv pip compile --quiet --universal --generate-hashes --no-header --no-annotate $(UPGRADE) \
-	$(addprefix --no-emit-package ,onceward onceward-services onceward-lab)
+	$(addprefix --no-emit-package ,onceward onceward-protocol onceward-outbox onceward-operator onceward-testing onceward-nats onceward-services onceward-lab)
 lock: | $(BIN)/python ## resolve versions and hashes of all dependencies
 	$(COMPILE) --python-version 3.11 --output-file requirements/setup.txt requirements/setup.in
 	$(COMPILE) --python-version 3.11.5 --output-file requirements/all.txt requirements/all.in
@@ -137,7 +138,7 @@ lock: | $(BIN)/python ## resolve versions and hashes of all dependencies
 
 build: $(SETUP) ## wheels, and their bills of materials (CycloneDX), into dist/
 	rm -rf dist
-	for package in onceward services lab; do (cd packages/$$package && ../../$(BIN)/python -m hatchling build -d ../../dist) || exit 1; done
+	for package in $(PACKAGES); do (cd packages/$$package && ../../$(BIN)/python -m hatchling build -d ../../dist) || exit 1; done
 	$(BIN)/python -m tools.bill_of_materials dist
 
 clean: ## remove everything the targets made

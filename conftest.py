@@ -1,12 +1,13 @@
 """Real servers for every test that asks for one. Each test process has its own."""
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
 
-from onceward.testing.nats_server import RealNatsCluster
-from onceward.testing.servers import RealNats, RealPostgres, RealRedis
+from onceward_testing.nats_server import RealNatsCluster
+from onceward_testing.servers import RealNats, RealPostgres, RealRedis
 from packages.onceward.tests.support.citus import empty_citus
 from packages.onceward.tests.support.databases import SpareDatabases
 
@@ -18,6 +19,12 @@ LONG = (
     "packages/onceward/tests/acceptance/",
     "packages/services/tests/cli/",
 )
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C work in tests where the shell has switched it off, as for ``make test &``."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

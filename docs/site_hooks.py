@@ -97,7 +97,7 @@ def with_operations_linked(page: str) -> str:
 
     def linked_name(found: re.Match[str]) -> str:
         is_operation = found[1] in names
-        return f"[{found[0]}][onceward.outbox.OutboxQueue.{found[1]}]" if is_operation else found[0]
+        return f"[{found[0]}][onceward_outbox.OutboxQueue.{found[1]}]" if is_operation else found[0]
 
     return before + heading + _NAME.sub(linked_name, section) + end + after
 

@@ -8,9 +8,9 @@ from contextlib import closing
 from fastapi import FastAPI
 
 from onceward import Onceward
-from onceward.console import Page, PageRequest, Shown, TokenAccess, console
 from onceward.fastapi import Caller
 from onceward.server.jwt_auth import JwtIdentify
+from onceward_operator.console import Page, PageRequest, Shown, TokenAccess, console
 
 with closing(sqlite3.connect("shop.db")) as database:
     database.execute(

@@ -250,9 +250,9 @@ def test_library_alone_replays_a_guarded_request(library_alone: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("serve", "pip install onceward-services"),
-        ("simulate", "pip install onceward-lab"),
-        ("hash", 'pip install "onceward[cli]"'),
+        ("serve", "the package onceward-services"),
+        ("simulate", "the package onceward-lab"),
+        ("hash", 'pip install "onceward-protocol[cli]"'),
     ],
 )
 def test_command_line_of_the_library_alone_names_what_to_install(

@@ -93,7 +93,7 @@ def test_every_name_that_a_page_imports_is_in_the_reference() -> None:
         if f"{name}.{imported}" not in modules
         and (name not in modules or imported not in exports(name))
     }
-    assert ("onceward.outbox", "Outbox") in found
+    assert ("onceward_outbox", "Outbox") in found
     assert missing == set(), "name the module with ::: on a page of reference/api"
 
 

@@ -4,8 +4,10 @@ import httpx
 import pytest
 
 from onceward.client import Client
-from onceward.core.error_formats import CODES, ErrorFormat, render_error
-from onceward.core.response_classification import (
+from onceward.core.error_formats import render_error
+from onceward.errors import InProgressError, RateLimitedError, RequestError, StoreUnavailableError
+from onceward_protocol.error_codes import CODES, ErrorFormat
+from onceward_protocol.response_classification import (
     Conflicting,
     Refused,
     SignInNeeded,
@@ -13,8 +15,7 @@ from onceward.core.response_classification import (
     TryLater,
     classify,
 )
-from onceward.errors import InProgressError, RateLimitedError, RequestError, StoreUnavailableError
-from packages.onceward.tests.core.test_response_classification import entry as an_entry
+from packages.outbox.tests.samples import entry as an_entry
 from tests.docs.pages import REFERENCE
 from tests.docs.test_reference import rows
 

@@ -17,7 +17,11 @@ def test_the_app_of_the_fastapi_page_conforms(tmp_path: Path) -> None:
     (tmp_path / "orders.json").write_text(next(b.text for b in found if b.language == "json"))
     port = free_port()
     serve = [sys.executable, "-m", "uvicorn", "shop:app", "--port", str(port)]
-    check = ["from onceward.cli.main import main; main()", "conform", f"http://127.0.0.1:{port}"]
+    check = [
+        "from onceward_protocol.cli.main import main; main()",
+        "conform",
+        f"http://127.0.0.1:{port}",
+    ]
     with (tmp_path / "log.txt").open("wb") as log:
         server = subprocess.Popen(serve, cwd=tmp_path, stdout=log, stderr=log)
         try:

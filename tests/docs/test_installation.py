@@ -71,7 +71,7 @@ MODULES = {
     "onceward.client": "client",
     "onceward.django": "django",
     "onceward.flask": "flask",
-    "onceward.jobs.engines.jetstream": "nats",
+    "onceward_nats.jetstream": "nats",
     "onceward.observability.metrics": "metrics",
     "onceward.server.jwt_auth": "jwt",
     "onceward.server.rate_limits": "limits",
@@ -135,7 +135,7 @@ def test_worker_of_an_app_without_an_extra_prints_the_command_to_run(tmp_path: A
     )
     script = (
         "sys.argv = ['onceward', 'worker', '--app', 'shop:onceward']\n"
-        "from onceward.cli.main import main\nmain()\n"
+        "from onceward_protocol.cli.main import main\nmain()\n"
     )
     done = _run(script, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")

@@ -2,8 +2,8 @@
 
 import runpy
 
-from onceward.core.outbox_entry import TRANSITIONS, Transition
-from onceward.outbox import EventKind
+from onceward_outbox import EventKind
+from onceward_outbox.entry import TRANSITIONS, Transition
 from tests.docs.pages import DOCS
 
 SCRIPT = runpy.run_path(str(DOCS / "outbox_states.py"))

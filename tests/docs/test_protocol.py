@@ -6,13 +6,14 @@ from importlib import import_module
 
 import pytest
 
-from onceward.core.error_formats import CODES
-from onceward.core.outbox_entry import DEFAULT_MAX_ATTEMPTS, METHODS, ConflictResolution, Status
 from onceward.core.policy import NEVER_STORED, ErrorsStored, Policy, Staleness
-from onceward.core.response_classification import BY_CODE
-from onceward.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
-from onceward.outbox.profile import DEFAULT_PROFILE
 from onceward_lab.conformance.harness import Check
+from onceward_outbox.entry import DEFAULT_MAX_ATTEMPTS, ConflictResolution, Status
+from onceward_outbox.profile import DEFAULT_PROFILE
+from onceward_protocol.error_codes import CODES
+from onceward_protocol.operation import METHODS
+from onceward_protocol.response_classification import BY_CODE
+from onceward_protocol.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy
 from tests.docs.pages import REFERENCE, ROOT
 
 PAGE = REFERENCE / "protocol.md"

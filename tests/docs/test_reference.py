@@ -14,15 +14,15 @@ import pytest
 from typer.main import get_command
 
 from onceward import Policy, errors
-from onceward.cli.commands import create_app
-from onceward.cli.plugins import add_plugins
-from onceward.core.error_formats import CODES
-from onceward.core.retry import CLIENT, DEVICE, QUEUE, WORKER
 from onceward.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import JobOutcome, Outcome
 from onceward.server.idempotency import FAULT_POINTS
 from onceward.stores.factory import open_store
+from onceward_protocol.cli.commands import create_app
+from onceward_protocol.cli.plugins import add_plugins
+from onceward_protocol.error_codes import CODES
+from onceward_protocol.retry import CLIENT, DEVICE, QUEUE, WORKER
 from onceward_services.field.policy import POLICY as FIELD
 from onceward_services.planning.policy import POLICY as PLANNING
 from onceward_services.registry import migration_packages
@@ -149,7 +149,7 @@ def commands(group: Any, prefix: str = "onceward") -> list[tuple[str, Any]]:
 
 def all_commands() -> list[tuple[str, Any]]:
     app = create_app()
-    add_plugins(app)
+    add_plugins(app, [])
     return [(name, command) for name, command in commands(get_command(app)) if not command.hidden]
 
 
@@ -167,7 +167,7 @@ def test_commands_page_has_every_command_and_option(name: str, command: Any) -> 
 
 def test_commands_in_shell_blocks_exist_with_their_options() -> None:
     app = create_app()
-    add_plugins(app)
+    add_plugins(app, [])
     root = get_command(app)
     checked = 0
     for page in PAGES:
@@ -270,7 +270,7 @@ def test_testing_page_explains_every_fault_point() -> None:
 
 
 def test_golden_cases_have_the_documented_members() -> None:
-    text = (ROOT / "packages/onceward/tests/fixtures/golden_hashes.json").read_text(
+    text = (ROOT / "packages/protocol/tests/fixtures/golden_hashes.json").read_text(
         encoding="utf-8"
     )
     golden = json.loads(text)

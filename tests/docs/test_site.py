@@ -70,7 +70,7 @@ def test_site_shows_states_as_a_table_and_decisions_on_one_page(site: Path) -> N
 def test_operations_of_the_outbox_are_linked_to_their_signatures(site: Path) -> None:
     outbox = (site / "reference/outbox.html").read_text(encoding="utf-8")
     for name in ("enqueue", "entries", "claim_some", "retry_all", "check_integrity"):
-        assert f'href="api/outbox.html#onceward.outbox.OutboxQueue.{name}"' in outbox
+        assert f'href="api/outbox.html#onceward_outbox.OutboxQueue.{name}"' in outbox
 
 
 class _Resources(HTMLParser):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward.cli.main import _run, report_errors
+from onceward_protocol.cli.main import _run, report_errors
 from packages.services.tests.cli.conftest import environment
 
 

@@ -11,14 +11,14 @@ import asyncpg
 import msgspec
 import pytest
 
-from onceward.cli.output import CommandError
-from onceward.testing.postgres_pair import RealPostgresPair
 from onceward_lab.chaos import Report, run_chaos
 from onceward_lab.chaos.failovers import RecoveryTimes
 from onceward_lab.checker import Rule, check
 from onceward_lab.cli.chaos import show_chaos
 from onceward_lab.effects import select
 from onceward_lab.history import Effect, History, UserAction
+from onceward_protocol.cli.output import CommandError
+from onceward_testing.postgres_pair import RealPostgresPair
 
 # Starting and draining take extra time.
 SECONDS = float(os.environ.get("ONCEWARD_CHAOS_SECONDS", "60"))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from onceward.outbox import OutboxQueue
 from onceward.stores.factory import open_store
 from onceward_lab.chaos.actions import action_id, actions_of
 from onceward_lab.chaos.collector import read_history, response_of
@@ -16,6 +15,7 @@ from onceward_lab.fork_client import AsyncForkServer
 from onceward_lab.history import History, ResponseSeen
 from onceward_lab.proxy import Exchange
 from onceward_lab.user_actions import LONG_DAY, marks_of
+from onceward_outbox import OutboxQueue
 from onceward_services.registry import migration_packages
 
 USER = "ada"

@@ -18,11 +18,7 @@ from typing import Any
 
 import pytest
 
-import onceward.outbox
-from onceward.core.outbox_entry import NewEntry, Reason
-from onceward.outbox import OutboxQueue, claims
-from onceward.outbox.sender import Sender
-from onceward.outbox.transport import Request, Response
+import onceward_outbox
 from onceward.server.idempotency import Idempotency
 from onceward_lab.mutations import runner as mutations
 from onceward_lab.mutations.planting import BUGS, Replacement, plant
@@ -39,6 +35,10 @@ from onceward_lab.simulation.runner import (
 from onceward_lab.simulation.scenario import focus_points, run_seed
 from onceward_lab.simulation.shrinking import shrink
 from onceward_lab.simulation.templates import Templates
+from onceward_outbox import OutboxQueue, claims
+from onceward_outbox.entry import NewEntry, Reason
+from onceward_outbox.sender import Sender
+from onceward_outbox.transport import Request, Response
 
 SEEDS = int(os.environ.get("ONCEWARD_SIMULATION_SEEDS", "600"))
 MAX_SEED = 10_000
@@ -282,7 +282,7 @@ def test_planted_bugs_are_undone(templates: Templates) -> None:
 
 
 def test_every_operation_of_the_queue_that_commits_is_simulated() -> None:
-    files = Path(onceward.outbox.__file__).parent.glob("*.py")
+    files = Path(onceward_outbox.__file__).parent.glob("*.py")
     sources = "".join(file.read_text(encoding="utf-8") for file in files)
     operations = set(re.findall(r'\b_?write\("(\w+)"', sources))
     simulated = {point.partition(".")[0] for point in DEVICE_POINTS}

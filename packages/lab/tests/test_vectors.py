@@ -15,8 +15,6 @@ import httpx
 import pytest
 
 from onceward import SINGLE_TENANT, Onceward, Policy
-from onceward.core.batch import Results, check_headers, parse_batch, parse_item
-from onceward.core.canonical_json import canonical_json
 from onceward.core.decision import (
     HELD,
     Expired,
@@ -26,41 +24,43 @@ from onceward.core.decision import (
     Replayed,
     decide,
 )
-from onceward.core.endpoint_validation import check_endpoint
-from onceward.core.error_formats import CODES, render_error
-from onceward.core.fingerprint import body_hash
+from onceward.core.error_formats import render_error
 from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
-from onceward.core.keys import KeyFormat, parse_key
-from onceward.core.local_ids import (
+from onceward.core.policy import ErrorFormat
+from onceward.errors import (
+    BatchSkippedError,
+    BatchTooLargeError,
+    BodyInvalidError,
+    KeyInvalidError,
+    SequenceInvalidError,
+    StaleActionError,
+)
+from onceward_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
+from onceward_outbox import Event, EventKind, OutboxQueue, Profile
+from onceward_outbox.drain import Drain
+from onceward_outbox.entry import NewEntry, Status, Transition, after
+from onceward_outbox.errors import EntryInvalidError, TransitionError
+from onceward_outbox.transport import Request, Response
+from onceward_protocol.batch import Results, check_headers, parse_batch, parse_item
+from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.endpoint_validation import check_endpoint
+from onceward_protocol.error_codes import CODES
+from onceward_protocol.fingerprint import body_hash
+from onceward_protocol.keys import KeyFormat, parse_key
+from onceward_protocol.local_ids import (
     references,
     replace_in_body,
     replace_in_headers,
     replace_in_path,
 )
-from onceward.core.outbox_entry import NewEntry, Status, Transition, after
-from onceward.core.policy import ErrorFormat
-from onceward.core.response_classification import BY_CODE, TryLater, classify
-from onceward.core.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
-from onceward.core.sequence import parse_sequence
-from onceward.core.staleness import (
+from onceward_protocol.response_classification import BY_CODE, TryLater, classify
+from onceward_protocol.retry import CLIENT, DEVICE, QUEUE, WORKER, is_transient, parse_retry_after
+from onceward_protocol.sequence import parse_sequence
+from onceward_protocol.staleness import (
     check_not_stale,
     check_submitted_after_generated,
     parse_instant,
 )
-from onceward.errors import (
-    BatchSkippedError,
-    BatchTooLargeError,
-    BodyInvalidError,
-    EntryInvalidError,
-    KeyInvalidError,
-    SequenceInvalidError,
-    StaleActionError,
-    TransitionError,
-)
-from onceward.outbox import Event, EventKind, OutboxQueue, Profile
-from onceward.outbox.drain import Drain
-from onceward.outbox.transport import Request, Response
-from onceward_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
 from onceward_services.field.policy import POLICY as FIELD
 from onceward_services.planning.policy import POLICY as PLANNING
 from onceward_services.routes.policy import POLICY as ROUTES
@@ -630,7 +630,7 @@ def run_item(item: dict[str, Any], name: str) -> dict[str, Any]:
 
 def test_golden_hashes_are_in_the_vectors() -> None:
     golden = json.loads(
-        (CONFORMANCE.parent / "packages/onceward/tests/fixtures/golden_hashes.json").read_text(
+        (CONFORMANCE.parent / "packages/protocol/tests/fixtures/golden_hashes.json").read_text(
             encoding="utf-8"
         )
     )

@@ -11,11 +11,8 @@ from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from onceward.core.canonical_json import canonical_json
 from onceward.core.error_formats import render_error
-from onceward.core.keys import KeyFormat, parse_key
 from onceward.core.policy import VOLATILE_FIELDS, ErrorFormat
-from onceward.core.sequence import parse_sequence
 from onceward.errors import (
     BatchSkippedError,
     BatchTooLargeError,
@@ -28,6 +25,9 @@ from onceward.errors import (
     SequenceInvalidError,
     SequenceViolationError,
 )
+from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.keys import KeyFormat, parse_key
+from onceward_protocol.sequence import parse_sequence
 
 TENANTS = {"Bearer one-token": "one", "Bearer two-token": "two"}
 PROFILE: dict[str, Any] = {

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from onceward.server.jwt_auth import mint_token
-from onceward.testing.servers import RealPostgres
 from onceward_services.app import create_app
 from onceward_services.registry import SERVICES
 from onceward_services.settings import load_settings
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.citus import ON_CITUS
 from packages.onceward.tests.support.reset_db import empty_postgres
 from packages.onceward.tests.support.shared_validators import shared_validators

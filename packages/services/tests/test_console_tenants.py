@@ -10,9 +10,9 @@ import httpx
 from fastapi import FastAPI
 
 from onceward import Onceward
-from onceward.console.app import ConsoleApp
-from onceward.console.page import Page
 from onceward.stores.tenant_tables import covered_tables
+from onceward_operator.console.app import ConsoleApp
+from onceward_operator.console.page import Page
 from packages.services.tests.browser.services_rows import (
     DELIVERY,
     REVIEWS,

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from onceward.clock import SystemClock
 from onceward.server.request_log import RequestLog
 from onceward.stores.postgres.store import PostgresStore
 from onceward.stores.sqlite.store import SqliteStore
+from onceward_protocol.clock import SystemClock
 from onceward_services.effective_settings import effective_settings
 from onceward_services.settings import load_settings
 

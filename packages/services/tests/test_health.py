@@ -12,9 +12,9 @@ from fastapi import FastAPI
 from onceward import SINGLE_TENANT, Onceward
 from onceward.errors import CommitUnknownError
 from onceward.stores.postgres import PostgresStore
-from onceward.testing.samples import a_record, claimed
-from onceward.testing.servers import RealPostgres
 from onceward_services.health import router
+from onceward_testing.samples import a_record, claimed
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.standby import (
     HANG_SECONDS,
     absent_standby,

@@ -13,8 +13,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from onceward.ids import new_id
 from onceward.server.jwt_auth import mint_token
+from onceward_protocol.ids import new_id
 from onceward_services.app import create_app
 from onceward_services.planning.inbox import Inbox, add_notification
 from onceward_services.routes.repository import save_route

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onceward.stores.sql_loader import without_comments
+from onceward_protocol.storage.sql_files import without_comments
 
 PACKAGES = Path(__file__).parents[2]
 

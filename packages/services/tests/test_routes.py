@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from onceward.clock import SystemClock
+from onceward_protocol.clock import SystemClock
 
 from .conftest import Serve, signed_in
 

@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from onceward.testing import fork_server
 from onceward_services.registry import SERVICES
+from onceward_testing import fork_server
 
 __all__ = ["ONCEWARD", "AsyncForkServer", "Child", "ChildError"]
 
-ONCEWARD: Final = "onceward.cli.main:main"
+ONCEWARD: Final = "onceward_protocol.cli.main:main"
 """The function that the installed ``onceward`` command calls."""
 
 _PRELOADED: Final = (
     "onceward.cli.commands",
-    "onceward.cli.outbox",
+    "onceward_outbox.cli.work",
     "onceward_services.cli.serve",
     "onceward_services.app",
     # Imported by a server and a worker when they start.

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID, uuid5
 
-from onceward.core.outbox_entry import NewEntry, OperationName
+from onceward_outbox.entry import NewEntry
+from onceward_protocol.operation import OperationName
 
 __all__ = [
     "LONG_DAY",

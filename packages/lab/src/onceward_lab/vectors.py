@@ -15,22 +15,17 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from onceward.core.error_formats import CODES, Code
-from onceward.core.outbox_entry import (
-    TRANSITIONS,
-    Entry,
-    Operation,
-    Status,
-    Transition,
-)
-from onceward.core.response_classification import (
+from onceward_outbox.entry import TRANSITIONS, Entry, Status, Transition
+from onceward_protocol.error_codes import CODES, Code
+from onceward_protocol.operation import Operation
+from onceward_protocol.response_classification import (
     BY_CODE,
     AttestationNeeded,
     TryLater,
     Verdict,
     classify,
 )
-from onceward.core.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy, is_transient
+from onceward_protocol.retry import CLIENT, DEVICE, QUEUE, WORKER, RetryPolicy, is_transient
 from onceward_services.walk.outbox_profile import PROFILE as WALK
 
 __all__ = ["GENERATED", "VERSION", "as_json", "entry_of", "generate", "main"]

@@ -10,7 +10,6 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from onceward.testing.servers import RealPostgres
 from onceward_lab.bench import (
     console,
     cpu_layers,
@@ -29,6 +28,7 @@ from onceward_lab.bench.curves import sizes
 from onceward_lab.bench.idempotency import CREATE
 from onceward_lab.bench.measurements import at_least, at_most, measurement
 from onceward_lab.bench.races import Contender, race, ratio, served
+from onceward_testing.servers import RealPostgres
 
 
 def test_race_between_bare_and_guarded_gives_a_ratio(tmp_path: Path) -> None:

@@ -23,19 +23,19 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID, uuid4, uuid5
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("client"):
     import httpx
 import msgspec
 
-from onceward.core.correlation import CORRELATION_HEADER, TRACEPARENT_HEADER
-from onceward.core.error_code import ERROR_HEADER, error_code
-from onceward.core.keys import KEY_HEADER
-from onceward.core.response_classification import BY_CODE, TryLater
-from onceward.core.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
 from onceward.errors import OncewardError, UsageError
-from onceward.observability.traces import current_traceparent
+from onceward_protocol.correlation import CORRELATION_HEADER, TRACEPARENT_HEADER
+from onceward_protocol.error_codes import ERROR_HEADER, error_code
+from onceward_protocol.keys import KEY_HEADER
+from onceward_protocol.response_classification import BY_CODE, TryLater
+from onceward_protocol.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
+from onceward_protocol.traceparent import current_traceparent
 
 __all__ = [
     "Action",

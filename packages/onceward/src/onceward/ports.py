@@ -13,6 +13,8 @@ from onceward.core.job import LeasedJob
 from onceward.core.table_names import TableNames
 from onceward.core.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
 from onceward.errors import StoreUnavailableError
+from onceward_protocol.clock import Clock
+from onceward_protocol.fault_points import FaultPoints, SyncFaultPoints
 
 __all__ = [
     "BreakerMetrics",
@@ -97,16 +99,6 @@ JobOutcome = Literal["done", "duplicate", "retried", "dead", "lease_lost", "give
 
 # A commit that failed: rolled back, or with an unknown outcome.
 CommitFailure = Literal["rolled_back", "unknown"]
-
-
-class Clock(Protocol):
-    """A source of time. Tests provide their own."""
-
-    def now(self) -> datetime:
-        """Return the wall-clock time as an aware datetime in UTC."""
-
-    def monotonic(self) -> float:
-        """Return seconds since an arbitrary start; never decreases."""
 
 
 class Transaction(Protocol):
@@ -677,21 +669,3 @@ class JobMetrics(Protocol):
 
     def job_depths(self, depths: Mapping[str, tuple[int, int, int, float]]) -> None:
         """Set, per queue: waiting, running, dead, and the age of the oldest due job in seconds."""
-
-
-class FaultPoints(Protocol):
-    """Named points at which a test may kill, delay or raise. Injected, never global."""
-
-    async def reach(self, point: str) -> None:
-        """Return normally, or inject a fault (kill, delay or raise)."""
-
-
-class SyncFaultPoints(Protocol):
-    """The same for blocking code.
-
-    Every operation of the outbox that writes has two: ``<operation>.before_commit`` and
-    ``<operation>.after_commit``, such as ``enqueue.before_commit``.
-    """
-
-    def reach(self, point: str) -> None:
-        """Return normally, or inject a fault (kill, delay or raise)."""

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from onceward import open_store
-from onceward.clock import SystemClock
 from onceward.jobs.context import JobContext
-from onceward.testing.servers import RealPostgres
+from onceward_protocol.clock import SystemClock
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.jobs_harness import (
     JobsLab,
     WorkerProcess,

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import redis
 
-from onceward.testing.servers import RealPostgres, RealRedis
+from onceward_testing.servers import RealPostgres, RealRedis
 from packages.onceward.tests.support.serving import ShopProcess
 
 CLIENTS = 8

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 import pytest
 
-from onceward.core.outbox_entry import Status
-from onceward.outbox import OutboxQueue
-from onceward.outbox.drain import FAULT_POINTS
+from onceward_outbox import OutboxQueue
+from onceward_outbox.drain import FAULT_POINTS
+from onceward_outbox.entry import Status
 from packages.onceward.tests.support.outbox_harness import (
     SECRET,
     CuttingProxy,

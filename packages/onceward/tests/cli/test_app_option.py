@@ -7,7 +7,7 @@ from uuid import uuid4
 import pytest
 
 from onceward.cli.app_loader import load_onceward
-from packages.onceward.tests.cli.harness import Here, one_line
+from packages.protocol.tests.cli.harness import Here, one_line
 
 APP = """
 from functools import cache

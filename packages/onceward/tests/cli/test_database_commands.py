@@ -12,7 +12,7 @@ import pytest
 from onceward import open_store
 from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
 from onceward.ports import Claimed
-from packages.onceward.tests.cli.harness import Cli, Here, one_line, run_script
+from packages.protocol.tests.cli.harness import Cli, Here, one_line, run_script
 
 NOW = datetime.now(UTC)
 KEY = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
@@ -83,7 +83,7 @@ def test_commands_need_no_asyncpg_if_psycopg_is_installed(scheme: str, postgres_
     script = (
         "import sys\n"
         "sys.modules['asyncpg'] = None\n"
-        "from onceward.cli.main import main\n"
+        "from onceward_protocol.cli.main import main\n"
         f"for command in {commands!r}:\n"
         f"    sys.argv = ['onceward', *command, '--database', {url!r}]\n"
         "    try:\n"

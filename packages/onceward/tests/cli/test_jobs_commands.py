@@ -11,8 +11,8 @@ import pytest
 from onceward import open_store
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
-from packages.onceward.tests.cli.harness import Here, one_line
 from packages.onceward.tests.support.citus import ON_CITUS
+from packages.protocol.tests.cli.harness import Here, one_line
 
 
 @pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])

@@ -17,7 +17,6 @@ from onceward.cli import keys
 from onceward.cli.database import opened
 from onceward.core.idempotency_record import RecordId
 from onceward.ports import Claimed
-from packages.onceward.tests.cli.harness import Here, one_line
 from packages.onceward.tests.cli.test_database_commands import (
     KEY,
     NOW,
@@ -28,6 +27,7 @@ from packages.onceward.tests.server.test_sync_stores import Shop
 from packages.onceward.tests.support.citus import ON_CITUS
 from packages.onceward.tests.support.harness import HeldClock
 from packages.onceward.tests.support.shop import CREATE, make_app
+from packages.protocol.tests.cli.harness import Here, one_line
 
 
 @pytest.fixture(params=["sqlite", "postgres", *ON_CITUS])

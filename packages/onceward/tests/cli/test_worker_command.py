@@ -16,12 +16,12 @@ import httpx
 import pytest
 
 from onceward import open_store
-from onceward.cli import plugins
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
-from packages.onceward.tests.cli.harness import Here, environment, one_line
+from onceward_protocol.cli import plugins
 from packages.onceward.tests.cli.test_app_option import APP, write_module
 from packages.onceward.tests.support.serving import free_port
+from packages.protocol.tests.cli.harness import Here, environment, one_line
 
 ROOT = Path(__file__).parents[4]
 
@@ -242,7 +242,7 @@ def test_worker_without_app_names_the_option_where_no_package_has_jobs(
     done = here("worker")
     assert done.returncode == 2
     assert "onceward worker --app MODULE:NAME" in one_line(done.stderr)
-    assert "pip install onceward-services" in one_line(done.stderr)
+    assert "onceward-services" in one_line(done.stderr)
 
 
 def test_worker_without_app_is_refused_in_a_django_project(here: Here, tmp_path: Path) -> None:

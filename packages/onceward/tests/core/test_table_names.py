@@ -6,9 +6,9 @@ from importlib.resources import files
 
 import pytest
 
-from onceward.core.fingerprint import lock_number
 from onceward.core.table_names import DEFAULT_NAMES, MAX_PREFIX_LENGTH, TableNames
 from onceward.errors import ConfigurationError
+from onceward_protocol.fingerprint import lock_number
 
 # The first half of the SHA-256 of each migration as version 0.1 released it.
 RELEASED = {

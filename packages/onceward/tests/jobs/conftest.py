@@ -8,10 +8,9 @@ import pytest
 from onceward import open_store
 from onceward.jobs.context import JobContext
 from onceward.ports import Store
-from onceward.testing.servers import RealNats, RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.citus import ON_CITUS
 from packages.onceward.tests.support.jobs_harness import JobsLab, make_effects, write_effect
-from packages.onceward.tests.support.nats_harness import NatsLab
 from packages.onceward.tests.support.reset_db import empty_postgres
 
 OpenStore = Callable[[], Awaitable[Store]]
@@ -68,26 +67,6 @@ async def another_store(lab: JobsLab, database: str) -> AsyncIterator[OpenStore]
     await lab.stop_workers()  # before the stores they work on
     for store in opened:
         await store.close()
-
-
-@pytest.fixture
-def nats(nats_server: RealNats) -> NatsLab:
-    nats_server.start()
-    return NatsLab(nats_server.url())
-
-
-@pytest.fixture(scope="session")
-def faulty_nats() -> Iterator[RealNats]:
-    with RealNats() as server:
-        yield server
-
-
-@pytest.fixture
-def own_nats(faulty_nats: RealNats) -> Iterator[RealNats]:
-    """Return a server that a test may freeze and stop, and whose files it may delete."""
-    faulty_nats.start()
-    yield faulty_nats
-    faulty_nats.thaw()
 
 
 @pytest.fixture

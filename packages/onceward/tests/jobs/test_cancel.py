@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from onceward.core.tenants import ALL_TENANTS
+from packages.nats.tests.nats_harness import NatsLab
 from packages.onceward.tests.jobs.handlers import Gate
 from packages.onceward.tests.support.jobs_harness import TENANT, JobsLab, eventually
-from packages.onceward.tests.support.nats_harness import NatsLab
 
 WHO: dict[str, Any] = {"tenant": TENANT, "actor": "ada", "reason": "sent by post"}
 UNKNOWN = "00000000-0000-4000-8000-000000000000"

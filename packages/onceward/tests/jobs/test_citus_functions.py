@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from onceward import open_store
-from onceward.console.jobs import job_sql
 from onceward.core.job import LeasedJob
 from onceward.core.tenants import ALL_TENANTS, TenantFilter
 from onceward.jobs.admin import JobAdmin
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Row, Store
-from onceward.server.record_search import RecordPlace, find_records
 from onceward.stores.sql_loader import load_queries
-from onceward.testing.samples import NOW, a_record, commit
+from onceward_operator.console.jobs import job_sql
+from onceward_operator.record_search import RecordPlace, find_records
+from onceward_testing.samples import NOW, a_record, commit
 from packages.onceward.tests.support.jobs_harness import JobsLab
 
 TENANTS = ("ada", "bob", "eve")
@@ -275,6 +275,8 @@ async def test_statement_on_tenants_finds_the_same(store: Store, distributed: An
             await commit(store, a_record(f"key-{number}", tenant=tenant))
     for after, tenants in (("", ["ada", "bob"]), ("bob", ["eve"]), ("eve", [])):
         for of in (store, distributed):
-            sql = load_queries("onceward.console", "tenants.sql", names=of.table_names)["tenants"]
+            sql = load_queries("onceward_operator.console", "tenants.sql", names=of.table_names)[
+                "tenants"
+            ]
             rows = await store.read(sql, {"after": after, "limit": 2})
             assert [row["tenant"] for row in rows] == tenants

@@ -6,12 +6,12 @@ import pytest
 from sqlalchemy import create_engine
 
 from onceward import open_store
-from onceward.jobs.engines.sql import SqlEngine
+from onceward.jobs.sql_engine import SqlEngine
 from onceward.jobs.worker import EngineMaker
 from onceward.ports import Store
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.engine_contract import EngineContract
+from onceward_testing.engine_contract import EngineContract
 from packages.onceward.tests.support.citus import ON_CITUS
 
 

@@ -9,13 +9,13 @@ import pytest
 from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import UsageError
 from onceward.jobs.paused_queues import PausedQueues
+from packages.nats.tests.nats_harness import NatsLab
 from packages.onceward.tests.jobs.handlers import Gate, add_effect
 from packages.onceward.tests.support.jobs_harness import (
     JobsLab,
     WorkerProcess,
     eventually,
 )
-from packages.onceward.tests.support.nats_harness import NatsLab
 
 ON_POSTGRES = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 WHO = {"actor": "ada", "reason": "the mill burns"}

@@ -8,11 +8,11 @@ import pytest
 
 from onceward.jobs.admin import JobDetail
 from onceward.jobs.context import JobContext
-from onceward.testing.fork_server import ForkServer
+from onceward_testing.fork_server import ForkServer
+from packages.nats.tests.nats_harness import NatsLab
 from packages.onceward.tests.jobs.handlers import Gate
 from packages.onceward.tests.support import deadly_jobs
 from packages.onceward.tests.support.jobs_harness import ROOT, JobsLab, eventually
-from packages.onceward.tests.support.nats_harness import NatsLab
 
 INNOCENT = 20
 

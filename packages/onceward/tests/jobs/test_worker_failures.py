@@ -6,13 +6,10 @@ from typing import Any
 
 import pytest
 
-from onceward.core.retry import WORKER
-from onceward.errors import (
-    NonRetryableError,
-    RetryLaterError,
-)
+from onceward.errors import NonRetryableError, RetryLaterError
 from onceward.jobs.context import JobContext
 from onceward.observability.logs import JsonFormatter
+from onceward_protocol.retry import WORKER
 from packages.onceward.tests.jobs.handlers import Stubborn, add_effect, done
 from packages.onceward.tests.support.jobs_harness import JobsLab, eventually, write_effect
 

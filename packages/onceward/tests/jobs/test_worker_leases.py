@@ -5,9 +5,7 @@ from typing import Any
 
 import pytest
 
-from onceward.errors import (
-    StoreUnavailableError,
-)
+from onceward.errors import StoreUnavailableError
 from onceward.jobs.context import JobContext
 from packages.onceward.tests.jobs.conftest import OpenStore
 from packages.onceward.tests.jobs.handlers import Gate, done

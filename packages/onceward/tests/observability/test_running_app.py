@@ -19,7 +19,7 @@ from onceward.ports import Store
 from onceward.server.starlette import Tx
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.observability.test_metrics import samples
 
 

@@ -18,7 +18,7 @@ from starlette.responses import Response
 
 from onceward import Policy
 from onceward.errors import NoTransactionError, StoreUnavailableError
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import Connection, Lab, fresh_database, open_lab
 
 BODY = json.dumps({"item": "boots"}).encode()

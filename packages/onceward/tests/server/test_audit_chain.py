@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from onceward import SINGLE_TENANT, Onceward, open_store
-from onceward.clock import SystemClock
 from onceward.core.audit_chain import (
     NO_PREVIOUS,
     AuditKeys,
@@ -19,19 +18,20 @@ from onceward.core.audit_chain import (
     event_document,
     make_seal,
 )
-from onceward.core.canonical_json import canonical_json
-from onceward.core.fingerprint import body_hash
 from onceward.errors import ConfigurationError
 from onceward.ports import Store
 from onceward.server import audit_sealer
 from onceward.server.audit_sealer import AuditSealer
-from onceward.server.audit_trail import AuditTrail
 from onceward.server.sweeper import Sweeper
-from onceward.server.tenant_data import TenantData
 from onceward.stores import audit_seals
 from onceward.stores.audit_seals import AuditSeals
 from onceward.stores.retention import AUDIT_EVENTS, Retention
-from onceward.testing.fork_server import ForkServer
+from onceward_operator.audit_trail import AuditTrail
+from onceward_operator.tenant_data import TenantData
+from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.clock import SystemClock
+from onceward_protocol.fingerprint import body_hash
+from onceward_testing.fork_server import ForkServer
 from packages.onceward.tests.support.audit_chain import add_event, chains, seal, verify
 from packages.onceward.tests.support.harness import HeldClock
 from packages.onceward.tests.support.jobs_harness import eventually

@@ -17,7 +17,7 @@ from onceward.errors import CommitUnknownError, ConfigurationError, StoreUnavail
 from onceward.fastapi import Tx
 from onceward.server.batch_options import BatchOptions
 from onceward.server.rate_limits import LimitsRateLimiter
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import BatchLab, item, open_batch_lab
 from packages.onceward.tests.support.harness import HeldClock, fresh_database
 

@@ -17,9 +17,9 @@ from onceward.core.idempotency_record import RecordId
 from onceward.errors import StoreUnavailableError
 from onceward.observability.noop import NullMetrics
 from onceward.stores.redis import RedisRecords
-from onceward.testing.fork_server import ForkServer
-from onceward.testing.samples import NOW
-from onceward.testing.servers import RealPostgres
+from onceward_testing.fork_server import ForkServer
+from onceward_testing.samples import NOW
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import BatchLab, item, open_batch_lab
 from packages.onceward.tests.support.batch_processes import batch_of
 from packages.onceward.tests.support.cut_proxy import LosesTheAnswerTo

@@ -15,7 +15,7 @@ from onceward.ports import ChunkStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import BatchLab, item, open_batch_lab
 from packages.onceward.tests.support.harness import fresh_database
 

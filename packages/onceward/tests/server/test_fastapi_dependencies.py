@@ -24,7 +24,7 @@ from onceward.errors import ConfigurationError
 from onceward.fastapi import Caller, Run, Session, Tx, the_transaction
 from onceward.server.request_head import RequestHead
 from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 
 
 class Base(DeclarativeBase):

@@ -15,7 +15,7 @@ from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.server.guarded_request import Principal
 from onceward.server.request_head import RequestHead
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
 from packages.onceward.tests.support.policies import (
     ENVELOPE_WITH_STALENESS,

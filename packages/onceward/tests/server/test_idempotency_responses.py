@@ -10,8 +10,8 @@ import pytest
 
 from onceward import Policy
 from onceward.core.idempotency_record import RecordId
-from onceward.core.keys import KeyFormat
-from onceward.testing.servers import RealPostgres
+from onceward_protocol.keys import KeyFormat
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import HeldClock, fresh_database, open_lab
 from packages.onceward.tests.support.policies import (
     ENVELOPE_WITH_STALENESS,

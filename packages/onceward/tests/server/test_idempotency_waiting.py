@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from onceward import ErrorFormat, Policy
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import fresh_database, open_lab
 from packages.onceward.tests.support.policies import OPTIONAL_KEY
 

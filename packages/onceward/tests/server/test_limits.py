@@ -11,7 +11,6 @@ import pytest
 from werkzeug.test import Client
 
 from onceward import SINGLE_TENANT, Onceward, Policy
-from onceward.core.error_formats import CODES
 from onceward.errors import ConfigurationError, NotAuthenticatedError
 from onceward.server import asgi, guarded_request
 from onceward.server.guarded_request import parse_request
@@ -19,6 +18,7 @@ from onceward.server.limits import Limits
 from onceward.server.request_body import LARGE_BODY_BYTES
 from onceward.server.request_head import RequestHead
 from onceward.server.wsgi import WsgiGuard
+from onceward_protocol.error_codes import CODES
 from packages.onceward.tests.support.harness import Connection, HeldClock, open_lab
 
 LARGE = b"[" + b"1," * LARGE_BODY_BYTES + b"1]"

@@ -21,7 +21,7 @@ from onceward.server.redirects import leads_to_sign_in
 from onceward.stores.psycopg import PsycopgStore
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import CREATE, fresh_database, open_lab
 
 STORES = [

@@ -19,16 +19,16 @@ from werkzeug.test import Client
 from werkzeug.wrappers import Response
 
 from onceward import SINGLE_TENANT, Onceward, Policy, Principal, Staleness
-from onceward.clock import SystemClock
-from onceward.console import TokenAccess, console
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.flask import FlaskGuard
 from onceward.server.batch_chunk import RequestChunk
 from onceward.server.request_log import RequestLog
-from onceward.server.tenant_data import TenantData
 from onceward.server.wsgi import WsgiGuard
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.sqlite import SqliteStore
+from onceward_operator.console import TokenAccess, console
+from onceward_operator.tenant_data import TenantData
+from onceward_protocol.clock import SystemClock
 from packages.onceward.tests.server.test_sync_stores import Shop
 from packages.onceward.tests.support.citus import ON_CITUS
 

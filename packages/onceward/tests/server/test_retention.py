@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from onceward import open_store
-from onceward.clock import SystemClock
 from onceward.errors import ConfigurationError
 from onceward.ports import Store
 from onceward.server.sweeper import Sweeper
 from onceward.stores import retention
 from onceward.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
+from onceward_protocol.clock import SystemClock
 from packages.onceward.tests.support.tenant_rows import add_rows
 
 DAY = timedelta(days=1)

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onceward.core.sequence import key_hash
 from onceward.server.batch_chunk import FAULT_POINTS as CHUNK_POINTS
 from onceward.server.idempotency import FAULT_POINTS
-from onceward.testing.fork_server import ForkServer
-from onceward.testing.servers import RealPostgres
+from onceward_protocol.sequence import key_hash
+from onceward_testing.fork_server import ForkServer
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import BatchLab, open_batch_lab
 from packages.onceward.tests.support.harness import fresh_database
 from packages.onceward.tests.support.sequence_processes import (

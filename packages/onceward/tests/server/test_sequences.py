@@ -16,9 +16,9 @@ from onceward.core.policy import ErrorsStored
 from onceward.errors import CommitUnknownError, ConfigurationError
 from onceward.fastapi import Tx
 from onceward.server.idempotency import FAULT_POINTS
-from onceward.server.tenant_data import TenantData
 from onceward.stores.redis import RedisRecords
-from onceward.testing.servers import RealPostgres
+from onceward_operator.tenant_data import TenantData
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import item, open_batch_lab
 from packages.onceward.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
 

@@ -30,7 +30,7 @@ from onceward.errors import ConfigurationError, NoTransactionError, UsageError
 from onceward.flask import FlaskGuard
 from onceward.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore, SqlAlchemySyncUnit
-from onceward.testing.samples import NOW, a_record, claimed, commit
+from onceward_testing.samples import NOW, a_record, claimed, commit
 
 
 class Base(DeclarativeBase):

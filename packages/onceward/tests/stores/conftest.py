@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from onceward import open_store
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.reset_db import drop_postgres_tables, empty_postgres
 
 

@@ -13,11 +13,11 @@ import pytest
 from onceward import open_store
 from onceward.core.decision import Held
 from onceward.core.idempotency_record import RecordId
-from onceward.core.sequence import Stream
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from onceward.ports import ChunkStore, Found, KeyClaimed
 from onceward.stores.sequences import SequenceNumbers
-from onceward.testing.samples import NOW, a_record, an_audit_event
+from onceward_protocol.sequence import Stream
+from onceward_testing.samples import NOW, a_record, an_audit_event
 from packages.onceward.tests.support.citus import ON_CITUS
 
 

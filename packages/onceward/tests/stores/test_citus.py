@@ -17,7 +17,7 @@ from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.stores.citus import SEQUENTIAL
 from onceward.stores.postgres.params import finish_statement
-from onceward.testing.samples import NOW, a_record
+from onceward_testing.samples import NOW, a_record
 from packages.onceward.tests.support.citus import CITUS_URL, empty_citus
 
 KEY = RecordId("ada", "things.create", "one")

@@ -18,7 +18,7 @@ from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from onceward.stores.sqlite import SqliteStore
-from onceward.testing.store_contract import StoreContract
+from onceward_testing.store_contract import StoreContract
 from packages.onceward.tests.support.citus import CITUS_URL, empty_citus
 
 

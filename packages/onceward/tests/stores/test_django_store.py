@@ -24,8 +24,8 @@ from onceward.errors import (
 )
 from onceward.ports import Claimed, EpochReading, Found
 from onceward.server.request_thread import DirectThread, run_in_request_thread, serving_in
-from onceward.stores.sqlite.backup import back_up
-from onceward.testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record, an_audit_event
+from onceward_operator.sqlite_backup import back_up
+from onceward_testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record, an_audit_event
 from packages.onceward.tests.support import django_project
 from packages.onceward.tests.support.citus import ON_CITUS, empty_citus
 

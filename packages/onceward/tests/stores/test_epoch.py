@@ -32,9 +32,9 @@ from onceward.stores.redis import RedisRecords
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from onceward.stores.sqlite import SqliteStore
-from onceward.stores.sqlite.backup import back_up
-from onceward.testing.samples import NOW, a_record
-from onceward.testing.servers import RealPostgres
+from onceward_operator.sqlite_backup import back_up
+from onceward_testing.samples import NOW, a_record
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import HeldClock
 from packages.onceward.tests.support.shop import CREATE, make_app
 

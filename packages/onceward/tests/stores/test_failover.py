@@ -26,8 +26,8 @@ from onceward.stores.postgres import store as store_module
 from onceward.stores.postgres.asyncpg_driver import AsyncpgDriver
 from onceward.stores.postgres.driver import Deadlines
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.testing.samples import NOW, a_record, claimed, commit
-from onceward.testing.servers import RealPostgres
+from onceward_testing.samples import NOW, a_record, claimed, commit
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.pooling_proxy import PoolingProxy
 from packages.onceward.tests.support.standby import (
     HANG_SECONDS,

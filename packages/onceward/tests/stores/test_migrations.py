@@ -13,18 +13,19 @@ import asyncpg
 import pytest
 
 from onceward.cli.database import migrate, opened
-from onceward.cli.output import CommandError
 from onceward.errors import ConfigurationError
-from onceward.stores.migrations import (
+from onceward.stores.migrations import MigrationTable
+from onceward.stores.sql_loader import load_queries
+from onceward_protocol.cli.output import CommandError
+from onceward_protocol.storage.migrations import (
     Migration,
-    MigrationTable,
     apply_migrations,
     load_migrations,
     pending_migrations,
     run_steps,
     split_statements,
 )
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward_protocol.storage.sql_files import Queries
 
 FIRST = Migration("core", 1, "first", "CREATE TABLE a (x);\nCREATE TABLE b (x);\n")
 SECOND = Migration("core", 2, "second", "ALTER TABLE a ADD COLUMN y;\n")
@@ -49,7 +50,7 @@ import django
 django.setup()
 from onceward.ports import Claimed
 from onceward.stores.django import DjangoStore
-from onceward.testing.samples import NOW, a_record
+from onceward_testing.samples import NOW, a_record
 thread = ThreadPoolExecutor(1)
 async def main():
     loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from onceward.errors import ConfigurationError
 from onceward.ports import Store
 from onceward.stores.postgres import PostgresStore, pooling
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.pooling_proxy import Mode, PoolingProxy
 
 STORES = pytest.mark.parametrize("make", [PostgresStore, PsycopgStore, PsycopgSyncStore])

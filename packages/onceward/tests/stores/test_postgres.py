@@ -11,15 +11,12 @@ import asyncpg
 import pytest
 
 from onceward.core.decision import Held
-from onceward.errors import (
-    StoreUnavailableError,
-    UsageError,
-)
+from onceward.errors import StoreUnavailableError, UsageError
 from onceward.ports import Claimed
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.pool import ConnectionPool
-from onceward.testing.samples import NOW, a_record, an_audit_event, claimed, commit
-from onceward.testing.servers import RealPostgres
+from onceward_testing.samples import NOW, a_record, an_audit_event, claimed, commit
+from onceward_testing.servers import RealPostgres
 
 
 @pytest.fixture

@@ -32,8 +32,8 @@ from onceward.stores.psycopg import (
     PsycopgTransaction,
 )
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.samples import NOW, a_record, claimed, commit
-from onceward.testing.servers import RealPostgres
+from onceward_testing.samples import NOW, a_record, claimed, commit
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.cut_proxy import LosesTheAnswerTo
 
 NewStore = Callable[..., Store]

@@ -17,7 +17,7 @@ from onceward.stores.postgres.params import (
     text_literal,
     text_literals,
 )
-from onceward.testing.samples import AWKWARD_NAMES
+from onceward_testing.samples import AWKWARD_NAMES
 
 
 def test_named_parameters_are_numbered_in_order():

@@ -20,8 +20,8 @@ from onceward.stores.postgres.unit_of_work import PostgresUnit
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.samples import NOW, a_record, claimed
-from onceward.testing.servers import RealPostgres
+from onceward_testing.samples import NOW, a_record, claimed
+from onceward_testing.servers import RealPostgres
 
 RECIPE_PAGE = Path(__file__).parents[4] / "docs/how-to/bring-your-own-sqlalchemy-session.md"
 

@@ -9,15 +9,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onceward.clock import SystemClock
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.server.cache_epoch import CacheEpoch
 from onceward.server.record_lru_cache import RecordLruCache
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.redis import RedisRecords
-from onceward.testing.postgres_pair import PairedPostgres, RealPostgresPair
-from onceward.testing.samples import NOW, a_record, claimed, commit
+from onceward_protocol.clock import SystemClock
+from onceward_testing.postgres_pair import PairedPostgres, RealPostgresPair
+from onceward_testing.samples import NOW, a_record, claimed, commit
 from packages.onceward.tests.support.standby import HANG_SECONDS
 
 pytestmark = pytest.mark.xdist_group("failover")

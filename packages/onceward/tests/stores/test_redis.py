@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, StoreUnavailableError
 from onceward.stores.redis import RedisRecords
-from onceward.testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record
-from onceward.testing.servers import RealRedis
+from onceward_testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record
+from onceward_testing.servers import RealRedis
 
 SECRET = b"s" * 32
 

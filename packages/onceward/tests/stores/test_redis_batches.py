@@ -16,8 +16,8 @@ from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
 from onceward.stores import redis_batches
 from onceward.stores.redis_batches import OUTAGES, RedisBatches
-from onceward.testing.network_link import NetworkLink
-from onceward.testing.servers import RealRedis
+from onceward_testing.network_link import NetworkLink
+from onceward_testing.servers import RealRedis
 
 LIFE_MS = 60_000
 # Detects hangs only.

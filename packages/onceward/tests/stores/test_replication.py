@@ -19,7 +19,7 @@ from onceward.stores.replication import (
     is_replication_warning,
     unconfirmed,
 )
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 
 HANG_SECONDS = 30
 

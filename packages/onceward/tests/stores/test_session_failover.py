@@ -13,8 +13,8 @@ from onceward.core.decision import Held
 from onceward.core.idempotency_record import Record
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.ports import Found
-from onceward.testing.samples import a_record
-from onceward.testing.servers import RealPostgres
+from onceward_testing.samples import a_record
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.session_standby import (
     FAMILIES,
     HANG_SECONDS,

@@ -35,8 +35,8 @@ from onceward.server.starlette import the_transaction
 from onceward.stores.asyncpg_messages import SharedTransaction
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.samples import NOW, a_record, claimed, commit
-from onceward.testing.servers import RealPostgres
+from onceward_testing.samples import NOW, a_record, claimed, commit
+from onceward_testing.servers import RealPostgres
 
 Session = Annotated[AsyncSession, Depends(the_transaction)]
 

@@ -24,7 +24,7 @@ from onceward.errors import (
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlite import SqliteStore
 from onceward.stores.sqlite.unit_of_work import SqliteUnit
-from onceward.testing.samples import NOW, a_record, an_audit_event, claimed, commit
+from onceward_testing.samples import NOW, a_record, an_audit_event, claimed, commit
 
 OPENERS = 6
 TURNS_OF_OPENING = 60

@@ -25,10 +25,14 @@ from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker
 from onceward.ports import Found, Store
-from onceward.stores.migrations import load_migrations, pending_migrations, split_statements
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.samples import NOW, a_record, claimed, commit
+from onceward_protocol.storage.migrations import (
+    load_migrations,
+    pending_migrations,
+    split_statements,
+)
+from onceward_testing.samples import NOW, a_record, claimed, commit
 from packages.onceward.tests.support.jobs_harness import eventually
 
 UPGRADE_PAGE = Path(__file__).parents[4] / "docs/how-to/upgrade.md"

@@ -24,8 +24,8 @@ from onceward.ports import Store
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.redis import RedisRecords
-from onceward.testing.samples import NOW, a_record, commit
-from onceward.testing.servers import RealPostgres, RealRedis
+from onceward_testing.samples import NOW, a_record, commit
+from onceward_testing.servers import RealPostgres, RealRedis
 
 # What a client of PostgreSQL sends before TLS: the length, and the code of SSLRequest.
 SSL_REQUEST = bytes((0, 0, 0, 8, 4, 210, 22, 47))

@@ -13,7 +13,7 @@ from onceward.errors import UsageError
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from onceward.stores.transaction_control import refuse_transaction_control
-from onceward.testing.samples import NOW, a_record, claimed, commit
+from onceward_testing.samples import NOW, a_record, claimed, commit
 
 REFUSED = (
     *("COMMIT", " commit ;", "COMMIT AND CHAIN", "END", "ABORT", "BEGIN", "START TRANSACTION"),

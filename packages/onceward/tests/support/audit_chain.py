@@ -6,14 +6,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from onceward import open_store
-from onceward.clock import SystemClock
 from onceward.core.audit_chain import AuditKeys, ChainCheck
 from onceward.core.idempotency_record import AuditEvent
-from onceward.ids import new_id
 from onceward.ports import Store
 from onceward.server.audit_sealer import AuditSealer
-from onceward.server.audit_trail import AuditTrail
-from packages.onceward.tests.support.moving import KillAt
+from onceward_operator.audit_trail import AuditTrail
+from onceward_protocol.clock import SystemClock
+from onceward_protocol.ids import new_id
+from packages.operator.tests.moving import KillAt
 
 HASH = "ab" * 32
 

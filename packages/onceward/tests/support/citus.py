@@ -11,9 +11,9 @@ import asyncpg
 
 from onceward import open_store
 from onceward.cli.database import installed_migrations
-from onceward.cli.plugins import declared_by_packages
 from onceward.stores.citus import distribute_store
 from onceward.stores.tenant_tables import covered_tables
+from onceward_protocol.cli.plugins import declared_by_packages
 
 __all__ = ["CITUS_URL", "ON_CITUS", "empty_citus"]
 

@@ -7,10 +7,10 @@ from typing import Any
 
 from onceward import open_store
 from onceward.jobs.context import JobContext
-from onceward.jobs.engines.jetstream import jetstream
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker
+from onceward_nats.jetstream import jetstream
 from packages.onceward.tests.support.jobs_harness import write_effect
 
 

@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from onceward.core.outbox_entry import NewEntry
-from onceward.core.retry import Jitter, RetryPolicy
-from onceward.outbox import OutboxQueue, QueueSettings
-from onceward.outbox.drain import Drain
-from onceward.outbox.drain_state import DrainReport
-from onceward.outbox.sender import Token
-from onceward.outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
-from onceward.testing.fork_server import ForkServer
+from onceward_outbox import OutboxQueue, QueueSettings
+from onceward_outbox.drain import Drain
+from onceward_outbox.drain_state import DrainReport
+from onceward_outbox.entry import NewEntry
+from onceward_outbox.sender import Token
+from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
+from onceward_protocol.retry import Jitter, RetryPolicy
+from onceward_testing.fork_server import ForkServer
 
 ROOT = Path(__file__).parents[4]
 SECRET = "a secret of the outbox's tests, long enough"

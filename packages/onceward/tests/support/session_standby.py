@@ -20,8 +20,8 @@ from onceward.stores.session_limits import SessionLimits
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_hosts import async_creator, creator
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.testing.samples import NOW
-from onceward.testing.servers import RealPostgres
+from onceward_testing.samples import NOW
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support import django_project
 
 assert django_project

@@ -11,8 +11,8 @@ from onceward import JobContext, Onceward, Policy, Worker
 from onceward.client import AsyncClient, Client
 from onceward.client import Response as ClientResponse
 from onceward.core.job import EnqueueOutcome
-from onceward.jobs.engines.jetstream import jetstream
-from onceward.outbox import (
+from onceward_nats.jetstream import jetstream
+from onceward_outbox import (
     AsyncOutbox,
     DrainReport,
     Entry,

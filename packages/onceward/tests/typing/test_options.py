@@ -13,10 +13,10 @@ from onceward import Onceward, Policy, Worker
 from onceward.client import ClientOptions, RequestOptions
 from onceward.core.policy import PolicyChanges
 from onceward.errors import UsageError
-from onceward.jobs.engines.jetstream import JetStreamEngine, JetStreamOptions
 from onceward.jobs.enqueue import EnqueueOptions
 from onceward.jobs.worker import WorkerOptions
-from onceward.outbox import (
+from onceward_nats.jetstream import JetStreamEngine, JetStreamOptions
+from onceward_outbox import (
     ConflictResolution,
     ConflictResolutionName,
     NewEntry,

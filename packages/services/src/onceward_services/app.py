@@ -14,9 +14,6 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 
 from onceward import Onceward, Principal
-from onceward.clock import SystemClock
-from onceward.console import TokenAccess, console
-from onceward.console.app import ConsoleApp
 from onceward.core.breaker import Breaker
 from onceward.errors import ConfigurationError
 from onceward.observability.metrics import PrometheusMetrics
@@ -26,6 +23,9 @@ from onceward.server.disabled_endpoints import unknown_names
 from onceward.server.jwt_auth import JwtIdentify
 from onceward.server.rate_limits import LimitsRateLimiter
 from onceward.server.request_head import Identify, RequestHead
+from onceward_operator.console import TokenAccess, console
+from onceward_operator.console.app import ConsoleApp
+from onceward_protocol.clock import SystemClock
 from onceward_services import health, pages
 from onceward_services.bootstrap import create_onceward, create_store
 from onceward_services.dev_secrets import development_secret

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from onceward.errors import ConfigurationError
-from onceward.stores.private_files import check_private_directory
+from onceward_protocol.storage.private_files import check_private_directory
 
 __all__ = ["APP_CHECK_KEY", "JWT_SECRET", "development_app_check_key", "development_secret"]
 

@@ -5,10 +5,10 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from onceward import Onceward
-from onceward.errors import ConfigurationError
 from onceward.jobs.cleaner import clean_up
 from onceward.jobs.context import JobContext
-from onceward.jobs.worker import EngineMaker, Worker
+from onceward.jobs.engines import broker_engine
+from onceward.jobs.worker import Worker
 from onceward.ports import JobMetrics
 from onceward_services.registry import SERVICES
 from onceward_services.settings import Settings
@@ -55,7 +55,9 @@ def make_worker(
 ) -> Worker:
     """Create a worker that gets jobs from NATS if ``nats_url`` is set, else from the database."""
     if settings.nats_url is not None:
-        options["engine"] = _jetstream(settings.nats_url, settings.jobs_table_after_seconds)
+        options["engine"] = broker_engine(
+            "nats", settings.nats_url, table_after_seconds=settings.jobs_table_after_seconds
+        )
     return onceward.worker(
         queues=queues or None,
         concurrency=settings.jobs_concurrency,
@@ -65,22 +67,3 @@ def make_worker(
         metrics=metrics,
         **options,
     )
-
-
-def _jetstream(url: str, table_after_seconds: float) -> EngineMaker:
-    try:
-        from onceward.jobs.engines.jetstream import JetStreamEngine  # noqa: PLC0415 - optional
-    except ImportError as error:
-        raise ConfigurationError('NATS needs its driver: pip install "onceward[nats]"') from error
-
-    def make(table: Any, queues: Any, worker: str, lease_seconds: float) -> JetStreamEngine:
-        return JetStreamEngine(
-            table,
-            queues,
-            worker=worker,
-            lease_seconds=lease_seconds,
-            url=url,
-            table_after_seconds=table_after_seconds,
-        )
-
-    return make

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from onceward import ErrorFormat
-from onceward.core.error_formats import CODES
+from onceward_protocol.error_codes import CODES
 
 __all__ = ["errors"]
 

@@ -8,8 +8,8 @@ from typing import Any
 import uvicorn
 from playwright.async_api import expect
 
-from onceward.testing.servers import RealPostgres
-from packages.onceward.tests.console.lab import ConsoleLab
+from onceward_testing.servers import RealPostgres
+from packages.operator.tests.console.lab import ConsoleLab
 from packages.services.tests.browser.conftest import OpenTab
 from packages.services.tests.browser.tab import BROWSER_TEST, LIMIT_MILLISECONDS
 

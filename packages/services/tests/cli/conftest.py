@@ -13,8 +13,9 @@ import pytest
 
 from onceward.server.jwt_auth import mint_token
 from onceward_services.dev_secrets import development_secret
-from packages.onceward.tests.cli.conftest import cli, here
-from packages.onceward.tests.cli.harness import (
+from packages.onceward.tests.support.databases import SpareDatabases
+from packages.protocol.tests.cli.conftest import cli, here
+from packages.protocol.tests.cli.harness import (
     ONCEWARD,
     TIMEOUT_SECONDS,
     Cli,
@@ -23,7 +24,6 @@ from packages.onceward.tests.cli.harness import (
     environment,
     one_line,
 )
-from packages.onceward.tests.support.databases import SpareDatabases
 
 __all__ = ["ONCEWARD", "Cli", "Done", "Here", "cli", "environment", "here", "one_line"]
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from packages.onceward.tests.cli.harness import run_script
+from packages.protocol.tests.cli.harness import run_script
 
 from .conftest import Cli, Here, one_line
 
@@ -45,7 +45,7 @@ def test_worker_imports_no_web_framework(cli: Cli) -> None:
         "import sys\n"
         "sys.modules.update(dict.fromkeys(['fastapi', 'starlette', 'uvicorn']))\n"
         "sys.argv = ['onceward', 'worker', '--queue', 'nowhere']\n"
-        "from onceward.cli.main import main\n"
+        "from onceward_protocol.cli.main import main\n"
         "main()\n"
     )
     done = run_script(script, cwd=cli.directory)
@@ -93,9 +93,9 @@ def test_missing_dependency_is_reported_with_the_command_that_installs_it(cli: C
         "import sys\n"
         "sys.modules['uvicorn'] = None\n"
         "sys.argv = ['onceward', 'serve']\n"
-        "from onceward.cli.main import main\n"
+        "from onceward_protocol.cli.main import main\n"
         "main()\n"
     )
     done = run_script(script, cwd=cli.directory)
     assert done.returncode == 1
-    assert one_line(done.stderr).endswith("uvicorn: pip install onceward-services")
+    assert one_line(done.stderr).endswith("uvicorn: pip install uvicorn")

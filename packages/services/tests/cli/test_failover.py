@@ -11,7 +11,7 @@ import asyncpg
 import httpx
 import pytest
 
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.standby import (
     HANG_SECONDS,
     absent_standby,

@@ -9,9 +9,9 @@ import pytest
 
 from onceward import open_store
 from onceward_services.registry import migration_packages
-from packages.onceward.tests.cli.conftest import here as here  # noqa: PLC0414 - the fixture
-from packages.onceward.tests.cli.harness import Here
 from packages.onceward.tests.support.citus import ON_CITUS
+from packages.protocol.tests.cli.conftest import here as here  # noqa: PLC0414 - the fixture
+from packages.protocol.tests.cli.harness import Here
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 250_000, tzinfo=UTC)
 

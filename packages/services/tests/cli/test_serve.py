@@ -14,8 +14,8 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from onceward.cli.output import CommandError
 from onceward.server.jwt_keys import SAMPLE_SECRETS
+from onceward_protocol.cli.output import CommandError
 from onceward_services.cli.serve import _bind
 from onceward_services.settings import load_settings
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from onceward.clock import SystemClock
 from onceward.ports import Store
-from onceward.server.tenant_data import TenantData
+from onceward_operator.tenant_data import TenantData
+from onceward_protocol.clock import SystemClock
 from onceward_services.bootstrap import create_store
 from onceward_services.registry import tenant_tables
 from onceward_services.settings import load_settings

@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 import httpx
 import pytest
 
-from onceward.clock import SystemClock
+from onceward_protocol.clock import SystemClock
 from packages.services.tests.conftest import Serve, signed_in
 
 ACTIVITIES = "/api/v1/activities"

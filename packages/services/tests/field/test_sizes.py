@@ -10,7 +10,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from onceward.clock import SystemClock
+from onceward_protocol.clock import SystemClock
 from onceward_services.field.model import (
     SERVER_FIELDS_BYTES,
     encode,

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from opentelemetry.sdk.trace import TracerProvider
 
-from onceward.core.outbox_entry import Entry, NewEntry
 from onceward.observability.metrics import PrometheusMetrics
-from onceward.outbox import OutboxQueue
-from onceward.outbox.transport import HttpTransport
+from onceward_outbox import OutboxQueue
+from onceward_outbox.entry import Entry, NewEntry
+from onceward_outbox.transport import HttpTransport
 from onceward_services.bootstrap import create_onceward
 from onceward_services.jobs import make_worker
 from onceward_services.settings import load_settings

@@ -4,9 +4,10 @@ from importlib.metadata import entry_points
 
 import pytest
 
-from onceward.core.keys import KeyFormat
-from onceward.core.outbox_entry import DEFAULT_PRIORITY
-from onceward.core.response_classification import (
+from onceward_outbox.entry import DEFAULT_PRIORITY
+from onceward_outbox.profile import ENTRY_POINT_GROUP, ProfileRegistry
+from onceward_protocol.keys import KeyFormat
+from onceward_protocol.response_classification import (
     AttestationNeeded,
     Done,
     OutOfOrder,
@@ -14,10 +15,9 @@ from onceward.core.response_classification import (
     Verdict,
     classify,
 )
-from onceward.outbox.profile import ENTRY_POINT_GROUP, ProfileRegistry
 from onceward_services.field.outbox_profile import PROFILE as FIELD
 from onceward_services.walk.outbox_profile import PROFILE as WALK
-from packages.onceward.tests.core.test_response_classification import entry
+from packages.outbox.tests.samples import entry
 
 NAMES = ("field", "planning", "routes", "walk")
 

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from onceward.core.outbox_entry import Entry, NewEntry, Reason, Status
-from onceward.outbox import EventKind, OutboxQueue
-from onceward.outbox.drain_state import Ended
-from onceward.outbox.transport import HttpTransport, NoResponse, Request, Response
+from onceward_outbox import EventKind, OutboxQueue
+from onceward_outbox.drain_state import Ended
+from onceward_outbox.entry import Entry, NewEntry, Reason, Status
+from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response
 from packages.onceward.tests.support.outbox_harness import (
     SOON,
     Scripted,

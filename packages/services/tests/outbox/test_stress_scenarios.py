@@ -10,14 +10,14 @@ from uuid import uuid4
 
 import pytest
 
-from onceward.core.outbox_entry import Entry, NewEntry, Reason, Status
-from onceward.outbox import Event, EventKind, OutboxQueue
-from onceward.outbox.drain import Drain
-from onceward.outbox.drain_state import Ended
-from onceward.outbox.transport import HttpTransport, NoResponse, Request, Response
-from packages.onceward.tests.cli.conftest import here
-from packages.onceward.tests.cli.harness import Here
+from onceward_outbox import Event, EventKind, OutboxQueue
+from onceward_outbox.drain import Drain
+from onceward_outbox.drain_state import Ended
+from onceward_outbox.entry import Entry, NewEntry, Reason, Status
+from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response
 from packages.onceward.tests.support.outbox_harness import Scripted, drain, response, token_of
+from packages.protocol.tests.cli.conftest import here
+from packages.protocol.tests.cli.harness import Here
 from packages.services.tests.cli.conftest import Server
 
 __all__ = ["here"]

@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from onceward.core.outbox_entry import NewEntry
-from onceward.outbox import OutboxQueue, QueueSettings
-from onceward.outbox.drain_state import Ended
-from onceward.outbox.transport import HttpTransport, NoResponse
+from onceward_outbox import OutboxQueue, QueueSettings
+from onceward_outbox.drain_state import Ended
+from onceward_outbox.entry import NewEntry
+from onceward_outbox.transport import HttpTransport, NoResponse
 from packages.onceward.tests.support.outbox_harness import (
     SINGLY,
     SOON,

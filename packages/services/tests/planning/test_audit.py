@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onceward.core.fingerprint import body_hash
-from onceward.ids import new_id
+from onceward_protocol.fingerprint import body_hash
+from onceward_protocol.ids import new_id
 from onceward_services.planning import audit
 from packages.services.tests.conftest import signed_in
 

@@ -5,7 +5,7 @@ store is in ``test_effects``, the conflict matrix in ``test_conflicts``."""
 import asyncio
 from datetime import UTC, datetime, timedelta
 
-from onceward.clock import SystemClock
+from onceward_protocol.clock import SystemClock
 from onceward_services.planning.jobs import NOTIFY
 
 from .fixtures import OpenPlanning, PlanningServer, made, ok, refused, tag

@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onceward.ids import new_id
+from onceward_protocol.ids import new_id
 from onceward_services.planning import inbox as inbox_module
 from onceward_services.planning.inbox import Cursor, Inbox, add_notification, read_inbox
 from packages.services.tests.conftest import Serve

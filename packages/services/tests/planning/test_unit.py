@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from onceward import update_with_version
-from onceward.core.fingerprint import body_hash
 from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
-from onceward.core.keys import parse_key
-from onceward.core.versions import check_version, expected_version
 from onceward.errors import (
     BodyInvalidError,
     KeyInvalidError,
@@ -18,6 +15,9 @@ from onceward.errors import (
     VersionMismatchError,
     VersionRequiredError,
 )
+from onceward_protocol.fingerprint import body_hash
+from onceward_protocol.keys import parse_key
+from onceward_protocol.versions import check_version, expected_version
 from onceward_services.planning.paging import page, read_cursor
 from onceward_services.planning.policy import POLICY
 

@@ -1,8 +1,8 @@
 """Makes a database of Onceward lose what was committed for a key, as restoring a backup does."""
 
-from onceward.clock import SystemClock
 from onceward.ports import RecordQuery, Store
 from onceward.server.record_removal import RecordRemoval
+from onceward_protocol.clock import SystemClock
 
 __all__ = ["lose_commit"]
 

@@ -21,13 +21,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from onceward.cli.output import print_error
 from onceward_lab.bench.cpu_layers import tree_of
 from onceward_lab.bench.curves import Curve
 from onceward_lab.bench.environment import Environment, open_environment
 from onceward_lab.bench.measurements import Measurement
 from onceward_lab.bench.plots import draw
 from onceward_lab.bench.suites import SUITES
+from onceward_protocol.cli.output import print_error
 
 RESULTS = Path("bench") / "results"
 FILE = "latest.json"

@@ -171,9 +171,9 @@ def guarded_with_console() -> FastAPI:
 
     It enqueues a job: live pages get an event for it.
     """
-    from onceward.console import TokenAccess, console
     from onceward.server.jwt_auth import JwtIdentify
     from onceward_lab.bench.console import OPERATOR, SECRET
+    from onceward_operator.console import TokenAccess, console
 
     app = guarded(enqueues=True)
     access = TokenAccess(JwtIdentify(secret=SECRET), operators={OPERATOR})

@@ -22,8 +22,8 @@ from typing import Any
 import uvloop
 
 from onceward.server.jwt_auth import mint_token
-from onceward.testing.servers import RealPostgres
 from onceward_lab.bench.server_tree import CpuClock, ServerTree
+from onceward_testing.servers import RealPostgres
 
 DEVICES = 8
 # 1: a request of its own.

@@ -24,12 +24,12 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from onceward import SINGLE_TENANT, Onceward
-from onceward.outbox import NewEntry, OutboxQueue, QueueSettings
-from onceward.outbox.drain import Drain
-from onceward.outbox.transport import HttpTransport
 from onceward_lab.bench.outbox import USER
 from onceward_lab.bench.races import free_port, wait_until_up
 from onceward_lab.bench.slow_link import slow_link
+from onceward_outbox import NewEntry, OutboxQueue, QueueSettings
+from onceward_outbox.drain import Drain
+from onceward_outbox.transport import HttpTransport
 
 ROUND_TRIP_SECONDS = 0.05
 SIZES = (50, 200)

@@ -19,12 +19,12 @@ import httpx
 from fastapi import FastAPI
 
 from onceward import Onceward, open_store
-from onceward.console import TokenAccess, console
 from onceward.server.jwt_auth import JwtIdentify, mint_token
 from onceward_lab.bench.environment import Environment
 from onceward_lab.bench.idempotency import create_orders
 from onceward_lab.bench.measurements import Measurement, at_least, at_most, measurement
 from onceward_lab.bench.races import Contender, load_generator, served
+from onceward_operator.console import TokenAccess, console
 
 RECORDS, JOBS = 5_000_000, 1_000_000
 ROUNDS = 9

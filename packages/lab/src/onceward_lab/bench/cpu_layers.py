@@ -21,11 +21,11 @@ from typing import Any
 
 import psutil
 
-from onceward.testing.servers import RealPostgres
 from onceward_lab.bench.environment import Environment
 from onceward_lab.bench.idempotency import create_orders
 from onceward_lab.bench.measurements import Measurement, at_most, measurement
 from onceward_lab.bench.races import Contender, free_port, load_generator
+from onceward_testing.servers import RealPostgres
 
 __all__ = ["LAYERS", "CpuApp", "measure", "measure_apps", "results", "tree_of"]
 

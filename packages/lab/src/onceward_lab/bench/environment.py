@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from onceward.testing.servers import RealPostgres
+from onceward_testing.servers import RealPostgres
 
 
 @dataclass

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import orjson
 
-from onceward.core.fingerprint import body_hash
+from onceward_protocol.fingerprint import body_hash
 
 ITEMS = [
     {

@@ -13,8 +13,8 @@ from typing import Any
 
 import asyncpg
 
-from onceward.testing.servers import RealPostgres
 from onceward_lab.bench.job_apps import CREATE
+from onceward_testing.servers import RealPostgres
 
 JOBS = 3000
 # At least this many rounds of jobs that write: each waits for the disk, so ratios vary most.

@@ -16,11 +16,11 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.outbox_entry import Entry
-from onceward.ids import new_id
-from onceward.outbox import NewEntry, OutboxQueue
-from onceward.outbox.sql import instant, json_text, statement
 from onceward_lab.bench.curves import Point, sizes
+from onceward_outbox import NewEntry, OutboxQueue
+from onceward_outbox.entry import Entry
+from onceward_outbox.sql import instant, json_text, statement
+from onceward_protocol.ids import new_id
 
 USER = "ada"
 PASSPHRASE = b"k" * 32  # a raw key, so that key derivation is not measured

@@ -21,10 +21,10 @@ import httpx
 import msgspec
 import psutil  # type: ignore[import-untyped]
 
-from onceward.outbox import NewEntry, OutboxQueue, QueueSettings
-from onceward.outbox.drain import Drain
-from onceward.outbox.transport import HttpTransport, Request, Response
 from onceward_lab.bench.outbox import PASSPHRASE, USER, new_entries
+from onceward_outbox import NewEntry, OutboxQueue, QueueSettings
+from onceward_outbox.drain import Drain
+from onceward_outbox.transport import HttpTransport, Request, Response
 
 Step = Callable[[], Any]
 

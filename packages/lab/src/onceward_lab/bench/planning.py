@@ -123,7 +123,12 @@ def _add_bare_patch(app: FastAPI) -> None:
                 in_body=mission.version,
                 current=lambda: find(tx, "mission", tenant, mission_id),
                 write=lambda version: change_mission(
-                    tx, tenant, mission_id, fields, version=version, now=onceward.clock.now()
+                    tx,
+                    tenant,
+                    mission_id,
+                    fields,
+                    version=version,
+                    now=onceward.clock.now(),
                 ),
             )
             check_period(row)

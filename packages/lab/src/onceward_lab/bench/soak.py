@@ -34,9 +34,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from onceward.server.jwt_auth import mint_token
-from onceward.testing.servers import RealPostgres, RealRedis
 from onceward_lab.bench.server_tree import CpuClock, ServerTree
 from onceward_lab.bench.slow_seconds import Activity, explain
+from onceward_testing.servers import RealPostgres, RealRedis
 
 CONNECTIONS = 32
 SHARE = 0.7

@@ -4,7 +4,6 @@ import json
 import re
 from typing import Any, Final
 
-from onceward.core.outbox_entry import NewEntry
 from onceward_lab.history import UserAction
 from onceward_lab.user_actions import (
     LONG_DAY,
@@ -15,6 +14,7 @@ from onceward_lab.user_actions import (
     visit,
     walk_entry,
 )
+from onceward_outbox.entry import NewEntry
 
 __all__ = ["action_id", "actions_of", "expected_actions", "mark_id", "route_id", "walk_id"]
 

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final, Literal
 
-from onceward.testing.nats_server import RealNatsCluster
-from onceward.testing.postgres_pair import RealPostgresPair
-from onceward.testing.servers import RealNats, RealPostgres
 from onceward_lab.fork_client import AsyncForkServer, Child, ChildError
+from onceward_testing.nats_server import RealNatsCluster
+from onceward_testing.postgres_pair import RealPostgresPair
+from onceward_testing.servers import RealNats, RealPostgres
 
 __all__ = ["Cluster", "DatabaseKind", "Replication"]
 

@@ -6,7 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from onceward.outbox import OutboxQueue
 from onceward_lab.chaos.actions import action_id, expected_actions, mark_id, route_id, walk_id
 from onceward_lab.chaos.device import Device
 from onceward_lab.chaos.user_process import all_entries
@@ -21,6 +20,7 @@ from onceward_lab.history import (
     ResponseSeen,
 )
 from onceward_lab.proxy import Exchange
+from onceward_outbox import OutboxQueue
 
 __all__ = ["jobs_left", "read_history", "response_of"]
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from onceward.testing.postgres_pair import RealPostgresPair
+from onceward_testing.postgres_pair import RealPostgresPair
 
 __all__ = ["FailoverInjector", "RecoveryTimes"]
 

@@ -131,7 +131,7 @@ async def run_chaos(
 
 def _preloaded(kind: DatabaseKind, *, nats: bool) -> tuple[str, ...]:
     stores = ("onceward.stores.postgres",) if kind != "sqlite" else ()
-    return (*_PRELOADED, *stores, *(("onceward.jobs.engines.jetstream",) if nats else ()))
+    return (*_PRELOADED, *stores, *(("onceward_nats.jetstream",) if nats else ()))
 
 
 class _ChaosRun:

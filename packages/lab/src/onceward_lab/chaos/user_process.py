@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from onceward.core.outbox_entry import Entry
-from onceward.outbox import OutboxQueue
 from onceward_lab.chaos.actions import action_id, actions_of
+from onceward_outbox import OutboxQueue
+from onceward_outbox.entry import Entry
 
 __all__ = ["all_entries", "main"]
 

@@ -11,7 +11,6 @@ from typing import Final
 import msgspec
 
 from onceward.cli.database import opened
-from onceward.cli.output import CommandError, print_json
 from onceward_lab.attack.lost_commits import lose_commit
 from onceward_lab.attack.run import ATTACKS, GROUPS, attack
 from onceward_lab.attack.target import Attack, Limits
@@ -35,6 +34,7 @@ from onceward_lab.conformance import (
     UnreachableError,
     Verdict,
 )
+from onceward_protocol.cli.output import CommandError, print_json
 
 __all__ = ["AttackOptions", "run_attack"]
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from onceward.cli.output import CommandError
+from onceward_protocol.cli.output import CommandError
 
 __all__ = ["run_bench"]
 

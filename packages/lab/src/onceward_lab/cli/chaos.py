@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 import msgspec
 
-from onceward.cli.output import CommandError, print_json_line, print_table
 from onceward_lab.chaos import Progress, Report, run_chaos
 from onceward_lab.fork_client import ChildError
+from onceward_protocol.cli.output import CommandError, print_json_line, print_table
 
 if TYPE_CHECKING:
     from onceward_lab.chaos.cluster import DatabaseKind, Replication

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.cli.output import CommandError, print_json
 from onceward_lab.cli.results import print_line, print_table, showing_progress
 from onceward_lab.cli.target_options import (
     BAD_INPUT,
@@ -34,6 +33,7 @@ from onceward_lab.conformance import (
     conform,
     plan_checks,
 )
+from onceward_protocol.cli.output import CommandError, print_json
 
 __all__ = ["Operation", "run_conform"]
 

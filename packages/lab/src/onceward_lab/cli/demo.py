@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from onceward.cli.output import CommandError, print_json
 from onceward_lab.demo import DemoResult, OnStep, run_demo
 from onceward_lab.demo.scenario import State
 from onceward_lab.fork_client import ChildError
+from onceward_protocol.cli.output import CommandError, print_json
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from onceward.cli.output import printable
 from onceward_lab.conformance import Result, Verdict
+from onceward_protocol.cli.output import printable
 
 __all__ = ["print_line", "print_table", "showing_progress"]
 

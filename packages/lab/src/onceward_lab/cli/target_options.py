@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from onceward.cli.output import CommandError
 from onceward_lab.conformance import Profile, ProfileError, SignIn, read_profile
+from onceward_protocol.cli.output import CommandError
 
 __all__ = [
     "BAD_INPUT",

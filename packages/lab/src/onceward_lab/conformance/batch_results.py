@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 import httpx
 import msgspec
 
-from onceward.core.error_formats import CODES
 from onceward_lab.conformance.expect import expect
 from onceward_lab.conformance.harness import (
     CheckFailedError,
@@ -18,6 +17,7 @@ from onceward_lab.conformance.harness import (
     Request,
     Response,
 )
+from onceward_protocol.error_codes import CODES
 
 __all__ = [
     "BatchEndpoint",

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from onceward.core.error_formats import CODES
 from onceward.core.policy import ErrorFormat
 from onceward_lab.conformance.harness import JSON, CheckFailedError, Harness, Response
+from onceward_protocol.error_codes import CODES
 
 __all__ = ["expect", "expect_error", "expect_first", "expect_replay"]
 

@@ -11,9 +11,9 @@ import httpx
 import msgspec
 
 from onceward.core.policy import ErrorFormat
-from onceward.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER, SequenceNumber
 from onceward.errors import ConfigurationError
 from onceward_lab.conformance.profile import Profile
+from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER, SequenceNumber
 
 __all__ = [
     "Check",

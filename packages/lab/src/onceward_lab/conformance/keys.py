@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from onceward.core.keys import KeyFormat
 from onceward_lab.conformance.expect import expect, expect_error, expect_first, expect_replay
 from onceward_lab.conformance.harness import Check, Harness
+from onceward_protocol.keys import KeyFormat
 
 __all__ = ["CHECKS"]
 

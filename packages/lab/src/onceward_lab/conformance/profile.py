@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.keys import KEY_HEADER, KeyFormat
 from onceward.core.policy import VOLATILE_FIELDS, ErrorFormat
-from onceward.core.sequence import Ordering
+from onceward_protocol.keys import KEY_HEADER, KeyFormat
+from onceward_protocol.sequence import Ordering
 
 __all__ = ["BUILT_IN", "Profile", "ProfileError", "RequestTemplate", "read_profile"]
 

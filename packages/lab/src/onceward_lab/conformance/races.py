@@ -6,9 +6,9 @@ from typing import Final
 
 import msgspec
 
-from onceward.core.error_formats import CODES
 from onceward_lab.conformance.expect import expect, expect_error, expect_replay
 from onceward_lab.conformance.harness import Check, Harness, Request, Response
+from onceward_protocol.error_codes import CODES
 
 __all__ = ["CHECKS"]
 

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.canonical_json import canonical_json
 from onceward_lab.conformance.expect import expect, expect_error, expect_first, expect_replay
 from onceward_lab.conformance.harness import Check, CheckSkippedError, Harness, unique
+from onceward_protocol.canonical_json import canonical_json
 
 __all__ = ["CHECKS"]
 

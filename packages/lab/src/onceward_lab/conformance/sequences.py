@@ -3,8 +3,6 @@
 import asyncio
 from typing import Any, Final
 
-from onceward.core.error_formats import CODES
-from onceward.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from onceward_lab.conformance.batch_results import (
     expect_executed,
     expect_item_error,
@@ -13,6 +11,8 @@ from onceward_lab.conformance.batch_results import (
 )
 from onceward_lab.conformance.expect import expect, expect_error, expect_first, expect_replay
 from onceward_lab.conformance.harness import Check, Harness, Request, Response, unique
+from onceward_protocol.error_codes import CODES
+from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 
 __all__ = ["CHECKS", "SECTION"]
 

@@ -3,10 +3,10 @@
 from datetime import timedelta
 from typing import Any, Final
 
-from onceward.core.error_formats import CODES
 from onceward_lab.conformance.expect import expect, expect_error, expect_replay
 from onceward_lab.conformance.harness import Check, Harness, Request, Response
 from onceward_lab.conformance.request_factory import timestamp
+from onceward_protocol.error_codes import CODES
 
 __all__ = ["CHECKS"]
 

@@ -4,7 +4,6 @@ from typing import Final
 
 import msgspec
 
-from onceward.core.error_formats import CODES
 from onceward_lab.conformance.expect import expect, expect_error, expect_first, expect_replay
 from onceward_lab.conformance.harness import (
     ANONYMOUS,
@@ -14,6 +13,7 @@ from onceward_lab.conformance.harness import (
     Harness,
     Response,
 )
+from onceward_protocol.error_codes import CODES
 
 __all__ = ["CHECKS"]
 

@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 from typing import Final
 
-from onceward.core.outbox_entry import Status
-from onceward.core.retry import Jitter, RetryPolicy
-from onceward.outbox import OutboxQueue, QueueSettings
-from onceward.outbox.events import Event, EventKind
-from onceward.outbox.outbox import Outbox
-from onceward.outbox.transport import HttpTransport
 from onceward_lab.user_actions import SHORT_DAY, interleave, visit, walk_entry
+from onceward_outbox import OutboxQueue, QueueSettings
+from onceward_outbox.entry import Status
+from onceward_outbox.events import Event, EventKind
+from onceward_outbox.outbox import Outbox
+from onceward_outbox.transport import HttpTransport
+from onceward_protocol.retry import Jitter, RetryPolicy
 
 __all__ = ["PASSPHRASE", "PLACES", "TOKEN", "USER", "main"]
 

@@ -5,7 +5,6 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
-from onceward.core.batch import Results
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
 from onceward.errors import InProgressError
@@ -14,6 +13,7 @@ from onceward.server.batch_chunk import RequestChunk
 from onceward.server.batch_run import BatchRun
 from onceward.stores.sqlite.chunk import SqliteItemUnit
 from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_protocol.batch import Results
 
 REQUEST = untyped(guarded_request)
 _SKIPPED = 424

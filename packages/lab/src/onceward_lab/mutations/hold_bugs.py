@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from onceward.outbox import drain_run, sender
-from onceward.outbox.drain import Drain
-from onceward.outbox.outage import Outages
 from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_outbox import drain_run, sender
+from onceward_outbox.drain import Drain
+from onceward_outbox.outage import Outages
 
 DRAIN_RUN, SENDER = untyped(drain_run), untyped(sender)
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from onceward.outbox import batch_sender
-from onceward.outbox.batch_sender import BatchSender
-from onceward.outbox.queue import OutboxQueue
 from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_outbox import batch_sender
+from onceward_outbox.batch_sender import BatchSender
+from onceward_outbox.queue import OutboxQueue
 
 SENDER = untyped(batch_sender)
 _SKIPPED = 424

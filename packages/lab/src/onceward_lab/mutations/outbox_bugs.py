@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from onceward.core import response_classification as classify
-from onceward.core.outbox_entry import Claimed, Entry, Reason, Status, Transition
-from onceward.core.response_classification import Done
-from onceward.outbox import (
+from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_lab.simulation.determinism import SimulatedLeaseRenewer
+from onceward_outbox import (
     claims,
     database,
     enqueue,
@@ -19,17 +18,18 @@ from onceward.outbox import (
     sender,
     transaction,
 )
-from onceward.outbox.claims import AttemptResult
-from onceward.outbox.lease_renewer import LeaseRenewer
-from onceward.outbox.outcome import Succeeded
-from onceward.outbox.resolution import settle_unclaimed
-from onceward.outbox.sender import Sender
-from onceward.outbox.settings import QueueSettings
-from onceward.outbox.transaction import Transactions
-from onceward.outbox.transport import NoResponse
-from onceward.outbox.versions import Produced
-from onceward_lab.mutations.planting import Replacement, bug, untyped
-from onceward_lab.simulation.determinism import SimulatedLeaseRenewer
+from onceward_outbox.claims import AttemptResult
+from onceward_outbox.entry import Claimed, Entry, Reason, Status, Transition
+from onceward_outbox.lease_renewer import LeaseRenewer
+from onceward_outbox.outcome import Succeeded
+from onceward_outbox.resolution import settle_unclaimed
+from onceward_outbox.sender import Sender
+from onceward_outbox.settings import QueueSettings
+from onceward_outbox.transaction import Transactions
+from onceward_outbox.transport import NoResponse
+from onceward_outbox.versions import Produced
+from onceward_protocol import response_classification as classify
+from onceward_protocol.response_classification import Done
 
 CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTION = (
     untyped(module)

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from onceward.core.response_classification import AttestationNeeded, SignInNeeded
-from onceward.outbox import (
+from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_outbox import (
     attempts,
     claims,
     dependencies,
@@ -14,10 +14,10 @@ from onceward.outbox import (
     sender,
     transaction,
 )
-from onceward.outbox.attempts import Attempts
-from onceward.outbox.claims import AttemptResult
-from onceward.outbox.sender import Sender
-from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_outbox.attempts import Attempts
+from onceward_outbox.claims import AttemptResult
+from onceward_outbox.sender import Sender
+from onceward_protocol.response_classification import AttestationNeeded, SignInNeeded
 
 CLAIMS, DEPENDENCIES, DRAIN_RUN, OUTCOME, SENDER, TRANSACTION = (
     untyped(module) for module in (claims, dependencies, drain_run, outcome, sender, transaction)

@@ -2,12 +2,12 @@
 
 from typing import Any
 
-from onceward.outbox import enqueue
 from onceward.server import strict_sequences
 from onceward.server.batch_chunk import RequestChunk
 from onceward.server.idempotency import Idempotency
 from onceward.server.strict_sequences import ChunkSequences
 from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_outbox import enqueue
 
 ENQUEUE, SEQUENCES = untyped(enqueue), untyped(strict_sequences)
 _SERVER_ERROR = 500

@@ -12,11 +12,11 @@ from onceward.server import app, guarded_request, idempotency
 from onceward.server.cache_epoch import CacheEpoch
 from onceward.server.execution import Execution
 from onceward.server.idempotency import Idempotency
-from onceward.stores.sql_loader import Queries
 from onceward.stores.sqlite import store, unit_of_work
 from onceward.stores.sqlite.rows import find_any
 from onceward.stores.sqlite.store import SqliteStore
 from onceward_lab.mutations.planting import Replacement, bug, untyped
+from onceward_protocol.storage.sql_files import Queries
 
 APP, IDEMPOTENCY, REQUEST, STORE, UNIT_OF_WORK = (
     untyped(module) for module in (app, idempotency, guarded_request, store, unit_of_work)

@@ -10,7 +10,6 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from onceward.outbox.transport import NoResponse, Request, Response
 from onceward.server.batch_options import BatchOptions
 from onceward_lab.history import Expect
 from onceward_lab.simulation.batches import BATCH_PATH, results_of
@@ -18,6 +17,7 @@ from onceward_lab.simulation.faults import Faults
 from onceward_lab.simulation.loop import NO_PROCESS, VirtualLoop
 from onceward_lab.simulation.network import ELSEWHERE, Network
 from onceward_lab.simulation.user_actions import PlannedAction, make_uuid
+from onceward_outbox.transport import NoResponse, Request, Response
 
 __all__ = ["BatchClient", "BatchClients", "BatchWorld", "batch_options"]
 

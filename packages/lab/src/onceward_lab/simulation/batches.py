@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from onceward.outbox.transport import Request, Response
+from onceward_outbox.transport import Request, Response
 
 __all__ = ["BATCH_PATH", "Item", "header_of", "items_of", "parts_of", "results_of"]
 

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.jobs.engines.jetstream import JetStreamEngine
-from onceward.jobs.engines.nats_connection import Listener, Message, MessageFetcher
-from onceward.jobs.engines.relay import Relay
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Engine, FaultPoints, Row
 from onceward_lab.simulation.faults import Faults
 from onceward_lab.simulation.loop import NO_PROCESS, Process, VirtualLoop
+from onceward_nats.connection import Listener, Message, MessageFetcher
+from onceward_nats.jetstream import JetStreamEngine
+from onceward_nats.relay import Relay
 
 __all__ = ["SimulatedBroker", "simulated_jetstream"]
 

@@ -11,13 +11,13 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, Self
 
-from onceward import ids
-from onceward.jobs.engines import relay
-from onceward.outbox import database, drain, drain_run
-from onceward.outbox.lease_renewer import LeaseRenewer
-from onceward.stores.migrations import load_migrations
 from onceward.stores.sqlite import store
 from onceward_lab.simulation.exchanges import SimulatedExchanges
+from onceward_nats import relay
+from onceward_outbox import database, drain, drain_run
+from onceward_outbox.lease_renewer import LeaseRenewer
+from onceward_protocol import ids
+from onceward_protocol.storage.migrations import load_migrations
 
 __all__ = ["SimulatedLeaseRenewer", "deterministic"]
 

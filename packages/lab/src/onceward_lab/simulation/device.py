@@ -10,14 +10,7 @@ from typing import Any, Final, Protocol
 import apsw
 import msgspec
 
-from onceward.core.outbox_entry import OPEN, Entry, Operation, Reason, Status, Transition
-from onceward.core.retry import DEVICE
-from onceward.errors import OncewardError, OutboxFileError
-from onceward.outbox.drain import Drain
-from onceward.outbox.drain_state import DrainReport, Ended
-from onceward.outbox.events import Event, EventKind
-from onceward.outbox.queue import OutboxQueue
-from onceward.outbox.transport import NoResponse, Request, Response
+from onceward.errors import OncewardError
 from onceward_lab.history import Contact, Delay, EntryState, Idle
 from onceward_lab.simulation.app import ATTESTATION, REFUSED_ATTESTATION
 from onceward_lab.simulation.batches import BATCH_PATH, header_of, items_of, parts_of
@@ -30,6 +23,15 @@ from onceward_lab.simulation.network import Network
 from onceward_lab.simulation.observer import DeviceObserver, action_of
 from onceward_lab.simulation.profiles import PROFILES
 from onceward_lab.simulation.user_actions import PlannedAction
+from onceward_outbox.drain import Drain
+from onceward_outbox.drain_state import DrainReport, Ended
+from onceward_outbox.entry import OPEN, Entry, Reason, Status, Transition
+from onceward_outbox.errors import OutboxFileError
+from onceward_outbox.events import Event, EventKind
+from onceward_outbox.queue import OutboxQueue
+from onceward_outbox.transport import NoResponse, Request, Response
+from onceward_protocol.operation import Operation
+from onceward_protocol.retry import DEVICE
 
 __all__ = ["AppProcess", "Device", "DeviceWorld"]
 

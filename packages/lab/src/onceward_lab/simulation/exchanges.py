@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-from onceward.outbox.exchanges import Call, Exchanges, Result
-from onceward.outbox.transport import NoResponse, Request, Response
+from onceward_outbox.exchanges import Call, Exchanges, Result
+from onceward_outbox.transport import NoResponse, Request, Response
 
 __all__ = ["Sends", "Sent", "SimulatedCall", "SimulatedExchanges", "SimulatedTransport"]
 

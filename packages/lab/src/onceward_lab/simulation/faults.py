@@ -5,9 +5,9 @@ from random import Random
 from typing import Final
 
 from onceward.jobs import executor
-from onceward.jobs.engines import relay
-from onceward.outbox import drain
 from onceward.server import batch_chunk, idempotency
+from onceward_nats import relay
+from onceward_outbox import drain
 
 __all__ = [
     "DEVICE_POINTS",

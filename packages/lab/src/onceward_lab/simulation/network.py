@@ -7,7 +7,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from onceward.outbox.transport import NoResponse, Request, Response
 from onceward_lab.history import ResponseSeen
 from onceward_lab.simulation.batches import BATCH_PATH, header_of, items_of, parts_of
 from onceward_lab.simulation.database import ServerDatabase
@@ -16,6 +15,7 @@ from onceward_lab.simulation.loop import NO_PROCESS, VirtualLoop
 from onceward_lab.simulation.records import RecordCheck
 from onceward_lab.simulation.server import Server
 from onceward_lab.simulation.standby import Standby
+from onceward_outbox.transport import NoResponse, Request, Response
 
 __all__ = ["ELSEWHERE", "PORTALS", "Network", "NetworkWorld", "outage_response"]
 

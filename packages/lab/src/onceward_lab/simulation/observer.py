@@ -6,19 +6,13 @@ It outlives the processes of the device: what a process forgets in a crash has s
 from collections import Counter
 from typing import Any, Final, Protocol
 
-from onceward.core.outbox_entry import (
-    Attempt,
-    Entry,
-    Operation,
-    Reason,
-    Status,
-    Transition,
-)
-from onceward.core.response_classification import UNREACHABLE
-from onceward.outbox.events import Event, EventKind
-from onceward.outbox.transport import NoResponse, Request, Response
 from onceward_lab.history import Conflict, Contact, Exhausted, Idle, VersionSeen
 from onceward_lab.simulation.batches import header_of
+from onceward_outbox.entry import Attempt, Entry, Reason, Status, Transition
+from onceward_outbox.events import Event, EventKind
+from onceward_outbox.transport import NoResponse, Request, Response
+from onceward_protocol.operation import Operation
+from onceward_protocol.response_classification import UNREACHABLE
 
 __all__ = ["DeviceObserver"]
 

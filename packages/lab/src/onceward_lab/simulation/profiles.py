@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Final
 
-from onceward.core.outbox_entry import UnknownBase
-from onceward.outbox.profile import Profile
+from onceward_outbox.entry import UnknownBase
+from onceward_outbox.profile import Profile
 from onceward_services.field.outbox_profile import PROFILE as FIELD
 from onceward_services.walk.outbox_profile import PROFILE as WALK
 

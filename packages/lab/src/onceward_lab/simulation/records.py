@@ -4,9 +4,9 @@ import sqlite3
 from collections import Counter
 from typing import Final
 
-from onceward.outbox.transport import Request
 from onceward_lab.history import ResponseSeen
 from onceward_lab.simulation.batches import header_of, parts_of
+from onceward_outbox.transport import Request
 
 __all__ = ["RecordCheck"]
 

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from onceward.jobs.engines import relay
-from onceward.outbox.transport import Response
 from onceward.server import batch_chunk
 from onceward_lab.checker import Violation, check
 from onceward_lab.history import (
@@ -50,6 +48,8 @@ from onceward_lab.simulation.stream_clients import StreamClient
 from onceward_lab.simulation.templates import Templates
 from onceward_lab.simulation.user_actions import Bias, PlannedAction, plan_actions
 from onceward_lab.simulation.users import Users
+from onceward_nats import relay
+from onceward_outbox.transport import Response
 
 if TYPE_CHECKING:
     from onceward.server.batch_options import BatchOptions

@@ -11,13 +11,13 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.outbox.transport import NoResponse, Request, Response
 from onceward_lab.history import Expect
 from onceward_lab.simulation.batch_clients import BatchWorld
 from onceward_lab.simulation.batches import BATCH_PATH, results_of
 from onceward_lab.simulation.loop import NO_PROCESS
 from onceward_lab.simulation.network import ELSEWHERE
 from onceward_lab.simulation.user_actions import PlannedAction, make_uuid
+from onceward_outbox.transport import NoResponse, Request, Response
 
 __all__ = ["STRICT_PATH", "StreamClient"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from onceward.outbox.queue import OutboxQueue
-from onceward.stores.migrations import Migration
 from onceward.stores.sqlite import SqliteStore
 from onceward_lab.simulation.app import SCHEMA
 from onceward_lab.simulation.database import ServerDatabase
+from onceward_outbox.queue import OutboxQueue
+from onceward_protocol.storage.migrations import Migration
 
 __all__ = ["Templates", "shared_directory"]
 

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.outbox_entry import ConflictResolutionName, NewEntry
 from onceward_lab.history import Expect, UserAction
+from onceward_outbox.entry import ConflictResolutionName, NewEntry
 
 __all__ = ["Bias", "PlannedAction", "make_uuid", "plan_actions"]
 

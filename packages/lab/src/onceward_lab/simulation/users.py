@@ -7,17 +7,17 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from onceward.core.outbox_entry import Entry, Reason, Resolution, Status
 from onceward.errors import OncewardError
-from onceward.outbox.conflicts import resolve_conflict
-from onceward.outbox.queue import OutboxQueue
-from onceward.outbox.transport import Request
 from onceward_lab.history import Expect
 from onceward_lab.simulation.device import AppProcess, Device
 from onceward_lab.simulation.faults import Faults
 from onceward_lab.simulation.loop import NO_PROCESS, ProcessKilled, VirtualLoop
 from onceward_lab.simulation.network import Network
 from onceward_lab.simulation.user_actions import PlannedAction, make_uuid
+from onceward_outbox.conflicts import resolve_conflict
+from onceward_outbox.entry import Entry, Reason, Resolution, Status
+from onceward_outbox.queue import OutboxQueue
+from onceward_outbox.transport import Request
 
 __all__ = ["Users", "UsersWorld"]
 

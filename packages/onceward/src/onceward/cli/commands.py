@@ -2,38 +2,20 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
-from onceward.cli.audit_commands import audit_app
-from onceward.cli.data_commands import add_data_commands
-from onceward.cli.gc import resume_gc
 from onceward.cli.options import DEFAULT_DATABASE, App, Database, Environment, Json, RedisUrl
-from onceward.cli.outbox_commands import outbox_app
-from onceward.cli.output import CommandError
 from onceward.cli.target import AppTarget, choose_target
-from onceward.cli.tenant_commands import tenant_app
+from onceward_protocol.cli.gc import resume_gc
+from onceward_protocol.cli.output import CommandError
 
-__all__ = ["create_app"]
+__all__ = ["register"]
 
 # Someone waits for the new code.
 _RELOAD_DRAIN_SECONDS: Final = "2"
-# These two do most of their imports after the command line is parsed, and resume the garbage
-# collector themselves when they are ready.
-_RESUME_GC_THEMSELVES: Final = frozenset({"serve", "worker"})
 
-JsonFile = Annotated[
-    Path | None, typer.Argument(help="A file that contains JSON; standard input if absent or -.")
-]
-Volatile = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="FIELD",
-        help="Leave out this top-level field, such as a send time. May be repeated.",
-    ),
-]
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant. Default: all tenants.")]
 Queue = Annotated[str | None, typer.Option(help="Only this queue. Default: all queues.")]
 Limit = Annotated[
@@ -44,31 +26,17 @@ QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a q
 Reason = Annotated[str, typer.Option(help="Why, for the audit event.")]
 
 
-def create_app() -> typer.Typer:
-    """Return a new ``onceward`` with the library's commands, without those of other packages."""
-    app = typer.Typer(
-        name="onceward",
-        help="Exactly-once effects for apps that work offline.",
-        epilog="Every command has examples: onceward migrate --help",
-        no_args_is_help=False,
-        invoke_without_command=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
-    )
-    app.callback()(root)
-    app.command()(canonical)
-    app.command("hash")(hash_)
+def register(app: typer.Typer) -> None:
+    """Add the commands of the server library to ``onceward``."""
     app.command()(migrate)
     app.command()(sweep)
     app.command()(worker)
-    app.command()(top)
-    app.command()(trace)
 
     keys_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
     keys_app.callback(invoke_without_command=True)(keys)
     keys_app.command("ls")(keys_ls)
     keys_app.command("show")(keys_show)
+    keys_app.command("rm")(keys_rm)
     app.add_typer(keys_app, name="keys")
 
     jobs_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
@@ -82,66 +50,6 @@ def create_app() -> typer.Typer:
     jobs_app.command("resume")(jobs_resume)
     jobs_app.command("paused")(jobs_paused)
     app.add_typer(jobs_app, name="jobs")
-
-    add_data_commands(app, keys_app)
-    app.add_typer(tenant_app, name="tenant")
-    app.add_typer(audit_app, name="audit")
-    app.add_typer(outbox_app, name="outbox")
-    return app
-
-
-def root(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    """Exactly-once effects for apps that work offline."""
-    if context.invoked_subcommand not in _RESUME_GC_THEMSELVES:
-        resume_gc()
-    if version:
-        from importlib.metadata import version as version_of
-
-        print(f"onceward {version_of('onceward')}")
-        raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
-
-
-def canonical(file: JsonFile = None, volatile: Volatile = None) -> None:
-    """Write the canonical form of JSON (RFC 8785): the bytes that the server hashes.
-
-    Exits with 2 and one line on stderr if the input is not valid JSON.
-
-    Examples:
-        onceward canonical order.json
-
-        echo '{"b": 1.0, "a": 2}' | onceward canonical
-
-    """
-    from onceward.cli.canonical import canonical_of
-
-    sys.stdout.buffer.write(canonical_of(file, volatile or []))
-    if sys.stdout.isatty():
-        sys.stdout.buffer.write(b"\n")
-    sys.stdout.buffer.flush()
-
-
-def hash_(file: JsonFile = None, volatile: Volatile = None) -> None:
-    """Write the SHA-256 of the canonical form of JSON, in hex.
-
-    Two requests with the same hash have the same body for the server. Exits with 2 and one line
-    on stderr if the input is not valid JSON.
-
-    Examples:
-        onceward hash order.json
-
-        onceward hash --volatile clientSubmittedAt < order.json
-
-    """
-    from hashlib import sha256
-
-    from onceward.cli.canonical import canonical_of
-
-    print(sha256(canonical_of(file, volatile or [])).hexdigest())
 
 
 def migrate(  # noqa: PLR0917 - typer turns the parameters into options
@@ -447,6 +355,45 @@ def keys_show(  # noqa: PLR0917 - typer turns the parameters into options
     show_key(target, key, tenant=tenant, endpoint=endpoint, as_json=json)
 
 
+def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
+    endpoint: Annotated[
+        str, typer.Option(help='The endpoint of the record, such as "POST /api/v1/routes".')
+    ],
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
+    ] = None,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Remove one idempotency record: the next request with this key runs again.
+
+    What the first request has changed stays as it is. The removal is an audit event with your
+    name and the reason. Running servers stop replaying the record within a second.
+
+    Example:
+        onceward keys rm order-17 --tenant ada --endpoint orders.create --reason "ticket 4711"
+
+    """
+    from onceward.cli.keys import remove_key
+
+    remove_key(
+        choose_target(context, app=app, database=database),
+        key,
+        tenant=tenant,
+        endpoint=endpoint,
+        reason=reason,
+        is_dry_run=dry_run,
+        as_json=json,
+    )
+
+
 def jobs(context: typer.Context) -> None:
     """List, show and cancel jobs, requeue dead letters, pause queues."""
     if context.invoked_subcommand is None:
@@ -663,58 +610,3 @@ def jobs_paused(
     from onceward.cli.jobs import list_paused
 
     list_paused(choose_target(context, app=app, database=database), as_json=json)
-
-
-def top(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    every: Annotated[
-        float, typer.Option(min=0.2, max=3600, help="Seconds between two readings.")
-    ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print one reading and end.")] = False,
-    json: Json = False,
-) -> None:
-    """Show what the servers and workers do now: outcomes of requests, queues, what is late.
-
-    On a terminal the view is live until Ctrl-C. Elsewhere, and with `--json`, one reading is
-    printed.
-
-    Example:
-        onceward top --database postgresql://me@db/shop
-
-    """
-    from onceward.cli.top import show_top
-
-    show_top(
-        choose_target(context, app=app, database=database),
-        every_seconds=every,
-        is_once=once,
-        as_json=json,
-    )
-
-
-def trace(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    correlation_id: Annotated[
-        str, typer.Argument(help="The X-Correlation-ID of a request, or the id of an outbox entry.")
-    ],
-    tenant: Tenant = None,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    json: Json = False,
-) -> None:
-    """Show one action from the tap to its effects: requests, record, audit events, jobs.
-
-    Example:
-        onceward trace 0c2ffdcb-87ec-4b59-9bf5-a6852a0054f8
-
-    """
-    from onceward.cli.trace import show_trace
-
-    show_trace(
-        choose_target(context, app=app, database=database),
-        correlation_id,
-        tenant=tenant,
-        as_json=json,
-    )

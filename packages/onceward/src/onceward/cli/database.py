@@ -12,16 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypedDict, cast
 
 from onceward import open_store
-from onceward.cli.output import (
-    CommandError,
-    print_json,
-    print_table,
-    print_warning,
-    redact_password,
-)
-from onceward.cli.plugins import declared_by_packages
 from onceward.cli.target import AppTarget, Target, describe_target
-from onceward.clock import SystemClock
 from onceward.core.audit_chain import AuditKeys
 from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, OncewardError
@@ -29,12 +20,21 @@ from onceward.ports import RecordCache, Store
 from onceward.server.sweeper import Sweeper
 from onceward.stores.citus import distribute_store
 from onceward.stores.factory import uses_psycopg
-from onceward.stores.migrations import load_migrations
 from onceward.stores.postgres.store import BasePostgresStore
 from onceward.stores.retention import Retention
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.tenant_tables import TenantTable, covered_tables, plain_name, uncovered_tables
 from onceward.stores.urls import StoreUrl, parse_store_url
+from onceward_protocol.cli.output import (
+    CommandError,
+    print_json,
+    print_table,
+    print_warning,
+    redact_password,
+)
+from onceward_protocol.cli.plugins import declared_by_packages
+from onceward_protocol.clock import SystemClock
+from onceward_protocol.storage.migrations import load_migrations
 
 __all__ = [
     "audit_keys",

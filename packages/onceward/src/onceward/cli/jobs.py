@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import Any, Final, get_args
 
 from onceward.cli.database import opened
-from onceward.cli.output import CommandError, print_json, print_table, printable
 from onceward.cli.target import Target
 from onceward.cli.tenants import tenant_or_all
 from onceward.core.job import JobState
@@ -17,6 +16,7 @@ from onceward.errors import UsageError
 from onceward.jobs.admin import JobAdmin, JobDetail, JobView
 from onceward.jobs.paused_queues import PausedQueue, PausedQueues
 from onceward.ports import Notifier, Store
+from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
 
 __all__ = [
     "cancel",

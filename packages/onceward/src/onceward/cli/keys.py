@@ -9,14 +9,14 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from onceward.cli.database import opened
-from onceward.cli.output import CommandError, print_json, print_table, printable
 from onceward.cli.target import Target
 from onceward.cli.tenants import check_tenant, tenant_or_all
-from onceward.clock import SystemClock
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import CommitUnknownError, InProgressError
 from onceward.ports import RecordQuery
 from onceward.server.record_removal import RecordRemoval, Removed
+from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
+from onceward_protocol.clock import SystemClock
 
 __all__ = ["list_keys", "remove_key", "show_key"]
 

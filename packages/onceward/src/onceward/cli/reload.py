@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
-from onceward.cli.output import print_error
+from onceward_protocol.cli.output import print_error
 
 __all__ = ["run_with_reload"]
 

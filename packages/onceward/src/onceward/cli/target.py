@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from onceward.cli.output import CommandError, redact_password
+from onceward_protocol.cli.output import CommandError, redact_password
 
 __all__ = ["AppTarget", "Target", "choose_target", "describe_target"]
 

@@ -1,7 +1,7 @@
 """The option ``--tenant``: one tenant, or without it all of them; never an empty name."""
 
-from onceward.cli.output import CommandError
 from onceward.core.tenants import ALL_TENANTS, TenantFilter
+from onceward_protocol.cli.output import CommandError
 
 __all__ = ["check_tenant", "tenant_or_all"]
 

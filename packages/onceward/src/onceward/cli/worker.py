@@ -12,14 +12,15 @@ from typing import Any, Final
 
 from onceward import Onceward
 from onceward.cli.app_loader import load_onceward
-from onceward.cli.gc import resume_gc
-from onceward.cli.output import CommandError, print_error
-from onceward.cli.plugins import default_worker
 from onceward.errors import OncewardError
 from onceward.jobs.depth_reporter import DepthReporter
+from onceward.jobs.engines import broker_engine
 from onceward.jobs.worker import Worker
 from onceward.observability.logs import configure_logging
 from onceward.ports import JobMetrics, ReplicatedStore
+from onceward_protocol.cli.gc import resume_gc
+from onceward_protocol.cli.output import CommandError, print_error
+from onceward_protocol.cli.plugins import default_worker
 
 __all__ = [
     "METRICS_HOST",
@@ -147,7 +148,7 @@ def run_app_worker(
     if options.lease_seconds is not None:
         given["lease_seconds"] = options.lease_seconds
     if nats is not None:
-        given["engine"] = _jetstream(nats)
+        given["engine"] = broker_engine("nats", nats)
     return asyncio.run(_run_app(onceward, app, metrics, options, given))
 
 
@@ -305,9 +306,3 @@ def _prometheus(metrics: JobMetrics | None) -> Any:
     from onceward.observability.metrics import PrometheusMetrics
 
     return metrics if isinstance(metrics, PrometheusMetrics) else PrometheusMetrics()
-
-
-def _jetstream(url: str) -> Any:
-    from onceward.jobs.engines.jetstream import jetstream
-
-    return jetstream(url)

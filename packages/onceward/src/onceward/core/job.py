@@ -17,8 +17,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from onceward.core.uuid_format import format_uuid
 from onceward.errors import UsageError
+from onceward_protocol.uuid_format import format_uuid
 
 __all__ = [
     "AlreadyDone",

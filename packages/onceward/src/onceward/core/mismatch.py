@@ -7,8 +7,8 @@ compared: the parts of the second request, with one of them replaced.
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from onceward.core.fingerprint import request_fingerprint
 from onceward.core.idempotency_record import RequestFingerprint
+from onceward_protocol.fingerprint import request_fingerprint
 
 __all__ = ["Part", "differing_parts"]
 

@@ -9,11 +9,12 @@ from enum import StrEnum
 from inspect import iscoroutinefunction
 from typing import Final, TypedDict, Unpack
 
-from onceward.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
-from onceward.core.fingerprint import FingerprintInput
-from onceward.core.keys import KEY_HEADER, KeyFormat
-from onceward.core.sequence import Ordering
+from onceward.core.error_formats import ErrorFormatter, check_error_format
 from onceward.errors import ConfigurationError
+from onceward_protocol.error_codes import ErrorFormat
+from onceward_protocol.fingerprint import FingerprintInput
+from onceward_protocol.keys import KEY_HEADER, KeyFormat
+from onceward_protocol.sequence import Ordering
 
 __all__ = [
     "SIGN_IN_PATHS",

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Final
 
-from onceward.core.fingerprint import lock_number
 from onceward.errors import ConfigurationError
+from onceward_protocol.fingerprint import lock_number
 
 __all__ = ["DEFAULT_NAMES", "DEFAULT_PREFIX", "MAX_PREFIX_LENGTH", "TableNames"]
 

@@ -10,10 +10,10 @@ from uuid import UUID
 
 import msgspec
 
-from onceward.core.canonical_json import canonical_json
 from onceward.core.job import Enqueued, EnqueueOutcome, Merged, NewJob, check_name, job_id, job_key
 from onceward.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
-from onceward.ids import new_request_id
+from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.ids import new_request_id
 
 __all__ = [
     "MAX_ATTEMPTS",

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from onceward.core.job import Lease
-from onceward.core.retry import WORKER
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -40,6 +39,7 @@ from onceward.ports import (
     StoreMetrics,
     UnitOfWork,
 )
+from onceward_protocol.retry import WORKER
 
 __all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
 

@@ -20,11 +20,11 @@ from onceward.core.job import (
 )
 from onceward.core.table_names import TableNames
 from onceward.errors import LeaseLostError
-from onceward.ids import new_id
 from onceward.ports import Params, Row, Store, Transaction, UnitOfWork
-from onceward.stores.migrations import split_statements
 from onceward.stores.postgres.params import int_literal, text_literals
 from onceward.stores.sql_loader import load_queries
+from onceward_protocol.ids import new_id
+from onceward_protocol.storage.migrations import split_statements
 
 __all__ = ["JobStore", "ToDo", "at"]
 

@@ -13,9 +13,9 @@ from typing import Final
 from onceward.core.idempotency_record import AuditEvent
 from onceward.core.job import check_name
 from onceward.core.tenants import OPERATOR_TENANT
-from onceward.ids import new_id, new_request_id
 from onceward.ports import Params, Store
 from onceward.stores.sql_loader import load_queries
+from onceward_protocol.ids import new_id, new_request_id
 
 __all__ = ["PausedQueue", "PausedQueues"]
 

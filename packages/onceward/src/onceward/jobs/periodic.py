@@ -13,10 +13,10 @@ from typing import Final
 
 from onceward.core.job import job_id, job_key
 from onceward.errors import StoreError
-from onceward.ids import new_request_id
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry, Periodic
+from onceward_protocol.ids import new_request_id
 
 __all__ = ["SYSTEM_TENANT", "PeriodicEnqueuer", "slot_job_id"]
 

@@ -8,17 +8,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypedDict
 
-from onceward.clock import SystemClock
 from onceward.core.job import Lease, LeasedJob
 from onceward.errors import ConfigurationError, StoreError
-from onceward.ids import new_request_id
 from onceward.jobs.completer import Completer
-from onceward.jobs.engines.sql import SqlEngine
 from onceward.jobs.enqueue import MAX_PAYLOAD_BYTES
 from onceward.jobs.executor import ExecutorConfig, JobExecutor
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.periodic import PeriodicEnqueuer
 from onceward.jobs.registry import JobRegistry
+from onceward.jobs.sql_engine import SqlEngine
 from onceward.observability.noop import NullJobMetrics, NullStoreMetrics
 from onceward.observability.traces import Spans
 from onceward.ports import (
@@ -33,6 +31,8 @@ from onceward.ports import (
     Store,
     StoreMetrics,
 )
+from onceward_protocol.clock import SystemClock
+from onceward_protocol.ids import new_request_id
 
 __all__ = ["EngineMaker", "Worker", "WorkerOptions"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Final, Literal, get_args
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("metrics"):
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest

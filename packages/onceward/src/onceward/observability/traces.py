@@ -1,18 +1,18 @@
 """OpenTelemetry spans of guarded requests and jobs. They contain names and hashes, never bodies."""
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.extras import needs_extra
 from onceward.observability.logs import is_secret
+from onceward_protocol.extras import needs_extra
+from onceward_protocol.traceparent import current_traceparent
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
 
-__all__ = ["SpanHandle", "Spans", "continued_traceparent", "current_traceparent"]
+__all__ = ["SpanHandle", "Spans", "continued_traceparent"]
 
 _PREFIX: Final = "onceward."
 # As many as in logs, so that a search for one finds the other.
@@ -20,18 +20,6 @@ _KEY_HASH_CHARS: Final = 12
 _FIRST_SERVER_ERROR: Final = 500
 # Characters of version and trace id in a traceparent.
 _TRACE_ID: Final = 35
-
-
-def current_traceparent() -> str | None:
-    """Return the W3C trace context of the current span; None without OpenTelemetry or a span."""
-    # Not imported here: an app that has a span has imported it.
-    trace = sys.modules.get("opentelemetry.trace")
-    if trace is None:
-        return None
-    context = trace.get_current_span().get_span_context()
-    if not context.is_valid:
-        return None
-    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
 
 def continued_traceparent(received: str | None) -> str | None:

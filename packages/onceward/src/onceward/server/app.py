@@ -8,15 +8,13 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
-from onceward.clock import SystemClock
 from onceward.core.audit_chain import AuditKeys
 from onceward.core.breaker import Breaker
-from onceward.core.error_formats import ErrorFormat, ErrorFormatter, check_error_format
+from onceward.core.error_formats import ErrorFormatter, check_error_format
 from onceward.core.job import EnqueueOutcome
 from onceward.core.policy import Policy
 from onceward.core.tenants import SINGLE_TENANT, SingleTenant
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.ids import new_id
 from onceward.jobs.depth_reporter import DepthReporter
 from onceward.jobs.enqueue import (
     MAX_PAYLOAD_BYTES,
@@ -69,6 +67,9 @@ from onceward.server.view_guard import check_endpoint, check_policy, no_caller
 from onceward.stores.factory import store_of
 from onceward.stores.retention import Retention
 from onceward.stores.tenant_tables import TenantTable
+from onceward_protocol.clock import SystemClock
+from onceward_protocol.error_codes import ErrorFormat
+from onceward_protocol.ids import new_id
 
 __all__ = ["Onceward"]
 

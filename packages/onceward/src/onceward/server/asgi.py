@@ -6,12 +6,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Final, Protocol, runtime_checkable
 
-from onceward.core.error_formats import ErrorFormat, ErrorFormatter, render_error
-from onceward.core.fingerprint import FingerprintInput, short_hash
+from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.core.idempotency_record import Record, Response
-from onceward.core.keys import parse_key
 from onceward.core.policy import Policy
-from onceward.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -68,6 +65,10 @@ from onceward.server.response_buffer import (
 from onceward.server.route_table import SAFE_METHODS, Match
 from onceward.stores.connection_gate import end_visit
 from onceward.stores.sqlstates import unstorable_error
+from onceward_protocol.error_codes import ErrorFormat
+from onceward_protocol.fingerprint import FingerprintInput, short_hash
+from onceward_protocol.keys import parse_key
+from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 
 __all__ = [
     "MIDDLEWARE_KEY",

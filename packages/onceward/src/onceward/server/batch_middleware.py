@@ -9,8 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.batch import is_json, parse_batch
-from onceward.core.error_formats import ErrorFormat, ErrorFormatter, render_error
+from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
 from onceward.errors import (
@@ -29,6 +28,8 @@ from onceward.server.idempotency import Idempotency
 from onceward.server.request_body import Disconnected, RequestBodies, RequestBody
 from onceward.server.request_head import Identify, RequestHead, path_in_app
 from onceward.server.response_buffer import Receive, Send, send_response
+from onceward_protocol.batch import is_json, parse_batch
+from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = ["BatchMiddleware"]
 

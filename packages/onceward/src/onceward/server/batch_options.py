@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from onceward.core.endpoint_validation import check_endpoint
-from onceward.errors import ConfigurationError, EntryInvalidError
+from onceward.errors import ConfigurationError
+from onceward_protocol.endpoint_validation import check_endpoint
+from onceward_protocol.errors import EntryInvalidError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

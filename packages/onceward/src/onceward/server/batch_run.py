@@ -19,18 +19,10 @@ from contextlib import suppress
 from typing import Any, Final, Protocol
 from urllib.parse import unquote
 
-from onceward.core.batch import ITEM_HEADERS, BatchItem, Results, check_headers, parse_item
-from onceward.core.error_formats import CODES, ErrorFormat, ErrorFormatter, render_error
+from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.core.idempotency_record import RecordId, Response
-from onceward.core.keys import parse_key
 from onceward.core.policy import Policy
-from onceward.errors import (
-    BatchSkippedError,
-    BodyInvalidError,
-    RequestError,
-    StoreUnavailableError,
-)
-from onceward.ids import new_request_id
+from onceward.errors import BatchSkippedError, BodyInvalidError, RequestError, StoreUnavailableError
 from onceward.ports import ChunkStore, Clock
 from onceward.server.batch_chunk import RequestChunk
 from onceward.server.batch_item import ITEM_KEY, ItemContext, RequestProcessor
@@ -41,6 +33,10 @@ from onceward.server.request_body import LARGE_BODY_BYTES
 from onceward.server.request_head import Identify, RequestHead
 from onceward.server.response_buffer import Message, Receive, Send
 from onceward.server.route_table import SAFE_METHODS, Match
+from onceward_protocol.batch import ITEM_HEADERS, BatchItem, Results, check_headers, parse_item
+from onceward_protocol.error_codes import CODES, ErrorFormat
+from onceward_protocol.ids import new_request_id
+from onceward_protocol.keys import parse_key
 
 __all__ = ["AloneEndpoints", "BatchRun", "FindRoute", "ItemApp", "ItemGuard", "UndoneEndpoints"]
 

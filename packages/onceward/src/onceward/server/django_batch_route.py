@@ -5,7 +5,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("django"):
     from django.conf import settings as django_settings

@@ -21,7 +21,7 @@ from http.cookies import Morsel
 from inspect import iscoroutine, iscoroutinefunction
 from typing import Any, Final, TypeVar, cast
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("django"):
     from django.conf import settings as django_settings

@@ -18,7 +18,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Final, TypeVar, Unpack
 from weakref import WeakKeyDictionary, ref
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("flask"):
     import flask

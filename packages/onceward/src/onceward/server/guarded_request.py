@@ -10,16 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.fingerprint import FingerprintInput, body_hash, request_fingerprint
 from onceward.core.idempotency_record import RecordId, RequestFingerprint
-from onceward.core.keys import check_key, parse_key
 from onceward.core.policy import Policy
-from onceward.core.sequence import SequenceNumber, Stream, parse_sequence
-from onceward.core.staleness import (
-    check_not_stale,
-    check_submitted_after_generated,
-    parse_instant,
-)
 from onceward.core.storable_text import check_storable
 from onceward.errors import (
     BodyInvalidError,
@@ -28,6 +20,14 @@ from onceward.errors import (
     KeyRequiredError,
     PrincipalInvalidError,
     StaleActionError,
+)
+from onceward_protocol.fingerprint import FingerprintInput, body_hash, request_fingerprint
+from onceward_protocol.keys import check_key, parse_key
+from onceward_protocol.sequence import SequenceNumber, Stream, parse_sequence
+from onceward_protocol.staleness import (
+    check_not_stale,
+    check_submitted_after_generated,
+    parse_instant,
 )
 
 __all__ = [

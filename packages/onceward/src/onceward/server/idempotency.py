@@ -27,7 +27,7 @@ from onceward.core.decision import (
     Replayed,
     decide,
 )
-from onceward.core.error_formats import CODES, render_error
+from onceward.core.error_formats import render_error
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId, Response
 from onceward.core.policy import STORABLE_REDIRECTS, ErrorsStored
 from onceward.errors import (
@@ -77,6 +77,7 @@ from onceward.server.request_thread import sleep
 from onceward.server.single_flight import SingleFlight
 from onceward.server.strict_sequences import StrictSequences, number_of
 from onceward.stores.connection_gate import current_visit
+from onceward_protocol.error_codes import CODES
 
 __all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "Replay", "ttl_of"]
 

@@ -17,19 +17,19 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, Final, Self
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("jwt"):
     import jwt
     from jwt.api_jws import PyJWS
 import msgspec
 
-from onceward.clock import SystemClock
 from onceward.errors import ConfigurationError, NotAuthenticatedError
 from onceward.ports import Clock
 from onceward.server.guarded_request import Principal
 from onceward.server.jwt_keys import UNREADABLE, keys_unavailable, open_keys, usable_secret
 from onceward.server.request_head import RequestHead
+from onceward_protocol.clock import SystemClock
 
 __all__ = ["JwtIdentify", "mint_token"]
 

@@ -15,7 +15,7 @@ from threading import Lock, Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("jwt"):
     import jwt

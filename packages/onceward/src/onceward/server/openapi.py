@@ -3,14 +3,14 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from onceward.core.error_code import ERROR_HEADER
-from onceward.core.error_formats import CODES, ErrorFormat, ErrorFormatter, ProblemFormat
-from onceward.core.keys import KeyFormat
+from onceward.core.error_formats import ErrorFormatter, ProblemFormat
 from onceward.core.policy import Policy
-from onceward.core.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 from onceward.server.batch_options import BatchOptions
 from onceward.server.openapi_batch import describe_batch
 from onceward.server.route_table import Guard, GuardedRoute, GuardTable
+from onceward_protocol.error_codes import CODES, ERROR_HEADER, ErrorFormat
+from onceward_protocol.keys import KeyFormat
+from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 
 __all__ = ["document", "error_schema"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from onceward.core.versions import AnyVersion, check_version, expected_version
 from onceward.errors import NotFoundError, RequestError
 from onceward.ports import Row
+from onceward_protocol.versions import AnyVersion, check_version, expected_version
 
 __all__ = ["Current", "Write", "update_with_version"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypedDict
 
 from onceward.core.breaker import Breaker
-from onceward.core.error_formats import ErrorFormat, ErrorFormatter
+from onceward.core.error_formats import ErrorFormatter
 from onceward.core.policy import Policy
 from onceward.core.tenants import SingleTenant
 from onceward.observability.traces import Spans
@@ -14,6 +14,7 @@ from onceward.server.disabled_endpoints import Disabled
 from onceward.server.limits import Limits
 from onceward.server.request_head import Identify
 from onceward.stores.retention import Retention
+from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = ["OncewardOptions"]
 

@@ -21,7 +21,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("limits"):
     import limits
@@ -29,12 +29,12 @@ with needs_extra("limits"):
     from limits.errors import ConfigurationError as LimitsConfigurationError
     from limits.storage import storage_from_string
 
-from onceward.clock import SystemClock
 from onceward.errors import ConfigurationError
 from onceward.ports import Clock
-from onceward.stores.busy_retry import until_free
-from onceward.stores.private_files import create_database_file
 from onceward.stores.sqlite.rows import is_busy
+from onceward_protocol.clock import SystemClock
+from onceward_protocol.storage.busy_retry import until_free
+from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["Counted", "LimitsRateLimiter", "check_limit"]
 

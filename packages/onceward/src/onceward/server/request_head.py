@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from onceward.core.correlation import is_traceparent
-from onceward.core.fingerprint import short_hash
-from onceward.core.keys import KEY_HEADER
-from onceward.ids import new_request_id
 from onceward.server.guarded_request import GuardedRequest, Principal
+from onceward_protocol.correlation import is_traceparent
+from onceward_protocol.fingerprint import short_hash
+from onceward_protocol.ids import new_request_id
+from onceward_protocol.keys import KEY_HEADER
 
 if TYPE_CHECKING:
     from onceward.server.batch_item import ItemContext

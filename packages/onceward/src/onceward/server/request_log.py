@@ -25,15 +25,15 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from onceward.core.error_code import ERROR_HEADER, error_code
 from onceward.core.idempotency_record import Record, Response
 from onceward.core.mismatch import differing_parts
 from onceward.errors import StoreError, StoreUnavailableError
-from onceward.ids import new_uuid4
 from onceward.ports import Clock, Metrics, Outcome, Store, YieldingStore
+from onceward.server.erasures import erased_since
 from onceward.server.guarded_request import GuardedRequest
-from onceward.server.tenant_data import erased_since
 from onceward.stores.sql_loader import load_queries
+from onceward_protocol.error_codes import ERROR_HEADER, error_code
+from onceward_protocol.ids import new_uuid4
 
 __all__ = ["LoggedRequest", "RequestLog", "RequestNotes", "code_of"]
 

@@ -6,8 +6,8 @@ from concurrent.futures import Future
 from itertools import count
 from typing import Any
 
-from onceward.core.sequence import Stream
 from onceward.server.request_thread import is_in_request_thread, run_in_request_thread
+from onceward_protocol.sequence import Stream
 
 __all__ = ["SequenceTurns"]
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount
 
-from onceward.core.error_formats import ErrorFormat, ErrorFormatter, render_error
+from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -31,6 +31,7 @@ from onceward.server.route_table import (
     OpenRoute,
     guard_of,
 )
+from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = ["error_format_of", "install", "the_execution", "the_principal", "the_transaction"]
 

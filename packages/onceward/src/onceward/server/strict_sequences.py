@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import Any
 
-from onceward.core.sequence import Position, Stream, key_hash, violation
 from onceward.errors import SequenceViolationError
 from onceward.ports import Store, Transaction
 from onceward.server.guarded_request import GuardedRequest
 from onceward.server.sequence_turns import SequenceTurns
 from onceward.stores.sequences import SequenceNumbers
+from onceward_protocol.sequence import Position, Stream, key_hash, violation
 
 __all__ = ["ChunkSequences", "StrictSequences", "key_of", "number_of"]
 

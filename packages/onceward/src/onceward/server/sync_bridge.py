@@ -24,7 +24,6 @@ from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from onceward.core.idempotency_record import Response
 from onceward.core.job import EnqueueOutcome
-from onceward.core.keys import KEY_HEADER, split_joined_keys
 from onceward.errors import ConfigurationError, NoTransactionError, StoreUnavailableError
 from onceward.jobs.enqueue import EnqueueOptions
 from onceward.ports import ConnectionUnit, ThreadGatedStore
@@ -45,6 +44,7 @@ from onceward.server.request_thread import (
 from onceward.server.route_table import Match
 from onceward.stores.connection_gate import end_visit
 from onceward.stores.sync_transaction import SyncTransaction
+from onceward_protocol.keys import KEY_HEADER, split_joined_keys
 
 __all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest"]
 

@@ -4,13 +4,14 @@ from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
-from onceward.core.error_formats import ErrorFormat, ErrorFormatter, render_error
+from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
 from onceward.errors import ConfigurationError, RequestError, StoreUnavailableError
 from onceward.server.asgi import RateLimiter, log_outage
 from onceward.server.request_head import RequestHead
 from onceward.server.route_table import ROUTE_PARAM
+from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = [
     "EndpointNames",

@@ -20,7 +20,6 @@ from typing import IO, Any
 import msgspec
 
 from onceward.core.idempotency_record import Response
-from onceward.core.keys import split_joined_keys
 from onceward.errors import ResponseTooLargeError
 from onceward.server.app import Onceward
 from onceward.server.batch_options import BatchOptions
@@ -28,6 +27,7 @@ from onceward.server.route_table import SAFE_METHODS
 from onceward.server.sync_batch import BATCH_HEADER_KEY, SyncBatch, batch_options
 from onceward.server.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from onceward.server.view_guard import no_caller
+from onceward_protocol.keys import split_joined_keys
 
 __all__ = [
     "WsgiGuard",

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from importlib import import_module
 from typing import Any, Final
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("django"):
     from django.conf import settings as django_settings
@@ -44,20 +44,12 @@ from onceward.errors import (
     SupersededError,
 )
 from onceward.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
-from onceward.stores.migrations import (
-    MIGRATION_LOCK,
-    Migration,
-    MigrationTable,
-    apply_migrations,
-    load_migrations,
-    run_steps,
-)
+from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.parameters import named_parameters
 from onceward.stores.postgres.abandoned import STILL_RUNNING
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import finish_statement, instant_literal, text_literals
-from onceward.stores.private_files import create_database_file
 from onceward.stores.psycopg_message import can_send_messages, send_message
 from onceward.stores.replication import unconfirmed
 from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values, listed_record, record_of
@@ -68,6 +60,13 @@ from onceward.stores.sqlite.rows import is_outage as is_sqlite_outage
 from onceward.stores.sqlite.rows import record_values, to_text
 from onceward.stores.sqlstates import is_outage_state
 from onceward.stores.transaction_control import refuse_transaction_control
+from onceward_protocol.storage.migrations import (
+    Migration,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
+from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["DjangoStore"]
 

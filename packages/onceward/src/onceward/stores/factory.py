@@ -6,8 +6,8 @@ from typing import Any
 
 from onceward.errors import ConfigurationError
 from onceward.ports import Store, Transaction
-from onceward.stores.migrations import Migration, load_migrations
 from onceward.stores.urls import parse_store_url
+from onceward_protocol.storage.migrations import Migration, load_migrations
 
 __all__ = ["migrations_for", "open_store", "store_of", "uses_psycopg"]
 

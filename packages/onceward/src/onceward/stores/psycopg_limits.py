@@ -11,7 +11,7 @@ from typing import Any, Final
 from weakref import ref
 
 from onceward.errors import CommitUnknownError
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("psycopg"):
     import psycopg

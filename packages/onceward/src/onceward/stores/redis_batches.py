@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, TypeVar
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("redis"):
     from redis.asyncio import BlockingConnectionPool, Redis

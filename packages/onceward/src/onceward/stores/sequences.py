@@ -4,12 +4,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from onceward.core.sequence import KNOWN_NUMBERS, Position, Stream
 from onceward.errors import OncewardError, StoreUnavailableError
 from onceward.ports import Row, Store, Transaction
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.sqlstates import unstorable_error
 from onceward.stores.transaction_control import aborted
+from onceward_protocol.sequence import KNOWN_NUMBERS, Position, Stream
 
 __all__ = ["SequenceNumbers"]
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, TypeVar
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("sqlalchemy"):
     from sqlalchemy import Connection, Engine, event
@@ -24,11 +24,7 @@ from onceward.core.decision import HELD, Held
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
 from onceward.core.table_names import DEFAULT_PREFIX, TableNames
-from onceward.errors import (
-    CommitUnknownError,
-    ConfigurationError,
-    StoreUnavailableError,
-)
+from onceward.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
 from onceward.ports import (
     Claimed,
     DurabilityMetrics,
@@ -41,18 +37,10 @@ from onceward.ports import (
 )
 from onceward.stores.asyncpg_messages import confirm_read, notices_of
 from onceward.stores.connection_gate import ConnectionGate, current_visit
-from onceward.stores.migrations import (
-    MIGRATION_LOCK,
-    Migration,
-    MigrationTable,
-    apply_migrations,
-    load_migrations,
-    run_steps_async,
-)
+from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.postgres.abandoned import STILL_RUNNING
 from onceward.stores.postgres.epoch import EpochReader, backend_of
-from onceward.stores.private_files import create_database_file
 from onceward.stores.rows import listed_record, record_of
 from onceward.stores.session_limits import REPLACED, SessionLimits
 from onceward.stores.sql_loader import load_queries
@@ -87,6 +75,13 @@ from onceward.stores.sqlalchemy_unit import (
 )
 from onceward.stores.sqlite.epoch import reading_of
 from onceward.stores.sqlite.rows import to_text
+from onceward_protocol.storage.migrations import (
+    Migration,
+    apply_migrations,
+    load_migrations,
+    run_steps_async,
+)
+from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
 

@@ -13,7 +13,6 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from onceward.extras import needs_extra
 from onceward.stores.postgres.hosts import (
     COMPARE_SECONDS,
     connect_blocking_to_writable,
@@ -21,6 +20,7 @@ from onceward.stores.postgres.hosts import (
     host_urls,
 )
 from onceward.stores.postgres.timeline import READ_TIMELINE, Timelines
+from onceward_protocol.extras import needs_extra
 
 __all__ = ["async_creator", "creator"]
 

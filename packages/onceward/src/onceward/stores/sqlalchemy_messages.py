@@ -9,7 +9,7 @@ import os
 from datetime import datetime
 from typing import Any
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("psycopg"):
     import psycopg

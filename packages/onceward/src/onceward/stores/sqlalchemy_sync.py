@@ -8,7 +8,7 @@ from datetime import datetime
 from importlib import import_module
 from typing import Any, Final, TypeVar
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("sqlalchemy"):
     from sqlalchemy import Connection, Engine, event
@@ -19,11 +19,7 @@ from onceward.core.decision import HELD, Held
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
 from onceward.core.table_names import DEFAULT_PREFIX, TableNames
-from onceward.errors import (
-    ConfigurationError,
-    StoreUnavailableError,
-    UsageError,
-)
+from onceward.errors import ConfigurationError, StoreUnavailableError, UsageError
 from onceward.ports import (
     Claimed,
     DurabilityMetrics,
@@ -36,19 +32,11 @@ from onceward.ports import (
     StoreMetrics,
 )
 from onceward.stores.connection_gate import ConnectionGate, ThreadGate, Visit, current_visit
-from onceward.stores.migrations import (
-    MIGRATION_LOCK,
-    Migration,
-    MigrationTable,
-    apply_migrations,
-    load_migrations,
-    run_steps,
-)
+from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.postgres.abandoned import STILL_RUNNING
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import positional
-from onceward.stores.private_files import create_database_file
 from onceward.stores.psycopg_message import begin_statement
 from onceward.stores.pyformat import to_pyformat
 from onceward.stores.replication import unconfirmed
@@ -81,6 +69,13 @@ from onceward.stores.sqlalchemy_sync_unit import (
 from onceward.stores.sqlite.epoch import reading_of
 from onceward.stores.sqlite.rows import to_text, to_values
 from onceward.stores.threads import StoreThreads, request_thread
+from onceward_protocol.storage.migrations import (
+    Migration,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
+from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["SqlAlchemySyncStore", "SqlAlchemySyncUnit"]
 

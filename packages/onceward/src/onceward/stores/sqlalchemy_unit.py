@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import wraps
 from typing import Any, Final, Protocol, TypeVar
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("sqlalchemy"):
     from sqlalchemy import event

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("psycopg"):
     import psycopg
 
-from onceward.ids import new_request_id
 from onceward.stores.notifier import LocalNotifier
+from onceward_protocol.ids import new_request_id
 
 __all__ = ["SyncPostgresNotifier"]
 

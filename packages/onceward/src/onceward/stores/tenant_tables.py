@@ -1,7 +1,7 @@
 """Tables with rows of tenants: which there are, and statements that are the same for each of them.
 
 Onceward knows its own tables. An app names its tables with ``Onceward.add_tenant_table``, an
-installed package with a function ``tenant_tables``, see ``onceward.cli.plugins``.
+installed package with a function ``tenant_tables``, see ``onceward_protocol.cli.plugins``.
 """
 
 import re

@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from onceward.core.error_formats import ErrorFormat, render_error
+from onceward.core.error_formats import render_error
 from onceward.errors import OverloadedError
-from onceward.ids import new_request_id
+from onceward_protocol.error_codes import ErrorFormat
+from onceward_protocol.ids import new_request_id
 
 __all__ = ["ConnectionLimits", "raise_file_limit"]
 

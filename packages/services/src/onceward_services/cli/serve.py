@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import uvicorn
 
-from onceward.cli.gc import resume_gc
-from onceward.cli.output import CommandError, print_warning, redact_password
 from onceward.errors import OncewardError
-from onceward.jobs.engines.nats_url import servers_of
+from onceward.jobs.engines import broker_engine
+from onceward_protocol.cli.gc import resume_gc
+from onceward_protocol.cli.output import CommandError, print_warning, redact_password
 from onceward_services.app import create_app
 from onceward_services.bootstrap import create_store
 from onceward_services.cli.connection_limits import ConnectionLimits, raise_file_limit
@@ -57,7 +57,7 @@ def run_server(
     settings = load_settings(**overrides)
     settings.check_production()
     if settings.nats_url is not None:
-        servers_of(settings.nats_url)
+        broker_engine("nats", settings.nats_url)  # refuses a malformed URL before the start
     for line in (*unknown_variables(), *settings.warnings()):
         print_warning(line)
     with ExitStack() as stack:

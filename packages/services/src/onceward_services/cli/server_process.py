@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from onceward.cli.gc import pause_gc, resume_gc
-from onceward.cli.main import report_errors
+from onceward_protocol.cli.gc import pause_gc, resume_gc
+from onceward_protocol.cli.main import report_errors
 
 if TYPE_CHECKING:
     import uvicorn

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import uuid4
 
-from onceward.cli.output import CommandError
+from onceward_protocol.cli.output import CommandError
 
 __all__ = ["make_token"]
 

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from onceward.cli.output import CommandError, print_warning, redact_password
 from onceward.cli.worker import WorkerOptions, run_worker, serve_metrics
 from onceward.errors import OncewardError
 from onceward.observability.metrics import PrometheusMetrics
+from onceward_protocol.cli.output import CommandError, print_warning, redact_password
 from onceward_services.bootstrap import create_onceward
 from onceward_services.cli.logs import configure_logging_from_settings
 from onceward_services.jobs import make_worker

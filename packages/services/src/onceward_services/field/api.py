@@ -6,10 +6,10 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Body, Header, Query, Request, Response
 
 from onceward import Execution, Onceward
-from onceward.core.staleness import parse_instant
-from onceward.core.versions import check_version, etag, expected_version
 from onceward.errors import BodyInvalidError, NotFoundError
 from onceward.server.starlette import Run
+from onceward_protocol.staleness import parse_instant
+from onceward_protocol.versions import check_version, etag, expected_version
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.field.changes import add_changes
 from onceward_services.field.document_writer import DocumentWriter

@@ -5,8 +5,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from onceward.core.canonical_json import MAX_DEPTH, split_object
 from onceward.errors import BodyInvalidError, BodyTooLargeError, FieldNotAllowedError
+from onceward_protocol.canonical_json import MAX_DEPTH, split_object
 
 __all__ = [
     "KINDS",

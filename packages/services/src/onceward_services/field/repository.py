@@ -12,9 +12,10 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from onceward import Transaction
-from onceward.ids import new_request_id
 from onceward.ports import Row, Store
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward.stores.sql_loader import load_queries
+from onceward_protocol.ids import new_request_id
+from onceward_protocol.storage.sql_files import Queries
 from onceward_services.field.model import Kind, encode, response_text, server_fields
 from onceward_services.large_bodies import decode_document
 

@@ -8,10 +8,10 @@ import msgspec
 from fastapi import Header, Request, Response
 
 from onceward import Execution, Onceward, Policy, Transaction
-from onceward.core.versions import etag
 from onceward.errors import NotFoundError, ServiceError
-from onceward.ids import new_id
 from onceward.ports import Row
+from onceward_protocol.ids import new_id
+from onceward_protocol.versions import etag
 from onceward_services.json_response import EncodedJsonResponse
 from onceward_services.planning.model import dashboard_view, row_view
 from onceward_services.planning.read_cache import Kind, ReadCache, ReadKey

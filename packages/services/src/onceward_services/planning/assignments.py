@@ -154,7 +154,12 @@ def _add_edits(api: APIRouter, service: AggregateService) -> None:
             nonlocal before
             before = await current()
             return await change_assignment(
-                tx, tenant, assignment_id, fields, version=version, now=onceward.clock.now()
+                tx,
+                tenant,
+                assignment_id,
+                fields,
+                version=version,
+                now=onceward.clock.now(),
             )
 
         row = await update_with_version(

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Response
 
-from onceward.core.staleness import parse_instant
 from onceward.core.table_names import TableNames
 from onceward.ports import Row, Store
+from onceward_protocol.staleness import parse_instant
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.planning.aggregates import AggregateService, json_response
 from onceward_services.planning.model import AuditEventView, Page

@@ -8,7 +8,10 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from onceward import Onceward
-from onceward.console import (
+from onceward.core.tenants import tenant_or_none
+from onceward.ports import Row, Store
+from onceward.stores.sql_loader import load_queries
+from onceward_operator.console import (
     ConsoleError,
     NotShownError,
     Page,
@@ -19,9 +22,7 @@ from onceward.console import (
     operator_action,
     read_tenant_rows,
 )
-from onceward.core.tenants import tenant_or_none
-from onceward.ports import Row, Store
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward_protocol.storage.sql_files import Queries
 from onceward_services.planning.repository import is_id
 from onceward_services.planning.webhook_delivery import send_again, webhook_sql
 from onceward_services.settings import Settings

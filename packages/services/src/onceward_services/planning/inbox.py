@@ -3,14 +3,17 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self
 
 from onceward import Transaction
 from onceward.errors import BodyInvalidError, NotFoundError, ServiceError
 from onceward.ports import Row, Store
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward.stores.sql_loader import load_queries
 from onceward_services.planning.model import row_view
 from onceward_services.planning.repository import is_id
+
+if TYPE_CHECKING:
+    from onceward_protocol.storage.sql_files import Queries
 
 __all__ = [
     "CURSOR_GONE",

@@ -8,9 +8,9 @@ from datetime import timedelta
 from typing import Any, Final
 
 from onceward import Onceward
-from onceward.ids import new_id
 from onceward.jobs.context import JobContext
 from onceward.ports import Row
+from onceward_protocol.ids import new_id
 from onceward_services.planning.inbox import Inbox, NotificationKind, add_notification
 from onceward_services.planning.repository import find, sql
 from onceward_services.planning.webhook_delivery import (

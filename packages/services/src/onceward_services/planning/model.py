@@ -8,9 +8,9 @@ from typing import Annotated, Any, Final, Generic, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from onceward.core.staleness import parse_instant
 from onceward.errors import BodyInvalidError, FieldNotAllowedError
 from onceward.ports import Row
+from onceward_protocol.staleness import parse_instant
 
 __all__ = [
     "AssignmentMove",

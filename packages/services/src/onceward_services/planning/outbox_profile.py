@@ -3,8 +3,8 @@
 from datetime import timedelta
 from typing import Final
 
-from onceward.core.keys import KeyFormat
-from onceward.outbox import Profile
+from onceward_outbox import Profile
+from onceward_protocol.keys import KeyFormat
 
 __all__ = ["PROFILE"]
 

@@ -3,12 +3,15 @@
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onceward import Transaction
 from onceward.ports import Row, Store
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward.stores.sql_loader import load_queries
 from onceward_services.planning.read_cache import Kind
+
+if TYPE_CHECKING:
+    from onceward_protocol.storage.sql_files import Queries
 
 __all__ = [
     "add",

@@ -9,15 +9,15 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, assert_never
+from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from onceward import Transaction
 from onceward.errors import NonRetryableError, NotFoundError, RetryLaterError, ServiceError
-from onceward.ids import new_id
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import encode_json
 from onceward.ports import Clock, Row, Store
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward.stores.sql_loader import load_queries
+from onceward_protocol.ids import new_id
 from onceward_services.webhooks.sender import (
     Delivered,
     Gone,
@@ -26,6 +26,9 @@ from onceward_services.webhooks.sender import (
     Unavailable,
     WebhookSender,
 )
+
+if TYPE_CHECKING:
+    from onceward_protocol.storage.sql_files import Queries
 
 __all__ = [
     "DELIVER",

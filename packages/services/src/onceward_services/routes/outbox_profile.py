@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Final
 
-from onceward.outbox import Profile
+from onceward_outbox import Profile
 
 __all__ = ["PROFILE"]
 

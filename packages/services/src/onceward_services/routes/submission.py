@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from onceward import Execution, Onceward, Policy, Principal
 from onceward.core.idempotency_record import Response
-from onceward.ids import new_request_id
 from onceward.server.guarded_request import parse_request
 from onceward.server.idempotency import Replay
+from onceward_protocol.ids import new_request_id
 from onceward_services.routes.jobs import GENERATE, QUEUE
 from onceward_services.routes.model import RouteAccepted, RouteSubmission
 from onceward_services.routes.repository import add_request

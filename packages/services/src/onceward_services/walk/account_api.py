@@ -5,9 +5,9 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from onceward import Onceward
-from onceward.core.staleness import parse_instant
 from onceward.server.starlette import Caller, Run, Tx
-from onceward.server.tenant_data import OPERATOR_TENANT
+from onceward_operator.tenant_data import OPERATOR_TENANT
+from onceward_protocol.staleness import parse_instant
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.routing import service_router
 from onceward_services.settings import Settings

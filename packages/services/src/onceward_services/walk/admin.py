@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from onceward.errors import NotFoundError
 from onceward.ports import Row, Store
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward.stores.sql_loader import load_queries
+from onceward_protocol.storage.sql_files import Queries
 from onceward_services.walk import admin_model as model
 from onceward_services.walk.steps import reviews
 from onceward_services.walk.walkers import instant

@@ -12,9 +12,9 @@ from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
 from onceward import Onceward
-from onceward.core.staleness import parse_instant
 from onceward.errors import BodyInvalidError
 from onceward.server.starlette import Caller, Run, Tx
+from onceward_protocol.staleness import parse_instant
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.event_stream import EVENT_STREAM, EventStream, token_expiry, wants_stream
 from onceward_services.routing import extend_router, service_router

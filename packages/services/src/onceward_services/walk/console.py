@@ -8,7 +8,11 @@ import msgspec
 from pydantic import ValidationError
 
 from onceward import Onceward
-from onceward.console import (
+from onceward.core.tenants import tenant_or_none
+from onceward.errors import NotFoundError
+from onceward.ports import Row, Store
+from onceward.stores.sql_loader import load_queries
+from onceward_operator.console import (
     ConsoleError,
     NotShownError,
     Page,
@@ -19,10 +23,7 @@ from onceward.console import (
     operator_action,
     read_tenant_rows,
 )
-from onceward.core.tenants import tenant_or_none
-from onceward.errors import NotFoundError
-from onceward.ports import Row, Store
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward_protocol.storage.sql_files import Queries
 from onceward_services.settings import Settings
 from onceward_services.walk.admin import read_review
 from onceward_services.walk.push.delivery import PUSH

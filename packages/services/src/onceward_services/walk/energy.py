@@ -6,9 +6,9 @@ from datetime import datetime
 import msgspec
 
 from onceward import Transaction
-from onceward.ids import new_id
 from onceward.ports import Store
 from onceward.stores.sql_loader import load_queries
+from onceward_protocol.ids import new_id
 from onceward_services.walk.errors import walk_error
 from onceward_services.walk.events import add_event
 from onceward_services.walk.ledger import spend

@@ -8,8 +8,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from onceward.core.staleness import parse_instant
 from onceward.errors import BodyInvalidError
+from onceward_protocol.staleness import parse_instant
 from onceward_services.walk.steps.model import StreakView
 
 __all__ = [

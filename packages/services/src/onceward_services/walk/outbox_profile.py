@@ -4,9 +4,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Final
 
-from onceward.core.response_classification import AttestationNeeded, Done, OutOfOrder, Refused
-from onceward.core.retry import DEVICE
-from onceward.outbox import Profile, TimestampsInBody
+from onceward_outbox import Profile, TimestampsInBody
+from onceward_protocol.response_classification import AttestationNeeded, Done, OutOfOrder, Refused
+from onceward_protocol.retry import DEVICE
 from onceward_services.walk.quest_chain import QuestChain
 
 __all__ = ["PROFILE", "STRICT_PROFILE"]

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
-from onceward.core.outbox_entry import Entry
-from onceward.outbox import ChainAction, Drop, Park, Send
+from onceward_outbox import ChainAction, Drop, Park, Send
+from onceward_outbox.entry import Entry
 
 __all__ = ["QuestChain", "QuestState"]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from onceward.core.retry import is_transient, parse_retry_after
 from onceward.jobs.enqueue import encode_json
+from onceward_protocol.retry import is_transient, parse_retry_after
 from onceward_services.webhooks.addresses import AddressRefusedError, Network
 from onceward_services.webhooks.http_post import (
     HttpResult,

@@ -14,8 +14,8 @@ from onceward.stores.postgres.errors import SAVEPOINT, statement_error, unavaila
 from onceward.stores.postgres.session import UsedSession, outlives_statement
 from onceward.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from onceward.stores.rows import audit_values, encode_headers, record_of
-from onceward.stores.sql_loader import Queries
 from onceward.stores.transaction_control import aborted
+from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["PostgresChunk", "PostgresItemUnit"]
 

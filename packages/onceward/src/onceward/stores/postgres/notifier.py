@@ -14,8 +14,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from onceward.errors import StoreError
-from onceward.ids import new_request_id
 from onceward.stores.notifier import LocalNotifier
+from onceward_protocol.ids import new_request_id
 
 __all__ = ["Listen", "PostgresNotifier"]
 

@@ -28,14 +28,7 @@ from onceward.ports import (
     StoreMetrics,
     TransactionT_co,
 )
-from onceward.stores.migrations import (
-    MIGRATION_LOCK,
-    Migration,
-    MigrationTable,
-    apply_migrations,
-    load_migrations,
-    run_steps_async,
-)
+from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.postgres.abandoned import AbandonedCommits
 from onceward.stores.postgres.chunk import PostgresChunk
 from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, Driver, DriverMaker, Pool
@@ -59,8 +52,15 @@ from onceward.stores.replication import (
     unconfirmed,
 )
 from onceward.stores.rows import listed_record, record_of
-from onceward.stores.sql_loader import Queries, load_queries
+from onceward.stores.sql_loader import load_queries
 from onceward.stores.urls import parse_store_url
+from onceward_protocol.storage.migrations import (
+    Migration,
+    apply_migrations,
+    load_migrations,
+    run_steps_async,
+)
+from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
 

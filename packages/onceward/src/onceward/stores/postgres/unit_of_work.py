@@ -19,8 +19,8 @@ from onceward.stores.postgres.errors import (
 from onceward.stores.postgres.params import finish_statement, positional, rows_changed
 from onceward.stores.postgres.session import UsedSession
 from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values
-from onceward.stores.sql_loader import Queries
 from onceward.stores.transaction_control import aborted
+from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
 

@@ -1,6 +1,6 @@
 """The PostgreSQL store with psycopg 3 in place of asyncpg, for async and for sync handlers."""
 
-from onceward.extras import needs_extra
+from onceward_protocol.extras import needs_extra
 
 with needs_extra("psycopg"):
     from onceward.stores.psycopg.store import PsycopgStore, PsycopgSyncStore

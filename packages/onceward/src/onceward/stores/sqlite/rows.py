@@ -9,7 +9,7 @@ from onceward.core.idempotency_record import Record, RecordId
 from onceward.ports import Params, Row
 from onceward.stores.parameters import named_parameters
 from onceward.stores.rows import encode_headers, record_of
-from onceward.stores.sql_loader import Queries
+from onceward_protocol.storage.sql_files import Queries
 
 __all__ = [
     "exists",

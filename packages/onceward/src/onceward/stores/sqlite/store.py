@@ -14,15 +14,7 @@ from onceward.core.storable_text import check_storable
 from onceward.core.table_names import DEFAULT_PREFIX, TableNames
 from onceward.errors import ConfigurationError, StoreUnavailableError
 from onceward.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
-from onceward.stores.busy_retry import until_free
-from onceward.stores.migrations import (
-    Migration,
-    MigrationTable,
-    apply_migrations,
-    load_migrations,
-    run_steps,
-)
-from onceward.stores.private_files import create_database_file
+from onceward.stores.migrations import MigrationTable
 from onceward.stores.rows import listed_record
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.sqlite.chunk import SqliteChunk
@@ -39,6 +31,14 @@ from onceward.stores.sqlite.rows import (
     to_values,
 )
 from onceward.stores.sqlite.unit_of_work import SqliteUnit
+from onceward_protocol.storage.busy_retry import until_free
+from onceward_protocol.storage.migrations import (
+    Migration,
+    apply_migrations,
+    load_migrations,
+    run_steps,
+)
+from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["SqliteStore"]
 

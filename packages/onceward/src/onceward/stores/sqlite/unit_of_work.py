@@ -10,7 +10,6 @@ from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from onceward.ports import Params, Row
 from onceward.stores.rows import audit_values
-from onceward.stores.sql_loader import Queries
 from onceward.stores.sqlite.group_commit import Writer
 from onceward.stores.sqlite.rows import (
     exists,
@@ -21,6 +20,7 @@ from onceward.stores.sqlite.rows import (
     to_values,
 )
 from onceward.stores.transaction_control import refuse_transaction_control
+from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["SqliteTransaction", "SqliteUnit"]
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from onceward import Transaction
-from onceward.ids import new_id
+from onceward_protocol.ids import new_id
 from onceward_services.walk.events import add_event
 from onceward_services.walk.steps.repository import save_challenge
 from onceward_services.walk.steps.rules import Limits, Rejection, Report, Span, is_burst

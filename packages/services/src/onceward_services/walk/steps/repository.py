@@ -11,9 +11,9 @@ from typing import Any, Final, Literal
 from zoneinfo import ZoneInfo
 
 from onceward import Transaction
-from onceward.ids import new_id
 from onceward.ports import Params, Row, Store
 from onceward.stores.sql_loader import load_queries
+from onceward_protocol.ids import new_id
 from onceward_services.walk.steps.day_assessment import Reading, Ruling
 from onceward_services.walk.steps.rules import LastSync, Report, Span, find_zone
 from onceward_services.walk.steps.streaks import AttestedDay, StreakState

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 
 from onceward import Transaction
 from onceward.errors import NotFoundError, ServiceError
-from onceward.ids import new_id
 from onceward.ports import Row, Store
+from onceward_protocol.ids import new_id
 from onceward_services.walk.steps.model import Resolution, ReviewView, ReviewViews
 from onceward_services.walk.steps.repository import sql
 from onceward_services.walk.walkers import instant

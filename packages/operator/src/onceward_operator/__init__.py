@@ -1,0 +1,1 @@
+"""For people who run Onceward: console, trace, live view, moves, backups, tenants, audits."""

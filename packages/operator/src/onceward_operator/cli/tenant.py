@@ -1,0 +1,222 @@
+"""``onceward tenant``: export and erase everything that is stored of one tenant."""
+
+import asyncio
+import getpass
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from onceward.cli.database import namespaces_in, opened, opened_cache
+from onceward.cli.target import AppTarget, Target
+from onceward.errors import ConfigurationError, StoreError
+from onceward.ports import Store
+from onceward.stores.tenant_tables import TenantTable
+from onceward_operator.tenant_data import (
+    EXPORT_FORMAT,
+    Erased,
+    StillWrittenError,
+    TenantData,
+    export_json,
+)
+from onceward_protocol.cli.output import CommandError, print_json, print_table, print_warning
+from onceward_protocol.cli.plugins import declared_by_packages
+from onceward_protocol.clock import SystemClock
+from onceward_protocol.storage.private_files import private_output
+
+__all__ = ["erase_tenant", "export_tenant"]
+
+_USAGE: Final = 2
+_MAX_REASON: Final = 1000
+
+ForgetCached = Callable[[str], Awaitable[int]]
+
+
+def export_tenant(
+    target: Target,
+    tenant: str,
+    *,
+    tables: Sequence[str],
+    output: Path | None,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Write the rows of a tenant as JSON lines to a file or to stdout."""
+    _check_name(tenant)
+    given = [_parse_table(text) for text in tables]
+    if output is None:
+        asyncio.run(_export(target, tenant, given, sys.stdout))
+        return
+    with private_output(output, force=force) as file:
+        counts = asyncio.run(_export(target, tenant, given, file))
+    if as_json:
+        print_json({"tenant": tenant, "file": str(output), "rows": counts})
+    else:
+        _print_counts(counts)
+        print(f"{output} written ({sum(counts.values())} rows)")
+
+
+def erase_tenant(
+    target: Target,
+    tenant: str,
+    *,
+    tables: Sequence[str],
+    redis: tuple[str, str] | None,
+    reason: str | None,
+    is_dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Erase a tenant, or show what would be erased. ``redis`` is a URL and an environment."""
+    _check_name(tenant)
+    given = [_parse_table(text) for text in tables]
+    text = (reason or "").strip()
+    if not is_dry_run and not 0 < len(text) <= _MAX_REASON:
+        raise CommandError(
+            f"--reason is missing or longer than {_MAX_REASON} characters: say why, for the audit "
+            "log",
+            _USAGE,
+        )
+    if is_dry_run:
+        counts = asyncio.run(_count(target, tenant, given))
+        if as_json:
+            print_json({"erased": False, "tenant": tenant, "rows": counts})
+            return
+        _print_counts(counts)
+        total = sum(counts.values())
+        print(f'{total} rows would be erased; to erase them: add --yes --reason "…"')
+        return
+    erased = asyncio.run(_erase(target, tenant, given, redis, text))
+    if as_json:
+        print_json(
+            {
+                "erased": True,
+                "tenant": tenant,
+                "rows": erased.rows,
+                "redis_values": erased.cached,
+                "audit_id": erased.audit_id,
+            }
+        )
+        return
+    _print_counts(erased.rows)
+    cached = "" if erased.cached is None else f" and {erased.cached} values in Redis"
+    print(
+        f"{sum(erased.rows.values())} rows{cached} erased (audit event {erased.audit_id}); servers "
+        "that can reach the database stop replaying the tenant's records within a second"
+    )
+
+
+async def _export(
+    target: Target, tenant: str, given: Sequence[TenantTable], file: TextIO
+) -> dict[str, int]:
+    async with _opened(target, given) as (_, data):
+        counts = dict.fromkeys(await data.count(tenant), 0)
+        head = {
+            "format": EXPORT_FORMAT,
+            "tenant": tenant,
+            "exported_at": export_json(SystemClock().now()),
+            "tables": list(counts),
+        }
+        _write_line(file, head)
+        with _progress("export") as on_progress:
+            async for table, row in data.rows(tenant):
+                _write_line(file, {"table": table, "row": dict(row)})
+                counts[table] += 1
+                on_progress(table, counts[table])
+        _write_line(file, {"complete": True, "rows": counts})
+        file.flush()
+        return counts
+
+
+async def _count(target: Target, tenant: str, given: Sequence[TenantTable]) -> dict[str, int]:
+    async with _opened(target, given) as (_, data):
+        return await data.count(tenant)
+
+
+async def _erase(
+    target: Target,
+    tenant: str,
+    given: Sequence[TenantTable],
+    redis: tuple[str, str] | None,
+    reason: str,
+) -> Erased:
+    async with (
+        _opened(target, given) as (store, data),
+        opened_cache(target, store, redis) as cache,
+    ):
+        forget_cached: ForgetCached | None = getattr(cache, "forget_tenant", None)
+        with _progress("erase") as on_progress:
+            try:
+                return await data.erase(
+                    tenant,
+                    actor=f"{getpass.getuser()} via onceward tenant erase",
+                    reason=reason,
+                    forget_cached=forget_cached,
+                    on_progress=on_progress,
+                )
+            except StillWrittenError as error:
+                raise CommandError(str(error)) from error
+            except StoreError as error:
+                raise CommandError(
+                    f"the erasure is not finished: {error}; run the command again to continue"
+                ) from error
+
+
+@asynccontextmanager
+async def _opened(
+    target: Target, given: Sequence[TenantTable]
+) -> AsyncIterator[tuple[Store, TenantData]]:
+    """Open a store with the tables of the library, of services, of the app and of the command."""
+    async with opened(target) as store:
+        declared: dict[str, list[TenantTable]] = declared_by_packages("tenant_tables")
+        present = await namespaces_in(store)
+        tables = [table for name in declared if name in present for table in declared[name]]
+        if isinstance(target, AppTarget):
+            from onceward.cli.app_loader import load_onceward
+
+            tables += load_onceward(target.name).tenant_tables
+        unique = list({table.name: table for table in [*given, *tables]}.values())
+        try:
+            data = await TenantData.open(store, SystemClock(), unique)
+        except ConfigurationError as error:
+            raise CommandError(str(error), _USAGE) from error
+        for table in await data.uncovered():
+            print_warning(
+                f"table {table} has a column tenant and is left out: add --table {table} if its "
+                "rows belong to tenants"
+            )
+        yield store, data
+
+
+def _check_name(tenant: str) -> None:
+    if not tenant or "\0" in tenant:
+        raise CommandError("the name of the tenant is empty or contains NUL", _USAGE)
+
+
+def _parse_table(text: str) -> TenantTable:
+    name, colon, column = text.partition(":")
+    try:
+        return TenantTable(name, column) if colon else TenantTable(name)
+    except ConfigurationError as error:
+        raise CommandError(f"--table {text}: {error}", _USAGE) from error
+
+
+def _print_counts(counts: dict[str, int]) -> None:
+    print_table(("table", "rows"), [(table, str(count)) for table, count in counts.items()])
+
+
+def _write_line(file: TextIO, value: dict[str, Any]) -> None:
+    file.write(json.dumps(value, ensure_ascii=False, default=export_json) + "\n")
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str, int], None]]:
+    """Show the table at hand and its rows on a terminal."""
+    status: Any = nullcontext(None)
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        status = Console(stderr=True).status(what)
+    with status as shown:
+        yield lambda table, rows: shown and shown.update(f"{what} {table}: {rows} rows")

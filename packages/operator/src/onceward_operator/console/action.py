@@ -1,0 +1,122 @@
+"""A change that an operator makes: one transaction with its jobs and its audit event.
+
+::
+
+    async def cancel(request: PageRequest) -> Redirected:
+        tenant = request.own(request.form.get("tenant", ""))
+        async with operator_action(
+            onceward, request, tenant=tenant, name="parcel.cancel", resource="parcel:42"
+        ) as action:
+            await action.transaction.execute("UPDATE parcels SET …", {…})
+            await action.enqueue("parcel.cancelled", {"id": 42})
+        return Redirected("parcels", "cancelled")
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final, Unpack
+
+import msgspec
+
+from onceward.core.idempotency_record import AuditEvent
+from onceward.core.job import EnqueueOutcome
+from onceward.errors import CommitUnknownError, NotFoundError, RequestError
+from onceward.jobs.enqueue import Cause, JobOptions, new_job
+from onceward.ports import Transaction
+from onceward.server.app import Onceward
+from onceward_operator.console.page import ConsoleError, NotShownError, PageRequest
+from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.ids import new_id
+
+__all__ = ["OperatorAction", "operator_action"]
+
+_OK: Final = 200
+_MAX_ATTEMPTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorAction:
+    """The transaction of one action."""
+
+    # Commits with the audit event and the jobs when the block ends.
+    transaction: Transaction
+    _onceward: Onceward[Any]
+    _cause: Cause
+
+    async def enqueue(
+        self,
+        job_type: str,
+        payload: Any = None,
+        *,
+        queue: str | None = None,
+        tenant: str | None = None,
+        max_attempts: int | None = None,
+        **options: Unpack[JobOptions],
+    ) -> EnqueueOutcome:
+        """Enqueue a job in the transaction. Same options as ``Onceward.enqueue``."""
+        onceward, cause = self._onceward, self._cause
+        found = onceward.jobs.find(job_type)
+        attempts = found.max_attempts if found else _MAX_ATTEMPTS
+        job = new_job(
+            job_type,
+            payload,
+            cause=Cause(
+                cause.tenant if tenant is None else tenant,
+                cause.actor,
+                cause.request_id,
+                cause.correlation_id,
+            ),
+            queue=onceward.jobs.queue_of(job_type) if queue is None else queue,
+            max_attempts=attempts if max_attempts is None else max_attempts,
+            max_payload_bytes=onceward.max_payload_bytes,
+            **options,
+        )
+        return await onceward.job_store.enqueue(self.transaction, job)
+
+
+@asynccontextmanager
+async def operator_action(
+    onceward: Onceward[Any], request: PageRequest, *, tenant: str, name: str, resource: str
+) -> AsyncIterator[OperatorAction]:
+    """Commit what the block writes together with an audit event that has the operator's reason.
+
+    ``name`` is what is done, ``resource`` to what. Errors of requests that the block raises are
+    shown to the operator, and nothing is written.
+    """
+    tenant, reason = request.own(tenant), request.reason()
+    cause = Cause(tenant, request.actor, request.request_id, request.request_id)
+    fields = {name: value for name, value in request.form.items() if name != "form_token"}
+    audit = AuditEvent(
+        id=new_id(request.now),
+        tenant=tenant,
+        actor=request.actor,
+        endpoint=name,
+        payload_hash=sha256(canonical_json(msgspec.json.encode(fields))).hexdigest(),
+        status=_OK,
+        request_id=request.request_id,
+        correlation_id=request.request_id,
+        created_at=request.now,
+        resource=resource,
+        reason=reason,
+    )
+    unit = await request.store.begin()
+    try:
+        yield OperatorAction(unit.statements, onceward, cause)
+        await unit.commit(None, audit)
+    except CommitUnknownError as error:
+        await unit.rollback()
+        raise ConsoleError(
+            "the connection was lost during the commit: look whether it was done"
+        ) from error
+    except NotFoundError as error:
+        await unit.rollback()
+        raise NotShownError(str(error)) from error
+    except RequestError as error:
+        await unit.rollback()
+        raise ConsoleError(f"nothing was changed: {error}") from error
+    except BaseException:
+        await unit.rollback()
+        raise
+    onceward.notifier.notify()

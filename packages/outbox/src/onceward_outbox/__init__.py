@@ -1,0 +1,111 @@
+"""The outbox: a durable, encrypted queue of mutations that are sent in order until they happened.
+
+::
+
+    Outbox         a file, a server, and the drain between them; AsyncOutbox for asyncio
+    UserOutbox     the same for one user, who sees no other's entries; AsyncUserOutbox for asyncio
+    OutboxQueue    the file alone: every operation on it, for apps that send themselves
+    Drain          sends what one user's queue holds, when the app calls it
+    Profile        the rules of one API: order, retries, codes, request format
+    NewEntry       what to queue; Entry, Attempt and Stats are what comes back
+    Event          what happened, for a screen or telemetry; EventStream is an iterator of them
+    HttpTransport  sends requests to the server; Transport is the protocol of another way
+"""
+
+from onceward_outbox.clock import DeviceClock
+from onceward_outbox.conflicts import Merge
+from onceward_outbox.database import AppConnection, Driver
+from onceward_outbox.drain import Drain
+from onceward_outbox.drain_state import DrainReport, Ended
+from onceward_outbox.entry import (
+    Attempt,
+    Claimed,
+    ConflictResolution,
+    ConflictResolutionName,
+    Entry,
+    NewEntry,
+    Reason,
+    ReasonName,
+    Resolution,
+    ResolutionName,
+    Status,
+    StatusName,
+    Transition,
+)
+from onceward_outbox.event_stream import EventStream
+from onceward_outbox.events import Event, EventKind, Listener
+from onceward_outbox.maintenance import PayloadMigration
+from onceward_outbox.outbox import AsyncOutbox, AsyncUserOutbox, Outbox, OutboxOptions
+from onceward_outbox.profile import (
+    ChainAction,
+    Drop,
+    Park,
+    Profile,
+    Recovery,
+    RequestFormat,
+    Send,
+    TimestampsInBody,
+)
+from onceward_outbox.queue import OutboxQueue, Stats
+from onceward_outbox.resolution import Rewrite
+from onceward_outbox.sender import AtSend, Token
+from onceward_outbox.settings import QueueSettings
+from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
+from onceward_outbox.user_outbox import UserOutbox
+from onceward_protocol.fault_points import SyncFaultPoints
+from onceward_protocol.operation import Operation, OperationName
+
+__all__ = [
+    "AppConnection",
+    "AsyncOutbox",
+    "AsyncUserOutbox",
+    "AtSend",
+    "Attempt",
+    "ChainAction",
+    "Claimed",
+    "ConflictResolution",
+    "ConflictResolutionName",
+    "DeviceClock",
+    "Drain",
+    "DrainReport",
+    "Driver",
+    "Drop",
+    "Ended",
+    "Entry",
+    "Event",
+    "EventKind",
+    "EventStream",
+    "HttpTransport",
+    "Listener",
+    "Merge",
+    "NewEntry",
+    "NoResponse",
+    "Operation",
+    "OperationName",
+    "Outbox",
+    "OutboxOptions",
+    "OutboxQueue",
+    "Park",
+    "PayloadMigration",
+    "Profile",
+    "QueueSettings",
+    "Reason",
+    "ReasonName",
+    "Recovery",
+    "Request",
+    "RequestFormat",
+    "Resolution",
+    "ResolutionName",
+    "Response",
+    "Rewrite",
+    "Send",
+    "Stats",
+    "Status",
+    "StatusName",
+    "SyncFaultPoints",
+    "TimestampsInBody",
+    "Token",
+    "Transition",
+    "Transport",
+    "UserOutbox",
+]

@@ -1,0 +1,1 @@
+"""``onceward outbox``: the queue of a device."""

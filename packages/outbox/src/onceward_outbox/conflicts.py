@@ -1,0 +1,228 @@
+"""Conflicts: the entity was changed on the server, and the entry's strategy decides what follows.
+
+The server's side is read first; then the conflict and its resolution are recorded in one commit.
+If the process dies in between, nothing is recorded, and the entry is sent once more.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from onceward_outbox.entry import (
+    ConflictResolution,
+    Entry,
+    Resolution,
+    ResolutionName,
+    member_named,
+)
+from onceward_outbox.errors import UsageError
+from onceward_outbox.profile import Profile
+from onceward_outbox.queue import OutboxQueue
+from onceward_outbox.three_way_merge import Merged, merge_patch, three_way_merge
+from onceward_outbox.transport import NoResponse, Response
+from onceward_outbox.versions import current_version, version_of
+from onceward_protocol.if_match import without_if_match
+from onceward_protocol.operation import Operation
+from onceward_protocol.retry import is_transient
+
+__all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict"]
+
+_log = logging.getLogger(__name__)
+
+Merge = Callable[[Any, Any, Any], Any]
+"""The app's own strategy: base, mine, theirs → the payload to send, or a ``Resolution``.
+
+``base`` is what the entity was when the change was made, None if the app did not set it;
+``theirs`` is None if the server no longer has it.
+"""
+
+_OK: Final = 200
+_UNAUTHORIZED: Final = 401
+_GONE: Final = frozenset({404, 410})
+
+
+class ConflictPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the server's side, and the resolution. None: a person decides."""
+
+    theirs: Any = UNSET
+    version: str | None = None
+    how: Resolution | None = None
+    payload: Any = UNSET
+    # JSON Pointers of what both sides have changed.
+    fields: tuple[str, ...] = ()
+
+
+def plan_for(
+    entry: Entry,
+    profile: Profile,
+    refusal: Response,
+    read: Response | NoResponse | None,
+    merge: Merge | None,
+    *,
+    may_merge: bool = True,
+) -> ConflictPlan | NoResponse | Response:
+    """Decide from what was read of the server's side. A failure to read it is returned as it is.
+
+    ``entry.base`` is what the edit was made on. ``read`` is the response to a read of the entity,
+    None for a create, whose entity does not exist yet. ``refusal`` is the response to the entry;
+    it may name the current version. ``merge`` is the app's function; without it the strategy
+    ``merge`` merges by field. Not ``may_merge``: such a conflict is left to a person.
+    """
+    strategy = entry.conflict_resolution or profile.conflict_resolution
+    if read is None:
+        return _decide(
+            entry,
+            profile,
+            strategy,
+            ConflictPlan(),
+            merge if may_merge else None,
+            merges_fields=False,
+        )
+    response = read
+    if isinstance(response, NoResponse) or response.status not in {_OK, *_GONE}:
+        if strategy is ConflictResolution.SERVER_WINS:
+            return ConflictPlan(how=Resolution.THEIRS)
+        if (
+            isinstance(response, NoResponse)
+            or response.status == _UNAUTHORIZED
+            or is_transient(response.status)
+        ):
+            return response
+        # It cannot be read at all: a person decides, or a strategy that does not need it.
+        known = ConflictPlan(version=current_version(refusal))
+        needs_version = profile.force_with_version and known.version is None
+        if strategy is ConflictResolution.CLIENT_WINS and needs_version:
+            return known
+        return _decide(entry, profile, strategy, known, None, merges_fields=False)
+    known = ConflictPlan(theirs=None)
+    if response.status == _OK:
+        version = version_of(response) or current_version(refusal)
+        known = ConflictPlan(theirs=response.json(), version=version)
+    chosen = merge if may_merge else None
+    return _decide(entry, profile, strategy, known, chosen, merges_fields=may_merge)
+
+
+def resolve_conflict(
+    queue: OutboxQueue,
+    entry: Entry,
+    how: Resolution | ResolutionName,
+    *,
+    payload: Any = UNSET,
+    adopts: bool = True,
+) -> Entry:
+    """End a conflict as a person or a strategy has decided.
+
+    Both ``MINE`` and ``MERGED`` are sent with the version that was read, so a change that another
+    client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
+    with ``If-Match: *``, unless the profile says that the server refuses that.
+    """
+    how = member_named(Resolution, how)
+    if how not in (Resolution.MINE, Resolution.MERGED):
+        return queue.resolve(entry.id, how, adopts=adopts)
+    if how is Resolution.MERGED and payload is UNSET:
+        raise UsageError("resolving a conflict by merging needs the merged payload")
+    version = entry.theirs_version
+    may_force = not queue.profiles.get(entry.profile).force_with_version
+    if how is Resolution.MINE and version is None and may_force:
+        version = "*"
+    body = entry.decoded() if payload is UNSET else payload
+    return queue.resolve(
+        entry.id,
+        how,
+        payload=_without_version(body, version),
+        headers=_headers(entry, version),
+        adopts=adopts,
+    )
+
+
+def _decide(
+    entry: Entry,
+    profile: Profile,
+    strategy: ConflictResolution,
+    known: ConflictPlan,
+    merge: Merge | None,
+    *,
+    merges_fields: bool,
+) -> ConflictPlan:
+    replace = msgspec.structs.replace
+    match strategy:
+        case ConflictResolution.SERVER_WINS:
+            return replace(known, how=Resolution.THEIRS)
+        case ConflictResolution.CLIENT_WINS:
+            # Once. If even a forced send gets a conflict, a person decides.
+            if entry.forced:
+                return _for_a_person(entry, profile, known)
+            return replace(known, how=Resolution.MINE)
+        case ConflictResolution.MERGE if merge is not None:
+            return _merge(entry, known, merge)
+        case ConflictResolution.MERGE if merges_fields:
+            return _merge_by_field(entry, profile, known)
+        case _:
+            return _for_a_person(entry, profile, known)
+
+
+def merge_fields(
+    entry: Entry, base: Any, theirs: Any, identities: Mapping[str, str]
+) -> Merged | None:
+    """Merge the edit of an entry with the server's side, by field; None if it cannot be merged."""
+    mine = entry.decoded()
+    if not (isinstance(mine, dict) and isinstance(theirs, dict)):
+        return None
+    mine, theirs = _content(mine), _content(theirs)
+    before = _content(base) if isinstance(base, dict) else None
+    if entry.operation is Operation.PATCH:
+        return merge_patch(before, mine, theirs, identities=identities)
+    if before is None:
+        return merge_patch(None, theirs | mine, theirs, identities=identities)
+    return three_way_merge(before, mine, theirs, identities=identities)
+
+
+def _content(entity: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in entity.items() if name != "version"}
+
+
+def _for_a_person(entry: Entry, profile: Profile, known: ConflictPlan) -> ConflictPlan:
+    """Leave the conflict to a person, with what both sides have changed."""
+    base = None if entry.base is None else msgspec.json.decode(entry.base)
+    merged = merge_fields(entry, base, known.theirs, profile.merge_identities)
+    return known if merged is None else msgspec.structs.replace(known, fields=merged.conflicts)
+
+
+def _merge_by_field(entry: Entry, profile: Profile, known: ConflictPlan) -> ConflictPlan:
+    base = None if entry.base is None else msgspec.json.decode(entry.base)
+    merged = merge_fields(entry, base, known.theirs, profile.merge_identities)
+    if merged is None:
+        return known
+    if merged.conflicts:
+        return msgspec.structs.replace(known, fields=merged.conflicts)
+    return msgspec.structs.replace(known, how=Resolution.MERGED, payload=merged.value)
+
+
+def _merge(entry: Entry, known: ConflictPlan, merge: Merge) -> ConflictPlan:
+    base = None if entry.base is None else msgspec.json.decode(entry.base)
+    theirs = None if known.theirs is UNSET else known.theirs
+    try:
+        made = merge(base, entry.decoded(), theirs)
+    except Exception:  # noqa: BLE001 - the app's own code may raise anything
+        _log.exception("the merge function failed; the conflict waits for a person")
+        return known
+    if isinstance(made, Resolution):
+        return msgspec.structs.replace(known, how=made)
+    return msgspec.structs.replace(known, how=Resolution.MERGED, payload=made)
+
+
+def _headers(entry: Entry, version: str | None) -> Mapping[str, str]:
+    kept = without_if_match(entry.headers)
+    if version is None or entry.operation is Operation.CREATE:
+        return kept
+    return kept | {"If-Match": version}
+
+
+def _without_version(body: Any, version: str | None) -> Any | UnsetType:
+    """Remove the version from a body that names one: it would contradict the header."""
+    if isinstance(body, dict) and "version" in body and version is not None:
+        return {name: value for name, value in body.items() if name != "version"}
+    return UNSET if body is None else body

@@ -1,0 +1,210 @@
+"""Events about the queue, delivered after the commit. They never hold a payload or a token."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from threading import Lock
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from onceward_outbox.entry import Entry, Reason, Status
+from onceward_protocol.operation import Operation
+
+__all__ = ["Event", "EventKind", "Events", "Listener", "event_about"]
+
+_log = logging.getLogger(__name__)
+
+
+class EventKind(StrEnum):
+    """What happened."""
+
+    # An entry was queued.
+    ENQUEUED = "enqueued"
+    MERGED = "merged"
+    """A later change was merged into this entry before it was sent."""
+    # A drain has taken an entry to send it.
+    CLAIMED = "claimed"
+    SENT = "sent"
+    """A response came, or did not. Emitted by the drain."""
+    # The server has done it.
+    SUCCEEDED = "succeeded"
+    # It will be sent again later.
+    RETRYING = "retrying"
+    RELEASED = "released"
+    """Its claim was released, or its lease expired."""
+    # It will not be sent again by itself.
+    FAILED = "failed"
+    # The entity was changed on the server.
+    CONFLICT = "conflict"
+    # A conflict has ended.
+    RESOLVED = "resolved"
+    # A person has changed the payload.
+    EDITED = "edited"
+    # A person has put it back into the queue.
+    RETRIED = "retried"
+    # It is back in the queue because what it waits for may happen again.
+    REVIVED = "revived"
+    SERVER_REWOUND = "server_rewound"
+    """The server has lost what it had acknowledged, e.g. by the restore of a backup: it expects a
+    number of a strict sequence again."""
+    # It is older than the server accepts.
+    EXPIRED = "expired"
+    EXPIRING = "expiring"
+    """Entries of a user that will expire within two days. At most once a day."""
+    # It will never be sent.
+    DISCARDED = "discarded"
+    PAUSED = "paused"
+    """The drain waits, for example for a new token. Emitted by the drain."""
+    ATTESTATION = "attestation"
+    """The server does not accept the attestation of one entry. Emitted by the drain."""
+    HELD = "held"
+    """The server is down or overloaded: nothing is sent to it, or to one endpoint, for a while."""
+    # The server responds again after that.
+    RESUMED = "resumed"
+    DRAINED = "drained"
+    """Emitted by the drain at its end, also if nothing was sent: ``detail`` is its ``Ended``."""
+    PRUNING = "pruning"
+    """It will be deleted after ``delay_seconds``, unless a person retries, edits or resolves it."""
+    # Old entries were deleted.
+    PRUNED = "pruned"
+    # All entries of a user were deleted.
+    PURGED = "purged"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event. Entry fields are None where it is about more than one entry."""
+
+    # What happened.
+    kind: EventKind
+    # When, by the device's clock.
+    at: datetime
+    # Whose queue it is about.
+    user_id: str | None = None
+    # The entry it is about.
+    entry_id: str | None = None
+    # The kind of entity.
+    entity_type: str | None = None
+    # The path that it is sent to.
+    endpoint: str | None = None
+    # What the entry does.
+    operation: Operation | None = None
+    # The device's id of the entity.
+    local_id: str | None = None
+    # The server's id of the entity.
+    server_id: str | int | None = None
+    # After the change.
+    status: Status | None = None
+    # Why it happened.
+    reason: Reason | None = None
+    # The number of the attempt.
+    attempt: int | None = None
+    # HTTP status of the response; None without one.
+    http_status: int | None = None
+    # The server's code in the response.
+    code: str | None = None
+    # For `failed`: the class of cause, by the profile's ``causes``.
+    cause: str | None = None
+    # Seconds since it was queued, as far as is certain.
+    age_seconds: float | None = None
+    # For `retrying`, `held`, `expiring` and `pruning`: how long until that, or the first of them.
+    delay_seconds: float | None = None
+    # For `expiring`, `pruning`, `pruned`, `purged` and `drained`: how many entries.
+    count: int | None = None
+    # For `expiring`: how many by entity type.
+    counts: Mapping[str, int] | None = None
+    # A few words for a person; never a payload.
+    detail: str | None = None
+
+
+# A function that is called with every event.
+Listener = Callable[[Event], None]
+
+
+def event_about(
+    kind: EventKind,
+    entry: Entry,
+    at: datetime,
+    *,
+    age_seconds: float | None = None,
+    http_status: int | UnsetType | None = UNSET,
+    code: str | UnsetType | None = UNSET,
+    cause: str | None = None,
+    delay_seconds: float | None = None,
+    detail: str | None = None,
+) -> Event:
+    """Return an event about an entry as it is now.
+
+    ``http_status`` and ``code`` are those of its last error, unless the response is given.
+    """
+    return Event(
+        kind=kind,
+        at=at,
+        user_id=entry.user_id,
+        entry_id=entry.id,
+        entity_type=entry.entity_type,
+        operation=entry.operation,
+        local_id=entry.local_id,
+        server_id=entry.server_id,
+        status=entry.status,
+        reason=entry.reason,
+        attempt=entry.attempt_count,
+        endpoint=entry.endpoint,
+        http_status=entry.last_error_code if http_status is UNSET else http_status,
+        code=entry.last_code if code is UNSET else code,
+        cause=cause,
+        age_seconds=age_seconds,
+        delay_seconds=delay_seconds,
+        detail=detail,
+    )
+
+
+class Events:
+    """Delivers events to listeners, in the order of the commits, never inside a transaction.
+
+    The committing thread delivers all queued events. A listener may use the queue: events that it
+    causes are delivered after it has returned. An exception of a listener is logged, and the others
+    still get the event.
+    """
+
+    def __init__(self, listeners: Iterable[Listener] = ()) -> None:
+        self._listeners = list(listeners)
+        self._waiting: deque[Event] = deque()
+        self._delivering = Lock()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Add a listener and return a function that removes it."""
+        self._listeners = [*self._listeners, listener]
+
+        def unsubscribe() -> None:
+            self._listeners = [kept for kept in self._listeners if kept is not listener]
+
+        return unsubscribe
+
+    @property
+    def has_listeners(self) -> bool:
+        """Whether any listener is subscribed."""
+        return bool(self._listeners)
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Queue events for delivery. Call it while the order of commits is certain."""
+        self._waiting.extend(events)
+
+    def deliver(self) -> None:
+        """Deliver queued events, unless another thread is doing so: it delivers these too."""
+        # Checked again after the lock is free: an event put in between must not stay.
+        while self._waiting and self._delivering.acquire(blocking=False):
+            try:
+                while self._waiting:
+                    self._call_listeners(self._waiting.popleft())
+            finally:
+                self._delivering.release()
+
+    def _call_listeners(self, event: Event) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:  # noqa: BLE001 - the app's own code may raise anything
+                _log.exception("a listener failed on the event %s", event.kind)

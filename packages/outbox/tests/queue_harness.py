@@ -1,0 +1,168 @@
+"""A queue in a temporary file, and a device whose clocks the test sets."""
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from onceward_outbox import Claimed, Entry, Event, NewEntry, OutboxQueue
+
+KEY = bytes(range(32))
+"""A key of bytes: the file is encrypted, and opens without stretching a passphrase."""
+
+
+class PocketClock:
+    """The clocks of a device in somebody's pocket."""
+
+    def __init__(self) -> None:
+        self.wall = datetime(2026, 3, 1, 12, tzinfo=UTC)
+        self.since_boot = 1_000.0
+        self.boot = "boot-1"
+
+    def now(self) -> datetime:
+        return self.wall
+
+    def monotonic(self) -> float:
+        return self.since_boot
+
+    def boot_id(self) -> str:
+        return self.boot
+
+    def pass_by(self, **span: float) -> None:
+        """Let time pass, on all clocks."""
+        self.wall += timedelta(**span)
+        self.since_boot += timedelta(**span).total_seconds()
+
+    def set_by(self, **span: float) -> None:
+        """Set the wall clock: no time passes."""
+        self.wall += timedelta(**span)
+
+    def restart(self, **off: float) -> None:
+        """Switch the device off for this long and on again."""
+        self.wall += timedelta(**off)
+        self.since_boot = 5.0
+        self.boot = f"boot-{uuid4()}"
+
+
+class Lab:
+    """One queue for a test, with its clock and all its events."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path = path
+        self.clock = PocketClock()
+        self.events: list[Event] = []
+        self.options = options
+        self._opened: list[OutboxQueue] = []
+        self.queue = self.open()
+        self.queue.add_user("ada")
+
+    def open(self, path: Path | None = None, **options: Any) -> OutboxQueue:
+        """Open a queue, which ``close`` closes."""
+        queue = OutboxQueue.open(
+            path or self.path,
+            **{
+                "clock": self.clock,
+                "listeners": [self.events.append],
+                "chance": lambda: 0.5,  # no jitter
+                **self.options,
+                **options,
+            },
+        )
+        self._opened.append(queue)
+        return queue
+
+    def close(self) -> None:
+        for queue in self._opened:
+            queue.close()
+
+    def reopen(self, **options: Any) -> OutboxQueue:
+        self.queue.close()
+        self.queue = self.open(**options)
+        return self.queue
+
+    def add(self, **fields: Any) -> Entry:
+        return self.queue.enqueue(new(**fields))
+
+    def claim(self, user: str = "ada") -> Claimed:
+        claimed = self.queue.claim(user)
+        assert claimed is not None
+        return claimed
+
+    def send(self, user: str = "ada", **result: Any) -> Entry:
+        """Claim the next entry and have it succeed."""
+        return self.queue.succeed(self.claim(user), **result)
+
+    def claimable(self, user: str = "ada") -> list[str]:
+        """Claim all there is to claim, without ending any."""
+        found = []
+        while (claimed := self.queue.claim(user)) is not None:
+            found.append(claimed.entry.id)
+        return found
+
+    def kinds(self) -> list[str]:
+        return [event.kind.value for event in self.events]
+
+
+def new(**fields: Any) -> NewEntry:
+    """A create of an activity, unless the fields say otherwise."""
+    return NewEntry(
+        **{
+            "user_id": "ada",
+            "operation": "create",
+            "entity_type": "activity",
+            "endpoint": "/api/v1/activities",
+            "payload": {"name": "a walk"},
+            "profile": "field",
+            **fields,
+        }
+    )
+
+
+def walk(**fields: Any) -> NewEntry:
+    """A step of a quest, in the profile that keeps strict order."""
+    return new(
+        **{"profile": "walk", "endpoint": "/quest/complete", "entity_type": "quest", **fields}
+    )
+
+
+def local() -> str:
+    return str(uuid4())
+
+
+Answers = Mapping[str, Callable[[OutboxQueue, Claimed], Entry]]
+
+ENDINGS: Answers = {
+    "succeed": lambda queue, claimed: queue.succeed(claimed),
+    "schedule_retry": lambda queue, claimed: queue.schedule_retry(claimed),
+    "release": lambda queue, claimed: queue.release(claimed),
+    "fail": lambda queue, claimed: queue.fail(claimed),
+    "conflict": lambda queue, claimed: queue.conflict(claimed),
+    "expire": lambda queue, claimed: queue.expire(claimed),
+}
+"""Every way in which a claim can end, by its holder's word."""
+
+
+def undo_versions(file: sqlite3.Connection) -> None:
+    """Make a file what it was before step 5 of its schema."""
+    undo_scope(file)
+    file.execute("DROP INDEX idx_offline_sync_queue_chain")
+    for column in ("entity", "sent_version", "conflict_fields", "left_lane", "chain"):
+        file.execute(f"ALTER TABLE offline_sync_queue DROP COLUMN {column}")
+    file.execute("DROP TABLE entity_versions")
+
+
+def undo_scope(file: Any) -> None:
+    """Make a file what it was before step 7 of its schema."""
+    file.execute("DROP TABLE sequence_numbers")
+    file.execute("DROP TABLE sequence_streams")
+    file.execute("DROP INDEX idx_offline_sync_queue_once")
+    columns = {
+        "offline_sync_queue": ("last_code", "traceparent", "once", "stuck_ms", "notice_ms"),
+        "id_mappings": ("used_ms", "notice_ms"),
+        "users": ("warned_ms",),
+    }
+    for table, names in columns.items():
+        for column in names:
+            file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")

@@ -1,0 +1,1 @@
+"""The command ``onceward``, to which installed packages add their commands."""

@@ -1,0 +1,1 @@
+"""What both halves need around their databases: migrations, SQL files, private files."""
