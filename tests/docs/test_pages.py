@@ -57,14 +57,19 @@ def test_decision_has_context_choice_and_rejected(page: Path) -> None:
     assert {"context", "choice", "rejected"} <= anchors(page)
 
 
-def test_changelog_has_unreleased_and_current_version() -> None:
+def test_changelog_begins_with_the_current_or_the_next_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    version = re.search(
-        r'^version = "(.+)"$', (ROOT / "packages/onceward/pyproject.toml").read_text(), re.MULTILINE
-    )
+    project = (ROOT / "packages/onceward/pyproject.toml").read_text(encoding="utf-8")
+    version = re.search(r'^version = "(\d+)\.(\d+)\.(\d+)"$', project, re.MULTILINE)
     assert version is not None
-    assert "## [Unreleased]" in text
-    assert f"## [{version[1]}]" in text
+    entries = re.findall(
+        r"^## \[(\d+)\.(\d+)\.(\d+)\] - (Unreleased|\d{4}-\d\d-\d\d)$", text, re.MULTILINE
+    )
+    assert len(entries) == len(re.findall(r"^## ", text, re.MULTILINE))
+    current = tuple(map(int, version.groups()))
+    *newest, date = entries[0]
+    numbers = tuple(map(int, newest))
+    assert numbers == current or (numbers > current and date == "Unreleased")
 
 
 def test_pictures_are_well_formed_with_title_description_and_dark_mode() -> None:
