@@ -1,9 +1,10 @@
-"""The extras: the page lists all of them, and a module without its extra names it."""
+"""Packages and extras: the page lists all of them, and a module without its extra names it."""
 
 import re
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,11 +14,48 @@ from tests.docs.test_reference import row, rows
 
 PAGE = REFERENCE / "installation.md"
 _NAME = re.compile(r"[A-Za-z0-9-]+")
+_REQUIREMENT = re.compile(r"((?:onceward(?:-\w+)?|packages/\w+))\[([a-z,]+)\]")
+_OWN_EXTRA = re.compile(r"onceward-(\w+)\[(\w+)\]")
+FOLDERS = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
+
+
+def project(package: str) -> dict[str, Any]:
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
+    found: dict[str, Any] = tomllib.loads(text)["project"]
+    return found
 
 
 def extras(package: str) -> dict[str, list[str]]:
-    text = (ROOT / "packages" / package / "pyproject.toml").read_text(encoding="utf-8")
-    found: dict[str, list[str]] = tomllib.loads(text)["project"]["optional-dependencies"]
+    found: dict[str, list[str]] = project(package).get("optional-dependencies", {})
+    return found
+
+
+def distribution(package: str) -> str:
+    name: str = project(package)["name"]
+    return name
+
+
+def brought_by(requirement: str) -> list[str]:
+    """Return the packages of a requirement; of an extra of our own packages, those that it adds."""
+    if own := _OWN_EXTRA.match(requirement):
+        return [name for each in extras(own[1])[own[2]] for name in brought_by(each)]
+    match = _NAME.match(requirement)
+    assert match is not None
+    return [match[0]]
+
+
+def needed_by(package: str) -> set[str]:
+    """Return the folders of our packages that a package requires, directly or not, and its own."""
+    folders = {distribution(folder): folder for folder in FOLDERS}
+    found: set[str] = set()
+    left = [(package, "")]
+    while left:
+        folder, names = left.pop()
+        found.add(folder)
+        lines = [*project(folder).get("dependencies", [])]
+        lines += [each for name in names.split(",") for each in extras(folder).get(name, [])]
+        own = (re.match(r"(onceward[\w-]*)(?:\[([\w,]+)\])?", line) for line in lines)
+        left += [(folders[match[1]], match[2] or "") for match in own if match]
     return found
 
 
@@ -26,8 +64,35 @@ def test_installation_page_has_every_extra_with_its_packages(extra: str) -> None
     _, use, brings = row(PAGE, extra)
     assert use
     if extra != "all":
-        names = [match[0] for r in extras("onceward")[extra] if (match := _NAME.match(r))]
+        names = [name for r in extras("onceward")[extra] for name in brought_by(r)]
         assert brings.split(", ") == names
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_installation_page_has_every_package_with_its_install_line(package: str) -> None:
+    _, what, who, install = row(PAGE, distribution(package))
+    assert what
+    assert who
+    paths = re.findall(r"\./packages/(\w+)", install)
+    assert install == " ".join(["pip install", *(f"./packages/{path}" for path in paths)])
+    assert paths[-1] == package
+    assert set(paths) == needed_by(package)
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("packages/*/README.md"))], ids=name_of)
+def test_page_installs_from_the_checkout_or_from_built_wheels(page: Path) -> None:
+    if page.parent.name == "decisions":
+        return
+    lines = page.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines):
+        # The message of a module whose extra is missing.
+        if "No module named" in line:
+            continue
+        for command in re.findall(r"pip install ([^#`|]*)", line):
+            from_index = re.search(r"(?<![\w./-])onceward", command)
+            around = " ".join(lines[max(number - 1, 0) : number + 2]).lower()
+            if from_index and "--find-links" not in command:
+                assert "once released" in around, f"line {number + 1}: {line.strip()}"
 
 
 def test_installation_page_has_no_unknown_extra() -> None:
@@ -37,7 +102,7 @@ def test_installation_page_has_no_unknown_extra() -> None:
 
 def test_installation_page_has_the_extras_of_the_other_packages() -> None:
     names = {cells[0] for cells in rows(PAGE)}
-    for package in ("services", "lab"):
+    for package in set(FOLDERS) - {"onceward"}:
         assert {f"onceward-{package}[{extra}]" for extra in extras(package)} <= names
 
 
@@ -55,14 +120,13 @@ def test_readme_of_the_library_has_every_extra() -> None:
 
 
 def test_requirements_in_pages_name_existing_extras() -> None:
-    known = {"onceward": extras("onceward")} | {
-        f"onceward-{package}": extras(package) for package in ("services", "lab")
-    }
+    known = {distribution(folder): extras(folder) for folder in FOLDERS}
+    known |= {f"packages/{folder}": extras(folder) for folder in FOLDERS}
     # Decision records also name what existed before.
     pages = [page for page in PAGES if page.parent.name != "decisions"]
     for page in [*pages, *ROOT.glob("packages/*/README.md")]:
         text = page.read_text(encoding="utf-8")
-        for package, names in re.findall(r"(onceward(?:-\w+)?)\[([a-z,]+)\]", text):
+        for package, names in _REQUIREMENT.findall(text):
             assert set(names.split(",")) <= set(known[package]), f"{name_of(page)}: {names}"
 
 

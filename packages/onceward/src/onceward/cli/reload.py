@@ -1,7 +1,7 @@
 """``--reload``: run a command in a process of its own and restart it when a source file changes.
 
 Compares the times of the files, as the reloaders of Django and Werkzeug do by default: that needs
-no further package, and works on network file systems (docs/decisions/0025-own-workers.md).
+no further package, and works on network file systems (docs/decisions/0012-jobs.md).
 """
 
 import os

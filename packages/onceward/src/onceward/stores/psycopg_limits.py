@@ -3,7 +3,7 @@
 psycopg waits for a response without a limit, and on Ctrl-C it asks the server to cancel what runs.
 A COMMIT that waits for a standby must not be cancelled: PostgreSQL would show the commit although
 the standby may not have it. So ``wait`` of a connection is replaced by an object that closes the
-connection instead (docs/decisions/0054-failover-with-sessions.md).
+connection instead (docs/decisions/0053-failover.md).
 """
 
 import threading

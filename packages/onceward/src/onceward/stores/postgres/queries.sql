@@ -1,5 +1,5 @@
 -- Array parameters are text[], and cast. For other arrays asyncpg first looks their types up in the
--- catalogue, once for each connection: that takes a second on Citus, see docs/decisions/0057-citus.md.
+-- catalogue, once for each connection: that takes a second on Citus, see docs/decisions/0056-portable-sql.md.
 
 -- name: find_record
 -- The record of a key unless it is expired.
