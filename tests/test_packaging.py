@@ -1,4 +1,4 @@
-"""The three wheels: their files, their requirements, and new environments with nothing else."""
+"""The eight wheels: their files, their requirements, and new environments with nothing else."""
 
 import json
 import os
@@ -8,9 +8,10 @@ import subprocess
 import sys
 import time
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from email import message_from_bytes
 from email.message import Message
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, Self
@@ -28,7 +29,27 @@ from tests.docs.pages import python_blocks
 pytestmark = pytest.mark.xdist_group("packaging")
 
 ROOT = Path(__file__).parents[1]
-IMPORT_NAMES = {"onceward": "onceward", "services": "onceward_services", "lab": "onceward_lab"}
+IMPORT_NAMES = {
+    "protocol": "onceward_protocol",
+    "onceward": "onceward",
+    "outbox": "onceward_outbox",
+    "operator": "onceward_operator",
+    "testing": "onceward_testing",
+    "nats": "onceward_nats",
+    "services": "onceward_services",
+    "lab": "onceward_lab",
+}
+# A command of the package, and what it prints in an environment that has nothing else.
+COMMANDS = {
+    "protocol": ("hash", 'pip install "onceward-protocol[cli]"'),
+    "onceward": ("migrate", 'pip install "onceward-protocol[cli]"'),
+    "outbox": ("outbox", 'pip install "onceward-protocol[cli]"'),
+    "operator": ("trace", "The X-Correlation-ID of a request"),
+    "testing": ("serve", "the package onceward-services, which is not installed"),
+    "nats": ("worker", 'pip install "onceward-protocol[cli]"'),
+    "services": ("token", "--app-check"),
+    "lab": ("simulate", "--planted"),
+}
 
 ROUND_TRIP = """
 import asyncio
@@ -96,35 +117,50 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def library_alone(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the bin directory of an environment with the library's wheel and msgspec only."""
-    return new_environment(tmp_path_factory.mktemp("library"), [wheels["onceward"]])
+def environments(
+    wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Path]:
+    """Return a function that installs one package alone, once, and returns the bin directory."""
+
+    @cache
+    def install(package: str) -> Path:
+        return new_environment(tmp_path_factory.mktemp(package), wheels, package)
+
+    return install
 
 
 @pytest.fixture(scope="module")
-def server_installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def library_alone(environments: Callable[[str], Path]) -> Path:
+    """Return the bin directory of an environment with the library's wheel and what it requires."""
+    return environments("onceward")
+
+
+@pytest.fixture(scope="module")
+def server_installed(environments: Callable[[str], Path]) -> Path:
     """Return the bin directory of an environment in which ``onceward-services`` is installed."""
-    chosen = [wheels["onceward"], wheels["services"]]
-    return new_environment(tmp_path_factory.mktemp("server"), chosen)
+    return environments("services")
 
 
-def new_environment(directory: Path, chosen: list[Path]) -> Path:
-    """Install wheels with pip, without a network, and return the bin directory.
+def new_environment(directory: Path, wheels: dict[str, Path], package: str) -> Path:
+    """Install a package by its name from the wheels, without a network; return the bin directory.
 
-    What the wheels require is copied from the environment of the tests, and nothing else: pip
-    fails if that is not enough, and so does an import that no requirement covers.
+    What others have made is copied from the environment of the tests if the package requires it,
+    and nothing else: pip fails if that is not enough, and so does an import that no requirement
+    covers.
     """
+    name = distribution_name(package)
     environment = directory / "venv"
     run(sys.executable, "-m", "venv", "--without-pip", environment)
     (site_packages,) = environment.glob("lib/python3.*/site-packages")
-    for name in required_by(chosen):
-        for file in distribution(name).files or ():
+    for required in required_by(name, wheels.values()):
+        for file in distribution(required).files or ():
             if ".." not in file.parts and "__pycache__" not in file.parts:
                 target = site_packages / file
                 target.parent.mkdir(parents=True, exist_ok=True)
-                link_or_copy(Path(str(distribution(name).locate_file(file))), target)
+                link_or_copy(Path(str(distribution(required).locate_file(file))), target)
     pip = (sys.executable, "-m", "pip", "--python", environment / "bin" / "python", "install")
-    run(*pip, "--quiet", "--no-index", "--no-compile", *chosen)
+    directories = [f"--find-links={wheel.parent}" for wheel in wheels.values()]
+    run(*pip, "--quiet", "--no-index", "--no-compile", *directories, name)
     return environment / "bin"
 
 
@@ -135,11 +171,15 @@ def link_or_copy(source: Path, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def required_by(chosen: Iterable[Path]) -> set[str]:
-    """Return the other distributions that these wheels need, with what those need."""
-    own = {canonicalize_name(str(metadata(wheel)["Name"])): metadata(wheel) for wheel in chosen}
+def distribution_name(package: str) -> str:
+    return IMPORT_NAMES[package].replace("_", "-")
+
+
+def required_by(wanted: str, wheels: Iterable[Path]) -> set[str]:
+    """Return the distributions of others that one of our packages needs, with what those need."""
+    own = {canonicalize_name(str(metadata(wheel)["Name"])): metadata(wheel) for wheel in wheels}
     seen: set[tuple[str, str]] = set()
-    left = [(name, "") for name in own]
+    left = [(wanted, "")]
     while left:
         name, extra = left.pop()
         if (name, extra) in seen:
@@ -206,7 +246,16 @@ def test_wheels_contain_the_data_files_that_are_read_at_run_time(wheels: dict[st
 
 
 # A wheel that is suddenly larger has a file that should not be in it.
-MAX_KILOBYTES = {"onceward": 1025, "services": 330, "lab": 400}
+MAX_KILOBYTES = {
+    "protocol": 80,
+    "onceward": 600,
+    "outbox": 230,
+    "operator": 190,
+    "testing": 60,
+    "nats": 40,
+    "services": 330,
+    "lab": 400,
+}
 
 
 @pytest.mark.parametrize("package", IMPORT_NAMES)
@@ -228,17 +277,40 @@ def test_wheel_names_its_pythons_and_describes_itself_without_relative_links(
     assert [link for link in links if not link.startswith("https://")] == []
 
 
-def test_library_requires_msgspec_only(wheels: dict[str, Path]) -> None:
-    (requirement,) = requirements(wheels["onceward"])
-    assert requirement.startswith("msgspec")
+def test_server_and_protocol_require_msgspec_only(wheels: dict[str, Path]) -> None:
+    names = {
+        package: {Requirement(r).name for r in requirements(wheels[package])} for package in wheels
+    }
+    assert names["protocol"] == {"msgspec"}
+    assert names["onceward"] == {"msgspec", "onceward-protocol"}
 
 
 def test_packages_require_each_other_in_the_same_version(wheels: dict[str, Path]) -> None:
-    versions = {metadata(wheel)["Version"] for wheel in wheels.values()}
-    (version,) = versions
-    services, lab = requirements(wheels["services"]), requirements(wheels["lab"])
-    assert [r for r in services if r.startswith("onceward") and r.endswith(f"=={version}")]
-    assert [r for r in lab if r.startswith("onceward-services") and r.endswith(f"=={version}")]
+    (version,) = {metadata(wheel)["Version"] for wheel in wheels.values()}
+    for wheel in wheels.values():
+        for line in metadata(wheel).get_all("Requires-Dist") or ():
+            needed = Requirement(line)
+            if needed.name.startswith("onceward") and needed.name != metadata(wheel)["Name"]:
+                assert str(needed.specifier) == f"=={version}", line
+
+
+@pytest.mark.parametrize("package", IMPORT_NAMES)
+def test_package_installs_imports_and_runs_alone(
+    environments: Callable[[str], Path], package: str, tmp_path: Path
+) -> None:
+    binaries = environments(package)
+    run(binaries / "python", "-W", "error", "-c", f"import {IMPORT_NAMES[package]}", cwd=tmp_path)
+    command, printed = COMMANDS[package]
+    done = subprocess.run(
+        [binaries / "onceward", command, "--help"],
+        cwd=tmp_path,
+        env={"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert printed in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_library_alone_replays_a_guarded_request(library_alone: Path, tmp_path: Path) -> None:
@@ -324,10 +396,12 @@ def test_readme_shop_runs_from_the_installed_wheels(server_installed: Path, tmp_
     assert (first[0]["Idempotency-Replayed"], second[0]["Idempotency-Replayed"]) == (None, "true")
 
 
-def test_readme_outbox_runs_from_the_library_alone(library_alone: Path, tmp_path: Path) -> None:
+def test_readme_outbox_runs_from_the_outbox_alone(
+    environments: Callable[[str], Path], tmp_path: Path
+) -> None:
     (block,) = python_blocks(ROOT / "README.md")
     (tmp_path / "app.py").write_text(block.text)
-    run(library_alone / "python", "-W", "error", "app.py", cwd=tmp_path)
+    run(environments("outbox") / "python", "-W", "error", "app.py", cwd=tmp_path)
 
 
 def test_installed_server_serves_its_pages_and_services(

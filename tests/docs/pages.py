@@ -11,6 +11,7 @@ PAGES = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("packages/*/
 # Pages whose Python blocks run as tests.
 RUNNABLE = [
     ROOT / "README.md",
+    *sorted(ROOT.glob("packages/*/README.md")),
     DOCS / "quickstart.md",
     *sorted((DOCS / "how-to").glob("*.md")),
     REFERENCE / "errors.md",

@@ -18,6 +18,9 @@ from packages.protocol.tests.cli.harness import Here, one_line, run_script
 
 WITHOUT_TYPER = (
     "import sys\n"
+    "from importlib.metadata import EntryPoints\n"
+    "from onceward_protocol.cli import plugins\n"
+    "plugins._installed = lambda: EntryPoints()\n"
     "sys.modules['typer'] = None\n"
     "sys.argv = ['onceward', *{arguments!r}]\n"
     "from onceward_protocol.cli.main import main\n"

@@ -155,8 +155,11 @@ def error_without_typer(arguments: Sequence[str]) -> CommandError:
     name = _command(arguments)
     if name in RENAMED_COMMANDS:
         return _renamed(name, RENAMED_COMMANDS[name])
-    if name in PACKAGE_OF_COMMAND:
-        return _not_available(name, PACKAGE_OF_COMMAND[name], is_broken=False)
+    package = PACKAGE_OF_COMMAND.get(name)
+    if package is not None and package not in {
+        point.dist.name for point in _installed() if point.dist
+    }:
+        return _not_available(name, package, is_broken=False)
     return CommandError(
         'the command line needs typer and rich: pip install "onceward-protocol[cli]"', _USAGE
     )
