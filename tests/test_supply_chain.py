@@ -86,6 +86,6 @@ def test_wheel_has_a_bill_of_materials(tmp_path: Path) -> None:
     assert "pytest" not in components
     needs = {one["ref"]: one.get("dependsOn", []) for one in bom["dependencies"]}
     fastapi = f"fastapi@{versions['fastapi'].version}"
-    assert fastapi in needs["onceward-services@0.1.0"]
+    assert fastapi in needs["onceward-services@0.2.0"]
     assert f"starlette@{versions['starlette'].version}" in needs[fastapi]
     assert len(Bom.from_json(bom).components) == len(components)  # type: ignore[attr-defined]

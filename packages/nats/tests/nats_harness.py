@@ -1,11 +1,12 @@
 """A stream on a real NATS server, for tests."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerInfo, StreamInfo
@@ -15,6 +16,7 @@ from onceward.jobs.worker import EngineMaker
 from onceward.ports import Delivery, Store
 from onceward_nats.connection import StreamNames, close_client
 from onceward_nats.jetstream import JetStreamEngine, jetstream
+from onceward_testing.servers import RealNats
 from packages.onceward.tests.support.jobs_harness import TENANT, TIMEOUT_SECONDS, eventually
 
 
@@ -109,3 +111,23 @@ async def taken(engine: JetStreamEngine, *, seconds: float = TIMEOUT_SECONDS) ->
 
     (delivery,) = await eventually(take, seconds=seconds, pause=0)
     return delivery
+
+
+@pytest.fixture
+def nats(nats_server: RealNats) -> NatsLab:
+    nats_server.start()
+    return NatsLab(nats_server.url())
+
+
+@pytest.fixture(scope="session")
+def faulty_nats() -> Iterator[RealNats]:
+    with RealNats() as server:
+        yield server
+
+
+@pytest.fixture
+def own_nats(faulty_nats: RealNats) -> Iterator[RealNats]:
+    """Return a server that a test may freeze and stop, and whose files it may delete."""
+    faulty_nats.start()
+    yield faulty_nats
+    faulty_nats.thaw()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,8 @@ def test_worker_of_a_database_that_is_not_replicated_as_required_is_an_error(
 def test_worker_without_app_names_the_option_where_no_package_has_jobs(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins, "_installed", list)
+    library = entry_points(group=plugins.GROUP, name="onceward")
+    monkeypatch.setattr(plugins, "_installed", lambda: library)
     done = here("worker")
     assert done.returncode == 2
     assert "onceward worker --app MODULE:NAME" in one_line(done.stderr)

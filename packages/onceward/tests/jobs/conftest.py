@@ -9,9 +9,12 @@ from onceward import open_store
 from onceward.jobs.context import JobContext
 from onceward.ports import Store
 from onceward_testing.servers import RealPostgres
+from packages.nats.tests.nats_harness import faulty_nats, nats, own_nats
 from packages.onceward.tests.support.citus import ON_CITUS
 from packages.onceward.tests.support.jobs_harness import JobsLab, make_effects, write_effect
 from packages.onceward.tests.support.reset_db import empty_postgres
+
+__all__ = ["faulty_nats", "nats", "own_nats"]
 
 OpenStore = Callable[[], Awaitable[Store]]
 

@@ -57,7 +57,7 @@ def test_worker_imports_no_web_framework(cli: Cli) -> None:
 def test_garbage_collection_is_resumed_when_the_server_is_ready(cli: Cli) -> None:
     script = (
         "import gc, sys\n"
-        "from onceward.cli import main\nfrom onceward_services.cli import serve\n"
+        "from onceward_protocol.cli import main\nfrom onceward_services.cli import serve\n"
         "def run_in_process(app, settings, listener, ready):\n"
         "    before = gc.isenabled()\n"
         "    ready()\n"
@@ -72,7 +72,7 @@ def test_garbage_collection_is_resumed_when_the_server_is_ready(cli: Cli) -> Non
 def test_garbage_collection_is_resumed_when_the_worker_is_ready(cli: Cli) -> None:
     script = (
         "import gc, sys\n"
-        "from onceward.cli import main, worker\n"
+        "from onceward.cli import worker\nfrom onceward_protocol.cli import main\n"
         "async def until_stopped(worker, signals, *, once):\n"
         "    print(gc.isenabled())\n"
         "worker._until_stopped = until_stopped\n"

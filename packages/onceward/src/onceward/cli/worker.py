@@ -97,8 +97,8 @@ def run_default_worker(
     if run is None:
         raise CommandError(
             "onceward worker needs the app whose jobs it runs: onceward worker --app MODULE:NAME, "
-            "for example --app shop.main:onceward (the jobs of the bundled services need: "
-            "pip install onceward-services)",
+            "for example --app shop.main:onceward (the jobs of the bundled services need "
+            "the package onceward-services)",
             _USAGE,
         )
     return run(

@@ -1,4 +1,4 @@
-"""``python -m onceward.cli``, for environments without the ``onceward`` script."""
+"""``python -m onceward_protocol.cli``, for environments without the ``onceward`` script."""
 
 from onceward_protocol.cli.main import main
 
