@@ -14,9 +14,7 @@ END = "<!-- end of the generated part -->"
 
 # Module: what is in it, and what is not.
 MEANINGS = {
-    "cli": ("the command `onceward`", "rules"),
-    "console": ("web pages for operators: sign-in, records, traces, jobs, tenants", "rules"),
-    "testing": ("test servers from wheels, contract suites, fault points", "—"),
+    "cli": ("`migrate`, `sweep`, `keys`, `jobs`, `worker`", "rules"),
     "django": ("what a Django project imports, and the Django app", "behaviour"),
     "fastapi": ("dependencies for FastAPI apps: session, transaction, caller", "behaviour"),
     "flask": ("what a Flask app imports", "behaviour"),
@@ -26,18 +24,14 @@ MEANINGS = {
     ),
     "jobs": ("enqueue, worker, executor, periodic jobs, dead letters, engines", "HTTP"),
     "client": ("an HTTP client that keeps one key per action over retries", "a queue"),
-    "outbox": ("the device's durable queue and the drain that sends it", "server code"),
     "stores": ("SQLite, PostgreSQL, SQLAlchemy, Django, Redis; SQL files, migrations", "HTTP"),
     "observability": ("logs, metrics, traces", "raw keys, bodies"),
-    "clock": ("the system clock", "—"),
-    "ids": ("UUIDs and request ids", "—"),
-    "extras": ("names the extra of an optional package that is missing", "—"),
     "ports": ("protocols that adapters implement, and the values they exchange", "behaviour"),
     "core": (
-        "keys, canonical JSON, fingerprints, policy, decision, staleness, retry, jobs, entries",
+        "policy, decision, records, jobs, table names, audit chain",
         "I/O, clock, randomness, `async`",
     ),
-    "errors": ("the exception tree, drawn in its docstring", "behaviour"),
+    "errors": ("the server's exceptions, drawn in the docstring", "behaviour"),
 }
 
 

@@ -91,7 +91,7 @@ def with_operations_linked(page: str) -> str:
     """Link the operations that the page of the outbox lists to their signatures."""
     before, heading, rest = page.partition("## Operations\n")
     section, end, after = rest.partition("\n### ")
-    folder = ROOT / "packages/onceward/src/onceward/outbox"
+    folder = ROOT / "packages/outbox/src/onceward_outbox"
     sources = [(folder / name).read_text(encoding="utf-8") for name in ("queue.py", "queries.py")]
     names = {name for source in sources for name in _METHOD.findall(source)}
 

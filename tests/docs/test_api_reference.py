@@ -11,23 +11,27 @@ import pytest
 
 from tests.docs.pages import DOCS, PAGES, REFERENCE, ROOT, python_blocks
 
-SOURCE = ROOT / "packages/onceward/src"
+SOURCES = sorted(ROOT.glob("packages/*/src"))
+LIBRARY = ("protocol", "onceward", "outbox", "operator", "testing", "nats")
 API = sorted((REFERENCE / "api").glob("*.md"))
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 MODULES = [name for page in API for name in DIRECTIVE.findall(page.read_text(encoding="utf-8"))]
-# The command line is documented by its commands, in reference/cli.md. ``extras`` is for the
-# library's own imports.
-NOT_IMPORTED_BY_APPS = {"cli", "extras"}
+# The command line is documented by its commands, in reference/cli.md.
+NOT_IMPORTED_BY_APPS = {"cli"}
 
 
 @cache
 def library() -> Any:
+    """Return the packages of the library, each with the others to resolve names from."""
     extension = griffe.load_extensions(str(DOCS / "griffe_docstrings.py"))
-    return griffe.load("onceward", search_paths=[SOURCE], extensions=extension)
+    loader = griffe.GriffeLoader(search_paths=SOURCES, extensions=extension)
+    for package in LIBRARY:
+        loader.load("onceward" if package == "onceward" else f"onceward_{package}")
+    return loader.modules_collection
 
 
 def module(name: str) -> Any:
-    return library() if name == "onceward" else library()[name.removeprefix("onceward.")]
+    return library()[name]
 
 
 def exports(name: str) -> list[str]:
@@ -63,22 +67,23 @@ def test_every_public_name_is_documented_in_the_code(name: str) -> None:
 
 
 def test_every_module_of_the_top_level_is_in_the_reference() -> None:
-    found = {path.stem for path in (SOURCE / "onceward").iterdir() if "__" not in path.name}
-    named = {name.split(".")[1] for name in MODULES if "." in name}
+    source = ROOT / "packages/onceward/src/onceward"
+    found = {path.stem for path in source.iterdir() if "__" not in path.name}
+    named = {name.split(".")[1] for name in MODULES if name.startswith("onceward.")}
     assert found - {"py"} - NOT_IMPORTED_BY_APPS == named
 
 
 def imported_on_pages() -> set[tuple[str, str]]:
     """Return every module and name that the documentation imports from the library."""
     found = set()
-    for page in [*PAGES, ROOT / "packages/onceward/README.md"]:
+    for page in [*PAGES, *(ROOT / f"packages/{package}/README.md" for package in LIBRARY)]:
         if "decisions" in page.parts or "CHANGELOG" in page.name:
             continue
         for block in python_blocks(page):
             for node in ast.walk(ast.parse(block.text)):
                 if (
                     isinstance(node, ast.ImportFrom)
-                    and (node.module or "").split(".")[0] == "onceward"
+                    and (node.module or "").split(".")[0] in library().members
                 ):
                     found |= {(str(node.module), alias.name) for alias in node.names}
     return found

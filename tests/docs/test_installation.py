@@ -135,7 +135,6 @@ MODULES = {
     "onceward.client": "client",
     "onceward.django": "django",
     "onceward.flask": "flask",
-    "onceward_nats.jetstream": "nats",
     "onceward.observability.metrics": "metrics",
     "onceward.server.jwt_auth": "jwt",
     "onceward.server.rate_limits": "limits",
