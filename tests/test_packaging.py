@@ -179,7 +179,7 @@ def required_by(wanted: str, wheels: Iterable[Path]) -> set[str]:
     """Return the distributions of others that one of our packages needs, with what those need."""
     own = {canonicalize_name(str(metadata(wheel)["Name"])): metadata(wheel) for wheel in wheels}
     seen: set[tuple[str, str]] = set()
-    left = [(wanted, "")]
+    left = [(canonicalize_name(wanted), "")]
     while left:
         name, extra = left.pop()
         if (name, extra) in seen:

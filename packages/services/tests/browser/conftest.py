@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, StorageState, async_playwright
+from playwright.async_api import Browser, StorageState, async_playwright, expect
 
 from packages.services.tests.browser.shop import SECRET, Shop, token
-from packages.services.tests.browser.tab import Tab
+from packages.services.tests.browser.tab import LIMIT_MILLISECONDS, Tab
 from packages.services.tests.cli.conftest import Server
 from tools.chromium import find_chromium
 
@@ -32,6 +32,7 @@ async def chromium() -> AsyncIterator[Browser]:
     """Return a real browser. A machine without one fails here: `make test` fetches it."""
     found = find_chromium()
     assert found is not None, "there is no Chromium: run `make chromium`"
+    expect.set_options(timeout=LIMIT_MILLISECONDS)
     async with async_playwright() as playwright:
         environment: dict[str, str | float | bool] = {**found.environment()}
         browser = await playwright.chromium.launch(

@@ -253,7 +253,7 @@ async def test_tenant_is_exported_and_erased(tab: Tab, shop: Shop) -> None:
     await tab.go("tenants/show?tenant=kim")
     assert "not exported" not in await tab.text()  # the services' tables are known
     async with tab.page.expect_download() as waiting:
-        await tab.act("Export all data", reason="asked for by Kim")
+        await tab.act("Export all data", is_download=True, reason="asked for by Kim")
     content = (await (await waiting.value).path()).read_text()
     rows = [json.loads(line) for line in content.splitlines()]
     assert any("kim" in str(row) for row in rows)
