@@ -133,7 +133,7 @@ async def test_killed_worker_keeps_the_order_of_jobs(lab: JobsLab, processes: An
 async def stop_while_it_thinks(process: WorkerProcess, database: str) -> None:
     """Pause it outside of a write: on SQLite, no other process could write meanwhile."""
     while True:
-        process.signal(signal.SIGSTOP)
+        process.pause()
         if not database.startswith("sqlite"):
             return
         db = sqlite3.connect(
@@ -189,7 +189,7 @@ async def test_transaction_of_a_paused_worker_is_ended_after_its_lease(
     job_id = await lab.enqueued("count")
     sleeper = processes(JOBS_THINK_SECONDS="1.5")
     await asyncio.to_thread(sleeper.wait_for, "written")
-    sleeper.signal(signal.SIGSTOP)
+    sleeper.pause()
     stopped_at = time.monotonic()
     await lab.start_worker(lease_seconds=LEASE_SECONDS)
     await lab.until(job_id, "done")

@@ -21,7 +21,8 @@ from packages.onceward.tests.support.jobs_harness import JobsLab
 
 async def test_due_jobs_are_claimed_oldest_first_up_to_the_limit(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n, queue=f"q{n % 2}") for n in range(6)]
-    await lab.show_in(-10, "payload = '5'")
+    for n in range(6):  # else two may be due in the same millisecond
+        await lab.show_in(-20 if n == 5 else -10 + n, f"payload = '{n}'")
     await lab.enqueued("effect", "later", queue="q0", delay_seconds=60)
     await lab.enqueued("effect", "elsewhere", queue="q2")
     first = await lab.job_store.claim(("q0", "q1"), worker="w", limit=4, lease_seconds=30)

@@ -28,6 +28,7 @@ from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker
 from onceward.ports import JobOutcome, Row, Store
+from onceward_testing.server_process import suspend_child
 
 ROOT = Path(__file__).parents[4]
 TENANT = "ada"
@@ -292,6 +293,10 @@ class WorkerProcess:
 
     def signal(self, sign: signal.Signals) -> None:
         self._process.send_signal(sign)
+
+    def pause(self) -> None:
+        """Stop all threads: none takes a lock after this has returned."""
+        suspend_child(self._process.pid)
 
     def wait_until_killed(self) -> int:
         return self._process.wait(timeout=30)

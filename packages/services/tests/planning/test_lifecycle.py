@@ -69,7 +69,9 @@ async def test_pages_of_archived_projects_show_everything_once(planning: Plannin
     for path in paths[1:]:
         ok(await planning.patch(path, {"archived": True}, **tag(1)))
     pages = await planning.pages("/v1/projects?archived=true", 3)
-    assert [[item["name"] for item in page] for page in pages] == [["P1", "P2", "P3"], ["P4"]]
+    assert [len(page) for page in pages] == [3, 1]
+    # Projects of the same millisecond have any order.
+    assert sorted(item["name"] for page in pages for item in page) == ["P1", "P2", "P3", "P4"]
     cursor = (await planning.read("/v1/projects?archived=true&limit=1"))["next"]
     refused(await planning.get(f"/v1/projects?after={cursor}"), 400, "request.invalid")
 
