@@ -19,7 +19,6 @@ UV      := UV_HTTP_TIMEOUT=20 UV_HTTP_RETRIES=1 UV_LINK_MODE=copy $(BIN)/uv pip 
 ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
-comma   := ,
 install = $(UV) $(1) || { echo "uv failed: installing with pip"; $(BIN)/python -m ensurepip >/dev/null; $(PIP) $(1); }
 # What others have made: in these versions, with these hashes, and nothing else.
 locked  = $(call install,--require-hashes --requirement requirements/$(1).txt)
@@ -71,11 +70,14 @@ test: $(SETUP) ## lint, then run every test (real PostgreSQL, Redis, NATS, kill 
 test-min: $(SETUP) ## the library's tests with the oldest versions of its dependencies
 	$(BIN)/uv venv --quiet --clear --python $(BIN)/python $(VENV)-min
 	UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(VENV)-min/bin/python --resolution lowest-direct \
-		--editable 'packages/onceward[all$(comma)testing]' --editable 'packages/services[all]' --editable packages/lab \
+		--editable 'packages/protocol[cli]' --editable 'packages/onceward[all]' --editable 'packages/outbox[cli]' \
+		--editable packages/operator --editable 'packages/testing[servers]' --editable packages/nats \
+		--editable 'packages/services[all]' --editable packages/lab \
 		'opentelemetry-sdk>=1.25'
 	UV_LINK_MODE=copy $(BIN)/uv pip install --quiet --python $(VENV)-min/bin/python --requirement requirements-dev.txt
 	$(VENV)-min/bin/python -m pytest -n 4 --dist loadgroup -p no:cacheprovider -W ignore::DeprecationWarning \
-		packages/onceward/tests --ignore packages/onceward/tests/acceptance
+		packages/protocol packages/onceward packages/outbox packages/operator packages/nats packages/testing \
+		--ignore packages/onceward/tests/acceptance
 
 # Test modules are compiled when first imported: once here, not by each of the four processes.
 compiled: $(SETUP)
