@@ -40,7 +40,7 @@ from onceward_outbox.entry import NewEntry, Reason
 from onceward_outbox.sender import Sender
 from onceward_outbox.transport import Request, Response
 
-SEEDS = int(os.environ.get("ONCEWARD_SIMULATION_SEEDS", "600"))
+SEEDS = int(os.environ.get("ONCEWARD_SIMULATION_SEEDS", "400"))
 MAX_SEED = 10_000
 
 
