@@ -106,6 +106,8 @@ format: $(SETUP) ## reformat the code
 bench: $(SETUP) ## speed, as ratios against the bare alternative in the same run
 	$(BIN)/onceward bench
 
+# An hour for each test: thousands of rounds take longer than the limit of a single test.
+LONG := $(BIN)/python -m pytest --timeout 3600 -o faulthandler_timeout=0
 proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, races
 	$(BIN)/onceward simulate --seconds 600
 	$(BIN)/onceward simulate --planted
@@ -116,11 +118,11 @@ proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, 
 	$(BIN)/onceward chaos --seconds 600 --database postgres-ha --nats
 # The control: a run that cannot lose anything would prove nothing.
 	$(BIN)/onceward chaos --seconds 60 --database postgres-ha --replication async --json | grep -q '"lost": [1-9]'
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m long
-	ONCEWARD_TEST_ROUNDS=2000 $(BIN)/python -m pytest packages/onceward/tests/acceptance
-	ONCEWARD_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/onceward/tests/stores/test_failover.py packages/onceward/tests/stores/test_promotion.py
-	ONCEWARD_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/field/test_changes_order.py
-	ONCEWARD_TEST_ROUNDS=1000 $(BIN)/python -m pytest packages/services/tests/planning/test_notifications.py
+	$(LONG) -n 2 --dist loadgroup -m long
+	ONCEWARD_TEST_ROUNDS=2000 $(LONG) packages/onceward/tests/acceptance
+	ONCEWARD_TEST_ROUNDS=1000 $(LONG) packages/onceward/tests/stores/test_failover.py packages/onceward/tests/stores/test_promotion.py
+	ONCEWARD_TEST_ROUNDS=1000 $(LONG) packages/services/tests/field/test_changes_order.py
+	ONCEWARD_TEST_ROUNDS=1000 $(LONG) packages/services/tests/planning/test_notifications.py
 
 docs: $(SETUP) ## build the documentation site into site/ (strict)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

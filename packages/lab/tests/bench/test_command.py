@@ -99,7 +99,9 @@ def test_draw_only_without_results_is_one_line_and_exits_with_2(
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_signal_keeps_the_finished_suites(sign: signal.Signals, tmp_path: Path) -> None:
-    command = [ONCEWARD, "bench", "--results", str(tmp_path), "--rounds", "100"]
+    # As a shell starts a command in the background of a script: SIGINT is ignored at first.
+    command = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    command += [ONCEWARD, "bench", "--results", str(tmp_path), "--rounds", "100"]
     command += ["--only", "sqlite", "fingerprint"]
     (tmp_path / "latest.json").write_text(json.dumps({"runs": {"walk": {"at": "before"}}}))
     with subprocess.Popen(

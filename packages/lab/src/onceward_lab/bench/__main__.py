@@ -51,7 +51,9 @@ def main(arguments: list[str] | None = None) -> int:
         print_error(f"--results {results}: {error.strerror}: name a writable directory")
         return BAD_INPUT
     logging.disable(logging.INFO)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    # Also where the parent ignores SIGINT, as a shell does for a command in the background.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     chosen = [name for name in SUITES if not options.only or name in options.only]
     done: list[str] = []
     written: list[Path] = []

@@ -20,16 +20,20 @@ def run_bench(arguments: Sequence[str]) -> int:
     if importlib.util.find_spec("pygal") is None:
         raise CommandError('the benchmarks need more packages: pip install "onceward-lab[bench]"')
     command = [sys.executable, "-m", "onceward_lab.bench", *arguments]
-    # Signals reach this process only and are passed on, so that the benchmarks stop their own
-    # processes in order.
-    with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - ours
+    started: list[subprocess.Popen[bytes]] = []
 
-        def stop(_number: int, _frame: Any) -> None:
+    def stop(_number: int, _frame: Any) -> None:
+        for process in started:
             process.send_signal(signal.SIGINT)
 
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+    # Signals reach this process only and are passed on, so that the benchmarks stop their own
+    # processes in order. Handled before the start: a child inherits signals that are ignored, as
+    # SIGINT is for a command in the background of a script.
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with subprocess.Popen(command, start_new_session=True) as process:  # noqa: S603 - ours
+            started.append(process)
             return process.wait()
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
