@@ -66,7 +66,7 @@ from onceward.server.view_guard import (
     render_unguarded,
     with_route,
 )
-from onceward.server.wsgi import parsed_form, scope_of, with_content_type
+from onceward.server.wsgi import incomplete_body, parsed_form, scope_of, with_content_type
 from onceward.stores.django import DjangoStore
 from onceward.stores.sqlstates import unstorable_error
 
@@ -609,16 +609,28 @@ class _Cookie(Morsel[str]):
         return self._text
 
 
-def _scope_and_body(request: Any, plain: HttpRequest, limit: int) -> tuple[dict[str, Any], bytes]:
-    """Return the head of the request as an ASGI scope, and its body."""
+def _scope_and_body(
+    request: Any, plain: HttpRequest, limit: int
+) -> tuple[dict[str, Any], bytes | Callable[[], bytes]]:
+    """Return the head of the request as an ASGI scope, and its body.
+
+    In place of a body that broke off, a function that raises ``BodyInvalidError``.
+    """
     scope = scope_of(plain.META, plain.method or "GET", plain.path_info)
     length = plain.META.get("CONTENT_LENGTH") or "0"
     if length.isdigit() and int(length) > limit:
         return scope, b""  # refused by its length
     try:
-        return scope, plain.body
+        body: bytes = plain.body
     except RawPostDataException:
         return _parsed_body(request, plain, scope)
+    if length.isdigit() and len(body) < int(length):
+        return scope, partial(_refuse_incomplete, len(body), int(length))
+    return scope, body
+
+
+def _refuse_incomplete(received: int, declared: int) -> bytes:
+    raise incomplete_body(received, declared)
 
 
 def _parsed_body(
