@@ -209,7 +209,7 @@ def plain_wsgi(shop: Shop) -> WsgiFront:
         if request.path not in ("/orders", "/numbered") and not request.path.startswith("/shelves"):
             start_response("200 OK" if request.path == "/open" else "404 Not Found", [])
             return [b"open"]
-        if request.method == "GET":
+        if request.method != "POST":
             start_response("405 Method Not Allowed", [])
             return [b""]
         sent = Sent(request.headers, request.get_data())
@@ -385,7 +385,7 @@ def _django_routes(shop: Shop, alias: str) -> list[Any]:
                 sql = INSERT_ORDER.replace(":tenant", "%s").replace(":item", "%s")
                 cursor.execute(sql, [order.tenant, order.item])
 
-        if request.method == "GET":
+        if request.method != "POST":
             return HttpResponse(status=405)
         sent = Sent(request.headers, request.body)
         reply = run_sync_handler(django_execution(), shop.handle(sent), write)

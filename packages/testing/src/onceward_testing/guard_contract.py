@@ -47,6 +47,9 @@ _STALE: Final = Policy(
     staleness=Staleness(),
     error_format=ErrorFormat.ENVELOPE,
 )
+_KEY_IN_BODY: Final = Policy(
+    key_field="idempotencyKey", key_format=KeyFormat.UUID4, error_format=ErrorFormat.ENVELOPE
+)
 _MOST: Final = timedelta(days=7, hours=6)
 _TICK: Final = timedelta(microseconds=1)
 
@@ -69,6 +72,36 @@ MALFORMED_JSON: Final = (
     b"\x00",
 )
 JSON_AT_THE_LIMITS: Final = (b"[" * 128 + b"]" * 128, b"9" * 400, b"1e308", b'"\\u0000"')
+_DEEP_TIME: Final = b'{"clientGeneratedAt":%s}' % (b"[" * 5000 + b"]" * 5000)
+_DEEP: Final = b"[" * 100_000 + b"]" * 100_000
+MALFORMED_KEYS_IN_BODIES: Final = (
+    (b"{}", "IDEMPOTENCY_KEY_REQUIRED"),
+    (b'{"idempotencyKey":null}', "IDEMPOTENCY_KEY_REQUIRED"),
+    (b'{"idempotencyKey":""}', "IDEMPOTENCY_KEY_INVALID"),
+    (b'{"idempotencyKey":5}', "IDEMPOTENCY_KEY_INVALID"),
+    (b'{"idempotencyKey":["a"]}', "IDEMPOTENCY_KEY_INVALID"),
+    (b'{"idempotencyKey":"%s"}' % _UUID4.upper().encode(), "IDEMPOTENCY_KEY_INVALID"),
+    (b'{"idempotencyKey":"\\ud800"}', "BAD_REQUEST"),
+    (b"", "BAD_REQUEST"),
+    (b"[]", "BAD_REQUEST"),
+    (b'{"idempotencyKey":', "BAD_REQUEST"),
+    (b"\xff", "BAD_REQUEST"),
+    (b'{"a":%s}' % _DEEP, "BAD_REQUEST"),
+    (b'{"idempotencyKey":%s}' % _DEEP, "BAD_REQUEST"),
+    (b'{"idempotencyKey":1%s}' % (b"0" * 5000), "BAD_REQUEST"),
+)
+MALFORMED_TIMES: Final[tuple[Any, ...]] = (
+    {},
+    [],
+    "text",
+    {"clientGeneratedAt": None},
+    {"clientGeneratedAt": 1700000000},
+    {"clientGeneratedAt": "2026-03-01T12:00:00"},
+    {"clientGeneratedAt": "yesterday"},
+    {"clientGeneratedAt": "2026-02-30T12:00:00Z"},
+    {"clientGeneratedAt": "2026-03-01T12:00:00Z", "clientSubmittedAt": "2026-03-01T12:00"},
+    {"clientGeneratedAt": "2026-03-01T12:00:00Z", "clientSubmittedAt": 5},
+)
 OTHER_BODIES: Final = (
     (b"some text", "text/plain; charset=utf-8"),
     (bytes(range(256)), "application/octet-stream"),
@@ -181,7 +214,13 @@ class GuardContract(GuardHarness):
             ({"content": b'{"a":1,"b":2}'}, {"content": b' { "b" : 2.0, "a" : 1 } '}),
             ({"path": "/orders?a=1&b=2"}, {"path": "/orders?b=2&a=%31"}),
             (
-                {"body": {"a": 1, "clientSubmittedAt": "2026-03-01T12:00:00Z"}},
+                {
+                    "body": {
+                        "a": 1,
+                        "clientSubmittedAt": "2026-03-01T12:00:00Z",
+                        "attestationToken": "x",
+                    }
+                },
                 {"body": {"a": 1, "clientSubmittedAt": "2026-03-01T12:05:00Z"}},
             ),
         ],
@@ -315,14 +354,11 @@ class GuardContract(GuardHarness):
 
     # -- keys ------------------------------------------------------------------------------------
 
-    def test_missing_key_is_refused_before_a_malformed_body_is_reported(
-        self, caller: Caller
-    ) -> None:
-        for content in (b"{}", b'{"a":1}'):
-            refused = caller.send(None, content=content)
-            assert code_of(refused) == (400, "idempotency.key_required")
-            assert refused.json()["requestId"] == refused.header("x-request-id")
-        assert caller.runs == 0
+    def test_missing_key_is_refused(self, caller: Caller) -> None:
+        refused = caller.send(None)
+        assert code_of(refused) == (400, "idempotency.key_required")
+        assert refused.json()["requestId"] == refused.header("x-request-id")
+        assert (caller.runs, caller.counts()) == (0, (0, 0, 0))
 
     @pytest.mark.parametrize(
         "keys",
@@ -332,13 +368,14 @@ class GuardContract(GuardHarness):
             ['""'],
             ["k" * 129],
             ["key 1"],
+            ["key\x01"],
             ["k\xe4se"],
             ['"key-1'],
             ['"key-1";A=1'],
             ["key-1", "key-2"],
             ["key-1", ""],
         ],
-        ids=range(10),
+        ids=range(11),
     )
     def test_malformed_or_ambiguous_key_is_refused(self, caller: Caller, keys: list[str]) -> None:
         assert code_of(caller.send(keys)) == (400, "idempotency.key_invalid")
@@ -379,12 +416,31 @@ class GuardContract(GuardHarness):
         self, new_caller: NewCaller
     ) -> None:
         caller = new_caller(Policy(key_header="X-Shop-Key"))
-        assert code_of(caller.send("key-1")) == (400, "idempotency.key_required")
+        missing = caller.send("key-1")
+        assert code_of(missing) == (400, "idempotency.key_required")
+        assert "(header X-Shop-Key)" in missing.json()["detail"]
         assert caller.send(None, headers={"X-Shop-Key": "mine"}).status == 201
         assert caller.send(None, headers={"X-Shop-Key": '"mine"'}).is_replay
         assert caller.records()[0]["idempotency_key"] == "mine"
         refused = caller.send(None, headers={"X-Shop-Key": "mine, other"})
         assert code_of(refused) == (400, "idempotency.key_invalid")
+
+    def test_key_may_be_a_field_of_the_body(self, new_caller: NewCaller) -> None:
+        caller = new_caller(_KEY_IN_BODY)
+        body = {"day": "2026-03-01", "idempotencyKey": _UUID4}
+        first = caller.send(None, body=body)
+        again = caller.send(_UUID4, body=dict(reversed(body.items())))
+        assert (first.status, again.body, again.is_replay) == (201, first.body, True)
+        two_keys = caller.send(_UUID4.replace("a10", "a11"), body=body)
+        assert code_of(two_keys) == (400, "IDEMPOTENCY_KEY_INVALID")
+        conflict = caller.send(None, body={**body, "day": "2026-03-02"})
+        assert code_of(conflict) == (409, "IDEMPOTENCY_CONFLICT")
+
+    def test_malformed_key_in_the_body_is_refused(self, new_caller: NewCaller) -> None:
+        caller = new_caller(_KEY_IN_BODY)
+        for content, code in MALFORMED_KEYS_IN_BODIES:
+            assert code_of(caller.send(_UUID4, content=content)) == (400, code), content[:40]
+        assert caller.runs == 0
 
     # -- at the same time ------------------------------------------------------------------------
 
@@ -684,25 +740,39 @@ class GuardContract(GuardHarness):
         assert (again.status, again.body, again.is_replay) == (201, first.body, True)
         assert caller.send("key-2", body=body).status == 422
 
-    @pytest.mark.parametrize(
-        "body",
-        [
-            {},
-            [],
-            {"clientGeneratedAt": 1700000000},
-            {"clientGeneratedAt": "2026-03-01T12:00:00"},
-            {"clientGeneratedAt": "2026-02-30T12:00:00Z"},
-            {"clientGeneratedAt": "2026-03-01T12:00:00Z", "clientSubmittedAt": 5},
-        ],
-        ids=range(6),
-    )
     def test_missing_or_malformed_time_is_refused_and_leaves_the_key_free(
-        self, new_caller: NewCaller, body: Any
+        self, new_caller: NewCaller
     ) -> None:
         caller = new_caller(_STALE, clock=SettableClock())
-        assert code_of(caller.send(body=body)) == (400, "BAD_REQUEST")
+        for body in MALFORMED_TIMES:
+            assert code_of(caller.send(body=body)) == (400, "BAD_REQUEST"), body
+        for content_type in ("application/json", "text/plain"):
+            deep = caller.send(content=_DEEP_TIME, content_type=content_type)
+            assert code_of(deep) == (400, "BAD_REQUEST")
         assert (caller.runs, caller.records()) == (0, [])
         assert caller.send(body={"clientGeneratedAt": "2026-03-01T12:00:00Z"}).status == 201
+
+    def test_action_cannot_be_sent_before_it_was_made(self, new_caller: NewCaller) -> None:
+        clock, grace = SettableClock(), timedelta(hours=6)
+        caller = new_caller(_STALE, clock=clock)
+        made_at = _iso(clock.now())
+        for number, early in enumerate((grace, timedelta(days=-3), grace + _TICK)):
+            body = {"clientGeneratedAt": made_at, "clientSubmittedAt": _iso(clock.now() - early)}
+            response = caller.send(f"key-{number}", body=body)
+            assert response.status == (201 if early <= grace else 400)
+        assert response.json()["error"] == "BAD_REQUEST"
+        assert response.json()["details"] == {"field": "clientSubmittedAt"}
+        assert (caller.runs, len(caller.records())) == (2, 2)
+        assert caller.send("key-2", body={"clientGeneratedAt": made_at}).status == 201
+
+    def test_action_without_a_key_may_be_stale_too(self, new_caller: NewCaller) -> None:
+        clock = SettableClock()
+        caller = new_caller(Policy(key_required=False, staleness=Staleness()), clock=clock)
+        old = {"clientGeneratedAt": _iso(clock.now() - timedelta(days=8))}
+        assert code_of(caller.send(None, body=old)) == (422, "action.stale")
+        assert caller.send(None, body={}).status == 400
+        assert caller.runs == 0
+        assert caller.send(None, body={"clientGeneratedAt": _iso(clock.now())}).status == 201
 
     # -- what is not guarded ---------------------------------------------------------------------
 
@@ -720,7 +790,8 @@ class GuardContract(GuardHarness):
                 response = caller.send(method=method, path=path)
                 assert (response.status, response.is_replay) == (status, False)
         assert caller.send(None, path="/open").status == 200
-        assert caller.send(method="GET").status in (404, 405)
+        for method in ("GET", "HEAD", "OPTIONS"):
+            assert caller.send(method=method).status in (200, 404, 405)
         assert (faults.calls, caller.runs, caller.counts()) == (0, 0, (0, 0, 0))
 
     # -- commit ----------------------------------------------------------------------------------
@@ -756,6 +827,19 @@ class GuardContract(GuardHarness):
                 assert refused.status == status
                 assert caller.counts() == (0, 0, 0)
         assert caller.visits.committed == caller.visits.background == []
+        assert (caller.send().status, caller.counts()) == (201, (1, 1, 1))
+
+    @pytest.mark.parametrize("point", ["after_claim", "after_business_write", "before_commit"])
+    def test_failure_at_any_point_before_the_commit_frees_the_key(
+        self, new_caller: NewCaller, point: str
+    ) -> None:
+        faults = RaiseAt(point)
+        caller = new_caller(Policy(wait=timedelta(seconds=1)), faults=faults)
+        for do in ("201", "404"):
+            faults.point = point
+            assert caller.send(do=do).status == 500
+            assert caller.counts() == (0, 0, 0)
+        assert caller.visits.committed == []
         assert (caller.send().status, caller.counts()) == (201, (1, 1, 1))
 
     def test_waiting_duplicate_runs_the_handler_when_the_commit_fails(
@@ -798,6 +882,14 @@ class GuardContract(GuardHarness):
         assert (again.status, again.is_replay) == (int(do[-3:]), False)
         written = 0 if do == "404" else 1
         assert caller.counts() == (written, 1, 1 if do == "201" else 0)
+
+    def test_lost_commit_without_a_key_is_503(self, new_caller: NewCaller) -> None:
+        caller = new_caller(Policy(key_required=False))
+        FaultyStore(caller.app.onceward.store).commits.append(_lost_after_commit)
+        lost = caller.send(None)
+        assert code_of(lost) == (503, "idempotency.store_unavailable")
+        assert lost.header("content-type") == "application/problem+json"
+        assert caller.visits.committed == caller.visits.background == []
 
     def test_outcome_that_cannot_be_looked_up_is_503_and_the_retry_gets_it(
         self, new_caller: NewCaller
@@ -954,6 +1046,19 @@ class GuardContract(GuardHarness):
         assert (send(3).status, caller.counts().orders) == (201, 3)
 
 
+class RaiseAt:
+    """A fault point that raises once."""
+
+    def __init__(self, point: str) -> None:
+        self.point: str | None = point
+
+    async def reach(self, point: str) -> None:
+        """Raise if this is the point."""
+        if point == self.point:
+            self.point = None
+            raise RuntimeError(f"fault at {point}")
+
+
 def _rolled_back(failure: Exception) -> Callable[[Any, Any, Any], Any]:
     """Return a commit that rolls back and raises."""
 
@@ -1015,6 +1120,11 @@ class AsgiContract(ChunkedBodyContract):
         caller.send(do="stream")
         assert caller.visits.background == []
         assert (caller.send().status, len(caller.visits.background)) == (201, 1)
+
+    def test_response_of_a_route_without_a_guard_has_a_request_id(self, caller: Caller) -> None:
+        for path in ("/open", "/nowhere"):
+            response = caller.send(method="GET", path=path, headers={"X-Request-ID": "r-1"})
+            assert response.header("x-request-id") == "r-1"
 
     def test_body_that_stalls_is_408_and_the_connection_is_closed(
         self, new_caller: NewCaller, monkeypatch: pytest.MonkeyPatch
