@@ -35,8 +35,11 @@ Rows = Callable[..., list[dict[str, Any]]]
 class Counts(NamedTuple):
     """Committed rows of a tenant."""
 
+    # Of the app.
     orders: int
+    # Of Onceward.
     records: int
+    # Audit events.
     audits: int
 
 
@@ -44,10 +47,15 @@ class Counts(NamedTuple):
 class Caller:
     """One tenant of an app: sends its requests, and reads what was stored for it."""
 
+    # Where its requests go.
     app: GuardedApp
+    # What the handlers of the app do.
     shop: Shop
+    # Reads the database.
     rows: Rows
+    # Sends requests at the same time.
     pool: ThreadPoolExecutor
+    # Its name, in the header ``X-Tenant``.
     tenant: str
 
     @property
@@ -129,13 +137,16 @@ class Caller:
 
 
 NewCaller = Callable[..., Caller]
+"""Returns a tenant of a new app, by its policy and keyword arguments of ``Onceward``."""
 
 
 class LimiterOf:
     """A rate limiter that allows so many requests."""
 
     def __init__(self, left: int) -> None:
+        # How many requests may pass.
         self.left = left
+        # The limit, tenant and endpoint of each request.
         self.calls: list[tuple[str, str, str]] = []
 
     def check(self, limit: str) -> None:

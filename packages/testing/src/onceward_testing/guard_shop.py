@@ -51,8 +51,11 @@ __all__ = [
 ]
 
 CREATE_ORDERS: Final = "CREATE TABLE IF NOT EXISTS orders (tenant TEXT, item TEXT)"
+"""Creates the table of the app."""
 INSERT_ORDER: Final = "INSERT INTO orders (tenant, item) VALUES (:tenant, :item)"
+"""What a handler writes."""
 BATCH_PATH: Final = "/batch"
+"""Where the batch endpoint is."""
 NOT_SIGNED_IN: Final = "not-signed-in"
 """As the value of ``X-Tenant``: the app refuses the request with 401."""
 
@@ -83,15 +86,20 @@ class Headers(Protocol):
 class Sent(NamedTuple):
     """What a handler sees of its request."""
 
+    # As the framework has them.
     headers: Headers
+    # Complete.
     body: bytes
 
 
 class Reply(NamedTuple):
     """The response that a front makes for its framework."""
 
+    # The HTTP status.
     status: int
+    # All of them, two cookies included.
     headers: tuple[tuple[str, str], ...]
+    # Complete.
     body: bytes
     # Send it in parts of unknown length.
     is_stream: bool
@@ -105,7 +113,9 @@ class Reply(NamedTuple):
 class Write(NamedTuple):
     """Execute ``INSERT_ORDER``."""
 
+    # Whose order it is.
     tenant: str
+    # A new id.
     item: str
 
 
@@ -129,6 +139,7 @@ class CallExecution(NamedTuple):
 
 
 STEPS = Write | Enqueue | Wait | CallExecution
+"""What ``Shop.handle`` yields; ``run_handler`` and ``run_sync_handler`` do it."""
 
 
 class Visits:
@@ -167,9 +178,11 @@ class Shop:
 
     # The URL of a database that has the table ``orders``.
     url: str
+    # The policy of all guarded routes.
     policy: Policy
     # Keyword arguments for ``Onceward``, without those that say who the caller is.
     options: Mapping[str, Any]
+    # What handlers have done, by tenant.
     visits: defaultdict[str, Visits] = field(default_factory=lambda: defaultdict(Visits))
 
     @property

@@ -25,9 +25,11 @@ _SECONDS: Final = 60.0
 class Request:
     """One HTTP request."""
 
+    # In upper case.
     method: str
     # With its query.
     path: str
+    # Without those about the body's length.
     headers: tuple[tuple[str, str], ...] = ()
     # The body, in the pieces in which it arrives.
     chunks: tuple[bytes, ...] = (b"",)
@@ -45,11 +47,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the client received. A status of 0: nothing, because it went away."""
+    """What the client received."""
 
+    # 0: nothing, because the client went away.
     status: int
     # With names in lower case.
     headers: tuple[tuple[str, str], ...] = ()
+    # Complete.
     body: bytes = b""
     # What the app raised. A server sends 500 for it, unless the app has responded.
     error: BaseException | None = None
