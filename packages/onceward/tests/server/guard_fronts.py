@@ -1,13 +1,16 @@
 """The app of ``GuardContract`` in each framework, called in this process."""
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
-from urllib.parse import urlsplit
 
 import flask
+from django.core.handlers.wsgi import WSGIHandler
+from django.db import connections
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
+from django.test import override_settings
+from django.urls import path as django_path
 from fastapi import FastAPI, HTTPException
 from sqlalchemy import create_engine, text
 from starlette.applications import Starlette
@@ -20,7 +23,11 @@ from starlette.routing import Route
 from werkzeug.wrappers import Request as WerkzeugRequest
 
 from onceward import Onceward, Principal
+from onceward.django import batch as django_batch
+from onceward.django import execution as django_execution
+from onceward.django import guard as django_guard
 from onceward.flask import FlaskGuard
+from onceward.server.django_views import django_onceward
 from onceward.server.wsgi import WsgiGuard
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from onceward_testing.guard_shop import (
@@ -36,20 +43,7 @@ from onceward_testing.guard_shop import (
     run_sync_handler,
 )
 from onceward_testing.in_process_client import AsgiClient, Request, Response, WsgiClient
-from packages.onceward.tests.support import django_project  # configures Django
-
-assert django_project
-
-from django.core.handlers.wsgi import WSGIHandler  # noqa: E402
-from django.db import connections  # noqa: E402
-from django.http import HttpRequest, HttpResponse, StreamingHttpResponse  # noqa: E402
-from django.test import override_settings  # noqa: E402
-from django.urls import path as django_path  # noqa: E402
-
-from onceward.django import batch as django_batch  # noqa: E402
-from onceward.django import execution as django_execution  # noqa: E402
-from onceward.django import guard as django_guard  # noqa: E402
-from onceward.server.django_views import django_onceward  # noqa: E402
+from packages.onceward.tests.support.django_project import add_django_database
 
 # -- ASGI ----------------------------------------------------------------------------------------
 
@@ -293,7 +287,7 @@ class DjangoFront:
     _switching = threading.Lock()
 
     def __init__(self, shop: Shop) -> None:
-        self._alias = _add_database(shop.url)
+        self._alias = add_django_database(shop.url)
         self._settings = {
             "ROOT_URLCONF": type("Routes", (), {"urlpatterns": _django_routes(shop, self._alias)}),
             "MIDDLEWARE": [f"{__name__}.DjangoSignIn", "onceward.django.OncewardMiddleware"],
@@ -339,30 +333,6 @@ class DjangoFront:
         django_onceward().bridge.close()
         self._override.disable()
         DjangoFront._active = None
-
-
-_numbers = itertools.count()
-
-
-def _add_database(url: str) -> str:
-    """Add a database to Django's; return its alias."""
-    alias, parts = f"guard {next(_numbers)}", urlsplit(url)
-    chosen: dict[str, Any] = {
-        "ENGINE": "django.db.backends.sqlite3",
-        "NAME": url.removeprefix("sqlite:///"),
-        "OPTIONS": {"timeout": 20, "init_command": "PRAGMA synchronous=OFF"},
-    }
-    if parts.scheme == "postgresql":
-        chosen = {
-            "ENGINE": "django.db.backends.postgresql",
-            "NAME": parts.path[1:],
-            "USER": parts.username,
-            "HOST": parts.hostname,
-            "PORT": parts.port,
-            "OPTIONS": {},
-        }
-    connections.databases[alias] = {**connections.settings["default"], **chosen}
-    return alias
 
 
 class DjangoSignIn:
