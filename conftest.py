@@ -15,6 +15,10 @@ from onceward_testing.servers import RealNats, RealPostgres, RealRedis
 from packages.onceward.tests.support.citus import empty_citus
 from packages.onceward.tests.support.databases import SpareDatabases
 
+# Failed assertions of the contracts say what they compared, like those of test files.
+for _contract in ("engine", "guard", "guard_batch", "lifecycle", "sequence", "store"):
+    pytest.register_assert_rewrite(f"onceward_testing.{_contract}_contract")
+
 # Files with tests that take long. These begin first: in the end, the other processes would wait
 # for the last of them.
 LONG = (

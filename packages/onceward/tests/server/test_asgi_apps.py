@@ -122,17 +122,14 @@ async def test_a_mounted_app(onceward: Onceward) -> None:
         assert (await client.post("/sub/open")).status_code == 201
 
 
-async def test_a_plain_starlette_app(onceward: Onceward) -> None:
+async def test_a_starlette_app_with_a_mount(onceward: Onceward) -> None:
     routes = [
-        Route("/things", guarded(onceward, "things.create"), methods=["POST", "PATCH"]),
         Mount("/m", routes=[Route("/n/{id:int}", guarded(onceward), methods=["DELETE"])]),
         Route("/things", fresh, methods=["PUT"]),
     ]
     app = Starlette(routes=routes)
     onceward.install(app)
     async with client_of(onceward, app) as client:
-        await assert_guarded(client, "/things")
-        assert (await client.patch("/things", headers=KEY)).status_code == 409
         await assert_guarded(client, "/m/n/5", "DELETE")
         assert (await client.put("/things")).status_code == 201
 
@@ -151,14 +148,6 @@ async def bare_app(scope: Any, receive: Any, send: Any) -> None:
     body = str(uuid.uuid4()).encode()
     await send({"type": "http.response.start", "status": 201, "headers": []})
     await send({"type": "http.response.body", "body": body})
-
-
-async def test_a_bare_asgi_app(onceward: Onceward) -> None:
-    onceward.guard_path("post", "/things/{name}", endpoint="things.create")
-    async with client_of(onceward, onceward.wrap(bare_app)) as client:
-        await assert_guarded(client, "/things/a")
-        responses = [await client.post("/others", headers=KEY) for _ in range(2)]
-        assert responses[0].content != responses[1].content
 
 
 async def test_method_in_lower_case_is_guarded(onceward: Onceward) -> None:
@@ -184,18 +173,6 @@ async def test_a_bare_app_is_opened_and_closed_by_its_lifespan(onceward: Oncewar
     kinds = [m["type"] for m in connection.sent]
     assert kinds == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
     assert not onceward._is_open
-
-
-async def test_without_a_lifespan_the_first_request_opens_the_store(onceward: Onceward) -> None:
-    onceward.guard_path("POST", "/things")
-    app = onceward.wrap(bare_app)
-    try:
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://app"
-        ) as client:
-            await assert_guarded(client, "/things")
-    finally:
-        await onceward.close()
 
 
 async def test_handlers_get_transaction_caller_and_execution_as_dependencies(
@@ -241,23 +218,6 @@ async def test_a_handler_that_is_not_guarded_has_no_execution(onceward: Onceward
         ) as client:
             with pytest.raises(NoTransactionError, match=message):
                 await client.post("/open")
-
-
-async def test_a_service_error_keeps_its_own_code_and_status(onceward: Onceward) -> None:
-    app = FastAPI()
-    onceward.install(app)
-
-    @app.post("/things")
-    @onceward.guard(policy=Policy(error_format=ENVELOPE_WITH_STALENESS.error_format))
-    async def create() -> None:
-        raise ServiceError(409, "ALREADY_THERE", "it is there already", details={"id": 5})
-
-    async with client_of(onceward, app) as client:
-        first, again = [await client.post("/things", headers=KEY) for _ in range(2)]
-        assert first.status_code == 409
-        assert first.json()["error"] == "ALREADY_THERE"
-        assert first.json()["details"] == {"id": 5}
-        assert again.content == first.content
 
 
 # -- every path to a handler is guarded ----------------------------------------------------------
@@ -446,6 +406,27 @@ async def test_named_guard_does_not_replay_across_its_routes(onceward: Onceward)
         other = {"Idempotency-Key": "key-2"}
         first, again = [await client.post("/bikes", headers=other) for _ in range(2)]
         assert (first.content, again.headers["Idempotency-Replayed"]) == (again.content, "true")
+
+
+async def test_key_belongs_to_one_path_and_method_of_guards_without_a_name(
+    onceward: Onceward,
+) -> None:
+    app = FastAPI()
+    onceward.install(app)
+    for path in ("/cars", "/bikes"):
+        app.add_api_route(path, guarded(onceward), methods=["POST", "PUT", "DELETE"])
+    async with client_of(onceward, app) as client:
+        responses = [
+            await client.request(method, path, headers=KEY)
+            for method, path in [
+                ("POST", "/cars"),
+                ("PUT", "/cars"),
+                ("DELETE", "/cars"),
+                ("POST", "/bikes"),
+            ]
+        ]
+        assert [response.status_code for response in responses] == [201] * 4
+        assert len({response.content for response in responses}) == 4
 
 
 async def test_endpoint_classes_are_guarded_as_a_whole_and_by_method(onceward: Onceward) -> None:

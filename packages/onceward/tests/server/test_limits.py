@@ -75,19 +75,6 @@ async def test_the_rest_of_a_refused_body_is_read_so_that_the_client_gets_the_re
         assert connection.to_app.empty()
 
 
-async def test_a_body_that_stalls_is_408_and_the_connection_is_closed(
-    database: str, short_linger: None
-) -> None:
-    policy = Policy(body_deadline=timedelta(seconds=0.05))
-    async with open_lab(database, policy) as lab:
-        connection = Connection(headers={"content-length": "10"})
-        connection.feed(b"12345", more=True)
-        await connection.run(lab.app)
-        assert (connection.status, is_closed(connection)) == (408, True)
-        assert b'"request.timeout"' in connection.body
-        assert not lab.runs
-
-
 async def test_a_body_that_arrived_while_the_process_was_stopped_is_in_time(database: str) -> None:
     policy = Policy(body_deadline=timedelta(seconds=0.05))
     async with open_lab(database, policy) as lab:

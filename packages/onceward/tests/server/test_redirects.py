@@ -4,7 +4,7 @@ On every store, because each one knows in its own way whether a handler has writ
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from onceward.server.redirects import leads_to_sign_in
 from onceward.stores.psycopg import PsycopgStore
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.harness import CREATE, fresh_database, open_lab
 
 STORES = [
@@ -62,14 +61,6 @@ class Shop:
     async def effects(self) -> int:
         rows = await self.onceward.store.read("SELECT count(*) AS n FROM effects")
         return int(rows[0]["n"])
-
-
-@pytest.fixture(scope="module")
-def module_database(postgres: RealPostgres) -> Iterator[str]:
-    url = postgres.create_database("redirects")
-    yield url
-    postgres.start()
-    postgres.drop_database(url)
 
 
 @asynccontextmanager

@@ -32,20 +32,6 @@ def database(tmp_path: Path) -> str:
 # -- key header, fingerprint, replayed headers --------------------------------------------------
 
 
-async def test_own_key_header_is_read_in_place_of_the_standard_one(database: str) -> None:
-    async with open_lab(database, Policy(key_header="X-Shop-Key")) as lab:
-        missing = await lab.send("key-1")
-        assert missing.json()["detail"] == (
-            "this operation needs an idempotency key (header X-Shop-Key)"
-        )
-        for _ in range(2):
-            response = await lab.send(None, headers={"X-Shop-Key": "mine"})
-            assert response.status_code == 201
-        assert response.headers["idempotency-replayed"] == "true"
-        [record] = await lab.records()
-        assert record["idempotency_key"] == "mine"
-
-
 def test_openapi_names_the_own_key_header_and_the_limits(database: str) -> None:
     policy = Policy(key_header="X-Shop-Key", rate_limit="9/minute")
     onceward = Onceward(database, tenants=SINGLE_TENANT, policy=policy, limiter=LimitsRateLimiter())
@@ -100,7 +86,11 @@ async def test_own_fingerprint_decides_about_query_headers_and_body(database: st
         assert (await lab.send("k3", headers={"X-Trace": "bad"})).status_code == 400
 
 
-async def test_extra_headers_are_replayed(database: str) -> None:
+async def test_extra_headers_are_replayed_only_if_the_policy_names_them(database: str) -> None:
+    async with open_lab(database, memory_bytes=0) as lab:
+        first, again = await lab.send("key-0"), await lab.send("key-0")
+        assert "x-not-stored" in first.headers
+        assert "x-not-stored" not in again.headers
     policy = Policy(replay_headers=("X-Not-Stored", "Content-Language", "Vary"))
     async with open_lab(database, policy, memory_bytes=0) as lab:
         first, again = await lab.send(), await lab.send()
@@ -184,6 +174,21 @@ def test_no_store_frees_the_key_and_store_for_sets_the_ttl(database: str) -> Non
             assert db.execute("SELECT count(*) FROM t").fetchone() == (1,)
 
 
+@pytest.mark.parametrize("memory_bytes", [0, 1024 * 1024])
+async def test_swept_record_is_treated_as_absent(database: str, memory_bytes: int) -> None:
+    clock = HeldClock()
+    policy = Policy(success_ttl=timedelta(hours=1))
+    async with open_lab(database, policy, clock=clock, memory_bytes=memory_bytes) as lab:
+        first = await lab.send()
+        assert await lab.onceward.sweep() == 0
+        clock.pass_by(hours=1)
+        assert await lab.onceward.sweep() == 1
+        assert await lab.records() == []
+        second = await lab.send(json={"item": "hat"})
+        assert (second.status_code, second.content != first.content) == (201, True)
+        assert len(await lab.records()) == 1
+
+
 # -- damaged records ----------------------------------------------------------------------------
 
 
@@ -259,21 +264,6 @@ async def test_limited_endpoint_sends_what_is_left_in_every_response(
 
 
 # -- switched off -------------------------------------------------------------------------------
-
-
-async def test_disabled_endpoint_is_403_but_what_has_happened_is_replayed(database: str) -> None:
-    disabled: set[str] = set()
-    async with open_lab(database, disabled=disabled.__contains__, memory_bytes=0) as lab:
-        await lab.send("before")
-        disabled.add("POST /things")
-        for key in ("k", "k"):
-            refused = await lab.send(key)
-            assert refused.status_code == 403
-            assert refused.json()["code"] == "feature.disabled"
-        assert (await lab.send("before")).headers["idempotency-replayed"] == "true"
-        assert (await lab.send("k", path="/others")).status_code == 201
-        disabled.clear()
-        assert (await lab.send("k")).status_code == 201
 
 
 def test_patterns_name_disabled_endpoints(database: str) -> None:

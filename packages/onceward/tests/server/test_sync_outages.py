@@ -4,10 +4,12 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
+from django.db import connections
+from django.http import HttpRequest, HttpResponse
+from django.test import RequestFactory, override_settings
 from flask import Flask, request
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
@@ -16,18 +18,11 @@ from werkzeug.test import Client
 from onceward import SINGLE_TENANT, Onceward, Principal
 from onceward.errors import ConfigurationError
 from onceward.flask import FlaskGuard
+from onceward.server.django_views import django_onceward, guard
 from onceward.server.wsgi import WsgiGuard
 from onceward.stores.psycopg import PsycopgSyncStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from packages.onceward.tests.support import django_project
-
-assert django_project
-
-from django.db import connections  # noqa: E402
-from django.http import HttpRequest, HttpResponse  # noqa: E402
-from django.test import RequestFactory, override_settings  # noqa: E402
-
-from onceward.server.django_views import django_onceward, guard  # noqa: E402
+from packages.onceward.tests.support.django_project import add_django_database
 
 # Of a guarded request: sends a statement, and returns the status and the body.
 Post = Callable[[str], tuple[int, Any]]
@@ -120,18 +115,8 @@ def plain_wsgi(url: str) -> Iterator[Post]:
 
 @contextmanager
 def django(url: str) -> Iterator[Post]:
-    parts = urlsplit(url)
-    alias = f"outages {parts.path[1:]}"
-    connections.databases[alias] = {
-        **connections.settings["default"],
-        "ENGINE": "django.db.backends.postgresql",
-        "NAME": parts.path[1:],
-        "USER": parts.username,
-        "HOST": parts.hostname,
-        "PORT": parts.port,
-        "OPTIONS": {},
-        "CONN_MAX_AGE": None,
-    }
+    alias = add_django_database(url)
+    connections.databases[alias]["CONN_MAX_AGE"] = None
 
     def view(received: HttpRequest) -> HttpResponse:
         def run(sql: str) -> None:

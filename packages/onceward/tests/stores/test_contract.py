@@ -7,19 +7,25 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
+from typing import Any, ClassVar
 
+import psycopg
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from onceward.ports import Store, UnitOfWork
+from onceward.errors import StoreUnavailableError
+from onceward.ports import Found, Store, UnitOfWork
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from onceward.stores.sqlite import SqliteStore
-from onceward_testing.store_contract import StoreContract
+from onceward_testing.samples import claimed
+from onceward_testing.store_contract import NOW, StoreContract, a_record
 from packages.onceward.tests.support.citus import CITUS_URL, empty_citus
+from packages.onceward.tests.support.django_project import add_django_database
+from packages.onceward.tests.support.django_threads import ThreadedDjangoStore
 
 
 @pytest.fixture
@@ -142,6 +148,86 @@ class TestSqlAlchemySyncStoreOnPostgres(OnSyncSqlAlchemy):
         return postgres_url_of_contract.replace("postgresql://", "postgresql+psycopg://")
 
 
+class OnDjango(StoreContract):
+    rounds = 5  # each transaction has a thread and a connection
+    options: ClassVar[dict[str, Any]] = {}
+
+    @pytest.fixture
+    def new_store(self, url: str) -> Iterator[Callable[[], Store]]:
+        stores: list[ThreadedDjangoStore] = []
+
+        def new() -> Any:
+            alias = add_django_database(url, **self.options)
+            stores.append(ThreadedDjangoStore(alias))
+            return stores[-1]
+
+        yield new
+        for store in stores:
+            store.end_threads()
+
+    async def execute(self, unit: Any, sql: str, params: Mapping[str, str] | None = None) -> None:
+        await unit.execute(sql, params)
+
+    async def test_store_that_is_not_open_is_unavailable_at_once(
+        self, new_store: Callable[[], Store], store: Store
+    ) -> None:
+        """The connections are Django's: it opens and closes them, not the store."""
+        await store.close()
+        assert await store.find(a_record().id, NOW) is None
+
+
+class TestDjangoStoreOnPostgres(OnDjango):
+    """BEGIN and the claim, and the record and COMMIT, are one message each."""
+
+    @pytest.fixture
+    def url(self, postgres_url_of_contract: str) -> str:
+        return postgres_url_of_contract
+
+
+class TestDjangoStoreOneByOne(TestDjangoStoreOnPostgres):
+    """An isolation level makes psycopg's BEGIN differ, so that no message can begin."""
+
+    options: ClassVar = {"isolation_level": psycopg.IsolationLevel.READ_COMMITTED}
+
+
+class TestDjangoStoreOnSqlite(OnDjango):
+    """A claim has the write lock: a second one waits for it, as long as Django's timeout says."""
+
+    @pytest.fixture
+    def url(self, tmp_path: Path, request: pytest.FixtureRequest) -> str:
+        is_waiting = "second_claim" in request.node.name or "superseded" in request.node.name
+        self.options = {"timeout": 0.05 if is_waiting else 20}  # type: ignore[misc]
+        return f"sqlite:///{tmp_path}/contract.db"
+
+    async def test_second_claim_of_a_key_is_held_or_fails_at_its_commit(self, store: Store) -> None:
+        record = a_record()
+        first = await claimed(store, record.id)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await store.claim(record.id, NOW)
+        await first.commit(record, None)
+        assert isinstance(await store.claim(record.id, NOW), Found)
+
+    async def test_four_stores_open_a_new_database_at_once(
+        self, new_store: Callable[[], Store]
+    ) -> None:
+        """Without a table there is nothing to lock: some find it locked, and open it again."""
+        stores = [new_store() for _ in range(4)]
+        opened = await asyncio.gather(*(store.open() for store in stores), return_exceptions=True)
+        for store, error in zip(stores, opened, strict=True):
+            assert error is None or isinstance(error, StoreUnavailableError)
+            await store.open()
+        assert len({await store.secret() for store in stores}) == 1
+        for store in stores:
+            await store.close()
+
+    async def test_superseded_unit_writes_nothing(self, store: Store) -> None:
+        """No other unit can commit while one has claimed a key, whatever that key is."""
+        first = await claimed(store, a_record().id)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            await store.begin()
+        await first.rollback()
+
+
 if CITUS_URL:
 
     class OnCitus:
@@ -164,4 +250,7 @@ if CITUS_URL:
         pass
 
     class TestSqlAlchemySyncStoreOnCitus(OnCitus, TestSqlAlchemySyncStoreOnPostgres):
+        pass
+
+    class TestDjangoStoreOnCitus(OnCitus, TestDjangoStoreOnPostgres):
         pass

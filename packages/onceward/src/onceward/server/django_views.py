@@ -15,7 +15,7 @@ The guard is a ``transaction.atomic()`` of the project's database around the vie
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cache, partial, wraps
 from http.cookies import Morsel
 from inspect import iscoroutine, iscoroutinefunction
@@ -28,6 +28,7 @@ with needs_extra("django"):
     from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
     from django.core.handlers.exception import response_for_exception
     from django.core.signals import setting_changed
+    from django.db import connections
     from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
     from django.http.multipartparser import MultiPartParserError
     from django.http.response import HttpResponseBase
@@ -50,7 +51,7 @@ from onceward.server.django_batch_route import batch_header
 from onceward.server.django_routes import later_route
 from onceward.server.guarded_endpoint import refuse_generator
 from onceward.server.guarded_request import Principal
-from onceward.server.request_thread import run_in_request_thread
+from onceward.server.request_thread import has_request_thread, run_in_request_thread
 from onceward.server.response_buffer import ADDED_HEADERS
 from onceward.server.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.server.sync_batch import BATCH_HEADER_KEY
@@ -66,7 +67,7 @@ from onceward.server.view_guard import (
     render_unguarded,
     with_route,
 )
-from onceward.server.wsgi import parsed_form, scope_of, with_content_type
+from onceward.server.wsgi import incomplete_body, parsed_form, scope_of, with_content_type
 from onceward.stores.django import DjangoStore
 from onceward.stores.sqlstates import unstorable_error
 
@@ -176,7 +177,7 @@ class _DjangoOnceward:
             )
         of_store = {name: options.pop(name) for name in _OF_STORE if name in options}
         try:
-            self.store = DjangoStore(run_in_request_thread, using=self.using, **of_store)
+            self.store = DjangoStore(self._run_in_thread, using=self.using, **of_store)
         except ConfigurationError as error:
             raise ConfigurationError(f"settings.ONCEWARD: {error}") from error
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
@@ -188,6 +189,22 @@ class _DjangoOnceward:
             raise ConfigurationError(f"settings.ONCEWARD: {error}") from error
         self.bridge = Bridge(self.onceward)
         self.names = EndpointNames()
+
+    def _run_in_thread(self, work: Callable[[], Any]) -> Awaitable[Any]:
+        """Run a function in the request's thread, or without one in a thread of a pool.
+
+        Django closes the connection of a request; that of a thread of a pool would stay open.
+        """
+
+        def run_and_close() -> Any:
+            try:
+                return work()
+            finally:
+                connection = connections[self.using]
+                if not connection.in_atomic_block:
+                    connection.close()
+
+        return run_in_request_thread(work if has_request_thread() else run_and_close)
 
 
 @cache
@@ -609,16 +626,28 @@ class _Cookie(Morsel[str]):
         return self._text
 
 
-def _scope_and_body(request: Any, plain: HttpRequest, limit: int) -> tuple[dict[str, Any], bytes]:
-    """Return the head of the request as an ASGI scope, and its body."""
+def _scope_and_body(
+    request: Any, plain: HttpRequest, limit: int
+) -> tuple[dict[str, Any], bytes | Callable[[], bytes]]:
+    """Return the head of the request as an ASGI scope, and its body.
+
+    In place of a body that broke off, a function that raises ``BodyInvalidError``.
+    """
     scope = scope_of(plain.META, plain.method or "GET", plain.path_info)
     length = plain.META.get("CONTENT_LENGTH") or "0"
     if length.isdigit() and int(length) > limit:
         return scope, b""  # refused by its length
     try:
-        return scope, plain.body
+        body: bytes = plain.body
     except RawPostDataException:
         return _parsed_body(request, plain, scope)
+    if length.isdigit() and len(body) < int(length):
+        return scope, partial(_refuse_incomplete, len(body), int(length))
+    return scope, body
+
+
+def _refuse_incomplete(received: int, declared: int) -> bytes:
+    raise incomplete_body(received, declared)
 
 
 def _parsed_body(

@@ -636,9 +636,12 @@ def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any],
         return with_content_type(scope, b"application/x-www-form-urlencoded"), parsed_form(
             fields, files
         )
+    own_limit = current.max_content_length
     is_limited_here = length is None and _lower_limit(current, limit)
     try:
         body = current.get_data(cache=True)
+        if own_limit is not None and len(body) > own_limit:
+            raise RequestEntityTooLarge  # noqa: TRY301 - as Werkzeug does for a body with a length
     except RequestEntityTooLarge:
         if not is_limited_here:
             raise  # the app's own limit, and its own response
@@ -653,9 +656,12 @@ def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any],
 
 
 def _lower_limit(current: flask.Request, limit: int) -> bool:
-    """Limit a body without a length; return False if the app's own limit is as low."""
+    """Limit a body without a length; return False if the app's own limit is as low.
+
+    Werkzeug cuts such a body off at the limit, without an error. So one byte more is read, by which
+    it is seen to be too long.
+    """
     own_limit = current.max_content_length
-    if own_limit is not None and own_limit <= limit:
-        return False
-    current.max_content_length = limit
-    return True
+    is_own = own_limit is not None and own_limit <= limit
+    current.max_content_length = (own_limit if own_limit is not None and is_own else limit) + 1
+    return not is_own

@@ -18,9 +18,9 @@ from onceward.core.policy import Policy
 from onceward.errors import BodyTimeoutError, BodyTooLargeError, OverloadedError
 from onceward.server.request_head import RequestHead
 from onceward.server.request_thread import (
+    has_request_thread,
     is_in_request_thread,
     run_in_request_thread,
-    serving_thread,
 )
 from onceward.server.response_buffer import Receive
 
@@ -98,7 +98,7 @@ class RequestBodies:
         """
         if size <= LARGE_BODY_BYTES:
             return work()
-        if _is_sync():
+        if has_request_thread():
             return await run_in_request_thread(lambda: self._run_alone(work))
 
         def pause_and_run() -> T:
@@ -148,15 +148,6 @@ class RequestBodies:
             self._executor = ThreadPoolExecutor(1, "onceward-bodies")
             self._pid = os.getpid()
         return self._executor
-
-
-def _is_sync() -> bool:
-    """Return whether a sync framework serves the request, in a thread of its own."""
-    try:
-        serving_thread()
-    except LookupError:
-        return False
-    return True
 
 
 class _Begun:
@@ -252,7 +243,7 @@ class RequestBody:
 
         Also true in sync frameworks, where the connection is a matter of the WSGI server.
         """
-        if self.is_complete or _is_sync():
+        if self.is_complete or has_request_thread():
             return True
         await self._discard(0.0, idle_seconds=None)
         return self.is_complete

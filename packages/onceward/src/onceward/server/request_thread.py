@@ -21,6 +21,7 @@ __all__ = [
     "DirectThread",
     "QueueThread",
     "RequestThread",
+    "has_request_thread",
     "is_in_request_thread",
     "run_in_request_thread",
     "serving_in",
@@ -69,6 +70,11 @@ def run_in_request_thread(work: Callable[[], T]) -> Awaitable[T]:
     """
     thread: RequestThread | None = _current.get(None)
     return asyncio.to_thread(work) if thread is None else thread.run(work)
+
+
+def has_request_thread() -> bool:
+    """Return whether this code works for a request that has a thread of its own."""
+    return _current.get(None) is not None
 
 
 def is_in_request_thread() -> bool:

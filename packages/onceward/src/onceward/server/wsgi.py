@@ -20,7 +20,7 @@ from typing import IO, Any
 import msgspec
 
 from onceward.core.idempotency_record import Response
-from onceward.errors import ResponseTooLargeError
+from onceward.errors import BodyInvalidError, ResponseTooLargeError
 from onceward.server.app import Onceward
 from onceward.server.batch_options import BatchOptions
 from onceward.server.route_table import SAFE_METHODS
@@ -32,6 +32,7 @@ from onceward_protocol.keys import split_joined_keys
 __all__ = [
     "WsgiGuard",
     "collect",
+    "incomplete_body",
     "parsed_form",
     "read_body",
     "scope_of",
@@ -180,14 +181,30 @@ def collect(app: WsgiApp, environ: Environ, max_bytes: int | None = None) -> Res
 
 
 def read_body(environ: Environ, limit: int) -> bytes:
-    """Read at most one byte over the limit; the middleware then responds with 413."""
+    """Read at most one byte over the limit; the middleware then responds with 413.
+
+    Raises ``BodyInvalidError`` if the client disconnects before the body is complete.
+    """
     source = environ["wsgi.input"]
     length = environ.get("CONTENT_LENGTH") or ""
     if length.isdigit():
-        return bytes(source.read(min(int(length), limit + 1)))
+        wanted = min(int(length), limit + 1)
+        body = bytearray()
+        while len(body) < wanted and (part := source.read(wanted - len(body))):
+            body += part
+        if len(body) < wanted:
+            raise incomplete_body(len(body), wanted)
+        return bytes(body)
     if environ.get("wsgi.input_terminated") or "HTTP_TRANSFER_ENCODING" in environ:
         return bytes(source.read(limit + 1))
     return b""
+
+
+def incomplete_body(received: int, declared: int) -> BodyInvalidError:
+    """Return the error for a body that broke off."""
+    return BodyInvalidError(
+        f"the body ended after {received} bytes, before its Content-Length of {declared}"
+    )
 
 
 def scope_of(environ: Environ, method: str, path: str) -> dict[str, Any]:

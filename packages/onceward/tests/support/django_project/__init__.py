@@ -3,12 +3,16 @@
 Importing it configures Django, once per process.
 """
 
+import itertools
 import tempfile
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import django
 from django.conf import settings
 from django.core.management import call_command
+from django.db import connections
 
 _FOLDER = tempfile.TemporaryDirectory(prefix="onceward-django-")
 
@@ -44,3 +48,27 @@ settings.configure(
 )
 django.setup()
 call_command("migrate", run_syncdb=True, verbosity=0)
+
+_numbers = itertools.count()
+
+
+def add_django_database(url: str, **options: Any) -> str:
+    """Add a database to the settings; return its alias."""
+    alias, parts = f"database {next(_numbers)}", urlsplit(url)
+    chosen: dict[str, Any] = {
+        "ENGINE": "django.db.backends.sqlite3",
+        "NAME": url.removeprefix("sqlite:///"),
+        "OPTIONS": {"timeout": 20, "init_command": "PRAGMA synchronous=OFF", **options},
+    }
+    if parts.scheme == "postgresql":
+        chosen = {
+            "ENGINE": "django.db.backends.postgresql",
+            "NAME": parts.path[1:],
+            "USER": parts.username,
+            "PASSWORD": parts.password or "",
+            "HOST": parts.hostname,
+            "PORT": parts.port,
+            "OPTIONS": options,
+        }
+    connections.databases[alias] = {**connections.settings["default"], **chosen}
+    return alias

@@ -1,0 +1,102 @@
+"""The contract of the guard, on every front, and on PostgreSQL for each way to run a handler."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+
+from onceward.server.direct_route import DirectRoute
+from onceward_testing.guard_batch_contract import GuardBatchContract
+from onceward_testing.guard_contract import AsgiContract, ChunkedBodyContract, GuardContract
+from onceward_testing.guard_harness import Caller, Rows
+from onceward_testing.servers import RealPostgres
+from packages.onceward.tests.server import guard_fronts as fronts
+
+
+class TestFastApiWithEarlyClaim(GuardContract, GuardBatchContract, AsgiContract):
+    new_app = staticmethod(fronts.fastapi_early)
+
+
+class TestFastApiWithDirectRoutes(GuardContract, GuardBatchContract, AsgiContract):
+    new_app = staticmethod(fronts.fastapi_direct)
+
+    def test_handlers_are_called_directly(
+        self, caller: Caller, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        called: list[str] = []
+        run = DirectRoute.run
+
+        async def noted(self: DirectRoute, request: Any, *rest: Any) -> Any:
+            called.append(request.execution.request.endpoint)
+            return await run(self, request, *rest)
+
+        monkeypatch.setattr(DirectRoute, "run", noted)
+        assert caller.send().status == caller.send(path="/shelves/a").status == 201
+        assert called == ["orders.create", "shelves.fill"]
+
+
+class TestFastApiWithLateClaim(GuardContract, GuardBatchContract, AsgiContract):
+    new_app = staticmethod(fronts.fastapi_late)
+
+
+class TestStarlette(GuardContract, GuardBatchContract, AsgiContract):
+    new_app = staticmethod(fronts.starlette)
+
+
+class TestPlainAsgi(GuardContract, GuardBatchContract, AsgiContract):
+    new_app = staticmethod(fronts.plain_asgi)
+
+
+class TestPlainWsgi(GuardContract, GuardBatchContract, ChunkedBodyContract):
+    new_app = staticmethod(fronts.plain_wsgi)
+    collects_streams = True  # every response of a WSGI app is an iterable
+
+
+class TestFlask(GuardContract, GuardBatchContract, ChunkedBodyContract):
+    new_app = staticmethod(fronts.flask_front)
+
+
+class TestFlaskOnSqlAlchemy(TestFlask):
+    new_app = staticmethod(fronts.flask_on_sqlalchemy)
+
+
+class TestDjango(GuardContract, GuardBatchContract):
+    new_app = staticmethod(fronts.DjangoFront)
+
+
+class OnPostgres:
+    @pytest.fixture(scope="class")
+    @classmethod
+    def new_url(cls, postgres: RealPostgres) -> Iterator[str]:
+        postgres.start()
+        url = postgres.create_database("guard")
+        yield url
+        postgres.drop_database(url)
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def rows(cls, url: str) -> Iterator[Rows]:
+        with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
+
+            def read(sql: str, **params: Any) -> list[dict[str, Any]]:
+                return connection.execute(sql.replace(":tenant", "%(tenant)s"), params).fetchall()
+
+            yield read
+
+
+class TestFastApiOnPostgres(OnPostgres, TestFastApiWithDirectRoutes):
+    pass
+
+
+class TestFastApiWithLateClaimOnPostgres(OnPostgres, TestFastApiWithLateClaim):
+    pass
+
+
+class TestFlaskOnPostgres(OnPostgres, TestFlask):
+    pass
+
+
+class TestDjangoOnPostgres(OnPostgres, TestDjango):
+    pass

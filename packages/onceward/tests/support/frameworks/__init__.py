@@ -1,1 +1,0 @@
-"""The same little app in three frameworks, each a process of its own."""
