@@ -12,7 +12,7 @@ LINES = {
     "onceward": 37_000,  # target 31,000
     "outbox": 15_500,  # target 11,500
     "operator": 7_800,  # target 7,200
-    "testing": 5_200,  # the contract of the guard, with an app and clients for it: 2,100
+    "testing": 5_200,  # of these 2,100 for GuardContract, its app and its clients
     "nats": 1_250,
     "services": 17_600,
     "lab": 26_300,

@@ -31,7 +31,7 @@ from onceward_lab.bench.races import Contender, race, ratio, served
 from onceward_testing.servers import RealPostgres
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 def test_race_between_bare_and_guarded_gives_a_ratio(tmp_path: Path) -> None:
     contenders = []
     for name in ("bare_sqlite", "guarded"):
@@ -47,7 +47,7 @@ def test_race_between_bare_and_guarded_gives_a_ratio(tmp_path: Path) -> None:
         assert ratio(contender, contenders[0])[0] > 0
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 async def test_look_up_and_sweep_are_measured_on_both_databases(
     tmp_path: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,7 +62,7 @@ async def test_look_up_and_sweep_are_measured_on_both_databases(
         assert found["lookup_ratio"] > 0
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 def test_cpu_time_is_measured_for_each_app(
     tmp_path: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,7 +103,7 @@ def test_fingerprint_is_measured_on_two_kilobytes() -> None:
     assert found["ratio"] > 0
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 def test_jobs_are_compared_with_peers(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +124,7 @@ def test_jobs_on_sqlite_are_compared_with_a_bare_loop(tmp_path: Path) -> None:
     assert len(found["jobs_sqlite"]) == 3
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 async def test_claim_is_measured_with_finished_and_scheduled_jobs(
     tmp_path: Path, postgres: RealPostgres
 ) -> None:
@@ -142,7 +142,7 @@ async def test_wake_up_is_measured_between_two_processes(postgres: RealPostgres)
     assert found["idle_statements_per_second"] >= 0
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 async def test_services_are_measured_with_and_without_the_guard(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -165,7 +165,7 @@ async def test_services_are_measured_with_and_without_the_guard(
     assert read["ratio"] > 0
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 async def test_reads_are_measured_with_a_long_and_a_short_history(
     tmp_path: Path, postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +238,7 @@ def test_growth_chart_is_drawn(tmp_path: Path) -> None:
     assert "10,000" in (tmp_path / "growth.svg").read_text()
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 async def test_pages_of_the_console_are_measured(postgres: RealPostgres) -> None:
     urls = postgres.create_database(), postgres.create_database()
     found = await console.measure_pages(*urls, console.Sizes(500, 100), rounds=1)
@@ -246,7 +246,7 @@ async def test_pages_of_the_console_are_measured(postgres: RealPostgres) -> None
     assert all(row["ratio"] > 0 for row in found.values())
 
 
-@pytest.mark.long  # benchmarks are run by hand: make proof runs each suite for a moment
+@pytest.mark.long  # make proof runs a moment of each suite
 def test_guarded_requests_with_live_pages_is_measured(
     postgres: RealPostgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:

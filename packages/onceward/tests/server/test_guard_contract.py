@@ -1,4 +1,4 @@
-"""The contract of the guard, on every front, and on PostgreSQL for each way to run a handler."""
+"""GuardContract on every front, and on PostgreSQL for each way to run a handler."""
 
 from collections.abc import Iterator
 from typing import Any

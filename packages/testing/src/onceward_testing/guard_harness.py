@@ -172,7 +172,7 @@ class Counted(NamedTuple):
 
 
 class GuardHarness:
-    """Fixtures of the contract."""
+    """Fixtures of the contract suite."""
 
     collects_streams: ClassVar[bool] = False
     """Whether the front reads a response of unknown length to its end, in place of refusing it."""

@@ -150,7 +150,7 @@ class Visits:
         self.runs: list[str] = []
         # Set when a handler has written.
         self.started = threading.Event()
-        # Handlers that were told to wait do so until this is set.
+        # Handlers of requests that ask for it wait until this is set.
         self.gate = threading.Event()
         # Items whose ``after_commit`` was called.
         self.committed: list[str] = []
@@ -294,7 +294,7 @@ def identify(head: RequestHead) -> Principal:
 
 
 class SettableClock:
-    """A wall clock that stands still until it is moved. The monotonic one also runs by itself."""
+    """A wall clock that changes only when it is moved. The monotonic one also runs by itself."""
 
     def __init__(self, now: datetime = datetime(2026, 3, 1, 12, tzinfo=UTC)) -> None:
         self._now = now
