@@ -251,7 +251,7 @@ MAX_KILOBYTES = {
     "onceward": 600,
     "outbox": 230,
     "operator": 190,
-    "testing": 60,
+    "testing": 80,
     "nats": 40,
     "services": 330,
     "lab": 400,
