@@ -47,7 +47,8 @@ class NatsLab:
         client = Client()
         try:
             await client.connect(self.url.split(","))
-            yield client.jetstream()
+            # A cluster of a busy machine needs longer than the default of 5 seconds.
+            yield client.jetstream(timeout=TIMEOUT_SECONDS)
         finally:
             await close_client(client)
 
