@@ -47,8 +47,7 @@ class NatsLab:
         client = Client()
         try:
             await client.connect(self.url.split(","))
-            # A cluster of a busy machine needs longer than the default of 5 seconds.
-            yield client.jetstream(timeout=TIMEOUT_SECONDS)
+            yield client.jetstream()
         finally:
             await close_client(client)
 

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from nats.errors import Error as NatsError
 from nats.js.api import RetentionPolicy
 
 from onceward import open_store
@@ -184,9 +185,19 @@ async def test_a_worker_stops_although_its_broker_hangs(soon, tmp_path: Path):
 async def assert_a_stream_grows(lab: JobsLab, nats: NatsLab) -> None:
     """One that was made when its cluster had just started, and the nodes had not met."""
     async with nats.broker() as broker:
-        await broker.add_stream(
-            name=nats.stream, subjects=[f"{nats.subject}.>"], retention=RetentionPolicy.WORK_QUEUE
-        )
+
+        async def is_made() -> bool:
+            try:
+                await broker.add_stream(
+                    name=nats.stream,
+                    subjects=[f"{nats.subject}.>"],
+                    retention=RetentionPolicy.WORK_QUEUE,
+                )
+            except NatsError:  # nodes without a leader do not respond
+                return False
+            return True
+
+        await eventually(is_made)
     assert (await nats.stream_info()).config.num_replicas == 1
     engine = nats.engine_of(lab.job_store, "default")
     await engine.open()
