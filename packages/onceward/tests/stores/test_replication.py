@@ -1,8 +1,7 @@
 """What is known of the replication of a commit, on real servers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 
 import asyncpg
 import psycopg
@@ -20,44 +19,13 @@ from onceward.stores.replication import (
     unconfirmed,
 )
 from onceward_testing.servers import RealPostgres
-
-HANG_SECONDS = 30
+from packages.onceward.tests.support.standby import HANG_SECONDS, absent_standby, until_waiting
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RealPostgres]:
     with RealPostgres() as started:
         yield started
-
-
-@asynccontextmanager
-async def absent_standby(url: str) -> AsyncIterator[asyncpg.Connection]:
-    """Make every COMMIT of the server wait for a standby that does not exist."""
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute("ALTER SYSTEM SET synchronous_standby_names = 'absent'")
-        await connection.execute("SELECT pg_reload_conf()")
-        await _until_setting(connection, "absent")
-        yield connection
-    finally:
-        await connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-        await connection.execute("SELECT pg_reload_conf()")
-        await _until_setting(connection, "")
-        await connection.close()
-
-
-async def _until_setting(connection: asyncpg.Connection, expected: str) -> None:
-    async with asyncio.timeout(HANG_SECONDS):
-        while await connection.fetchval("SHOW synchronous_standby_names") != expected:
-            await asyncio.sleep(0.02)
-
-
-async def until_waiting(connection: asyncpg.Connection, pid: int) -> None:
-    """Return when a backend waits for the standby."""
-    sql = "SELECT wait_event FROM pg_stat_activity WHERE pid = $1"
-    async with asyncio.timeout(HANG_SECONDS):
-        while await connection.fetchval(sql, pid) != "SyncRep":
-            await asyncio.sleep(0.02)
 
 
 async def test_confirming_commit_waits_for_the_standby_and_warns_if_cancelled(
@@ -70,7 +38,7 @@ async def test_confirming_commit_waits_for_the_standby_and_warns_if_cancelled(
         connection.add_log_listener(notices.on_message)
         commit = asyncio.create_task(connection.fetch(CONFIRMING_COMMIT))
         pid = connection.get_server_pid()
-        await until_waiting(observer, pid)
+        assert await until_waiting(observer) == [pid]
         assert not notices.has_warned
         await observer.fetch("SELECT pg_cancel_backend($1)", pid)
         await commit  # PostgreSQL reports success
@@ -86,7 +54,7 @@ async def test_psycopg_reports_the_warning_too(server: RealPostgres) -> None:
         connection.add_notice_handler(notices.on_diagnostic)
         commit = asyncio.create_task(connection.execute(CONFIRMING_COMMIT))
         pid = connection.info.backend_pid
-        await until_waiting(observer, pid)
+        assert await until_waiting(observer) == [pid]
         await observer.fetch("SELECT pg_cancel_backend($1)", pid)
         await commit
         assert notices.has_warned

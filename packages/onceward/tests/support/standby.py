@@ -8,6 +8,7 @@ import asyncpg
 
 HANG_SECONDS = 60
 WAITING = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+_COMMIT_ANYTHING = "SELECT pg_logical_emit_message(true, 'test', '')"
 
 
 async def set_standbys(connection: asyncpg.Connection, names: str) -> None:
@@ -17,9 +18,26 @@ async def set_standbys(connection: asyncpg.Connection, names: str) -> None:
     async with asyncio.timeout(HANG_SECONDS):
         while await connection.fetchval("SHOW synchronous_standby_names") != names:
             await asyncio.sleep(0.02)
-    if names:
-        # The checkpointer lets commits wait; it reads new settings before it begins a checkpoint.
-        await connection.execute("CHECKPOINT")
+
+
+async def until_commits_wait(url: str, observer: asyncpg.Connection) -> None:
+    """Return when a new COMMIT waits for the standby.
+
+    The checkpointer decides it, and may read a new setting later than ``observer`` does.
+    """
+    probe = await asyncpg.connect(url)
+    pid = probe.get_server_pid()
+    async with asyncio.timeout(HANG_SECONDS):
+        while True:
+            commit = asyncio.create_task(probe.fetch(_COMMIT_ANYTHING))
+            while not commit.done():
+                if pid in [row["pid"] for row in await observer.fetch(WAITING)]:
+                    await observer.fetch("SELECT pg_cancel_backend($1)", pid)
+                    await commit
+                    await probe.close()
+                    return
+                await asyncio.sleep(0.01)
+            await commit
 
 
 @asynccontextmanager
@@ -31,6 +49,7 @@ async def absent_standby(url: str) -> AsyncIterator[asyncpg.Connection]:
     connection = await asyncpg.connect(url)
     try:
         await set_standbys(connection, "absent")
+        await until_commits_wait(url, connection)
         yield connection
     finally:
         if connection.is_closed():  # the server was restarted
