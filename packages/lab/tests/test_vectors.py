@@ -558,7 +558,9 @@ class NumberedThings:
         if "expire" in step:
             key = f"{prefix}-{step['expire']}"
             await self.onceward.store.write(
-                f"DELETE FROM onceward_idempotency_records WHERE idempotency_key = '{key}'"
+                self.onceward.store.table_names.render(
+                    f"DELETE FROM onceward_idempotency_records WHERE idempotency_key = '{key}'"
+                )
             )
             self.onceward.idempotency.memory.clear()
             return []

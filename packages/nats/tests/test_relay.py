@@ -92,7 +92,9 @@ class RelayLab:
         """Let it be so long since everything became due and was published."""
         past = AGO[self.lab.store.name]
         await self.lab.store.write(
-            f"UPDATE onceward_jobs SET visible_at = {past}, published_at = {past}",
+            self.lab.store.table_names.render(
+                f"UPDATE onceward_jobs SET visible_at = {past}, published_at = {past}"
+            ),
             {"seconds": seconds},
         )
 

@@ -1,6 +1,5 @@
 """A queue in a temporary file, and a device whose clocks the test sets."""
 
-import sqlite3
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -142,27 +141,3 @@ ENDINGS: Answers = {
     "expire": lambda queue, claimed: queue.expire(claimed),
 }
 """Every way in which a claim can end, by its holder's word."""
-
-
-def undo_versions(file: sqlite3.Connection) -> None:
-    """Make a file what it was before step 5 of its schema."""
-    undo_scope(file)
-    file.execute("DROP INDEX idx_offline_sync_queue_chain")
-    for column in ("entity", "sent_version", "conflict_fields", "left_lane", "chain"):
-        file.execute(f"ALTER TABLE offline_sync_queue DROP COLUMN {column}")
-    file.execute("DROP TABLE entity_versions")
-
-
-def undo_scope(file: Any) -> None:
-    """Make a file what it was before step 7 of its schema."""
-    file.execute("DROP TABLE sequence_numbers")
-    file.execute("DROP TABLE sequence_streams")
-    file.execute("DROP INDEX idx_offline_sync_queue_once")
-    columns = {
-        "offline_sync_queue": ("last_code", "traceparent", "once", "stuck_ms", "notice_ms"),
-        "id_mappings": ("used_ms", "notice_ms"),
-        "users": ("warned_ms",),
-    }
-    for table, names in columns.items():
-        for column in names:
-            file.execute(f"ALTER TABLE {table} DROP COLUMN {column}")

@@ -7,12 +7,11 @@ import shutil
 import signal
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 import pytest
 
@@ -27,14 +26,8 @@ from onceward_outbox.errors import (
     OutboxFileError,
     WrongPassphraseError,
 )
-from onceward_protocol.storage.migrations import (
-    Migration,
-    Steps,
-    load_migrations,
-    run_steps,
-    split_statements,
-)
-from packages.outbox.tests.queue_harness import KEY, Lab, new, undo_scope, undo_versions
+from onceward_protocol.storage.migrations import Migration, load_migrations
+from packages.outbox.tests.queue_harness import KEY, Lab, new
 
 NOBODY = 65534
 
@@ -224,7 +217,7 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
 ) -> None:
     entries = [lab.add(), lab.add()]
     lab.send()
-    steps = load_migrations("outbox", "onceward_outbox.migrations")
+    steps = load_migrations("outbox", files("onceward_outbox.migrations"))
     newer = [*steps, following(steps, "ALTER TABLE offline_sync_queue ADD COLUMN colour TEXT;\n")]
     monkeypatch.setattr(database, "load_migrations", lambda *_: newer)
     queue = lab.reopen()
@@ -241,78 +234,26 @@ def test_an_older_file_is_migrated_and_keeps_what_is_queued(
         lab.reopen()
 
 
-def test_entries_sent_before_schema_3_count_from_their_queueing(
-    lab: Lab,
-) -> None:
-    unknown, sent, fresh = (lab.add(profile="planning") for _ in range(3))
-    lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
-    lab.claim()
+@pytest.mark.parametrize("schema", [1, 8])
+def test_a_file_of_version_0_1_is_refused_and_not_changed(lab: Lab, schema: int) -> None:
+    lab.add()
     lab.queue.close()
-    with closing(sqlite3.connect(lab.path)) as old, old:  # as step 2 has left it
-        undo_versions(old)
-        old.execute("DROP INDEX idx_offline_sync_queue_unknown")
-        old.execute("ALTER TABLE offline_sync_queue DROP COLUMN maybe_since_ms")
-        old.execute("ALTER TABLE offline_sync_queue DROP COLUMN maybe_since_at")
-        old.execute("UPDATE outbox_meta SET value = 2 WHERE name = 'schema'")
-    lab.clock.pass_by(hours=24)
-    queue = lab.reopen()
-    assert [entry.id for entry in queue.watchdog()] == [sent.id]
-    assert queue.key_expired(queue.get(unknown.id))
-    assert queue.key_expired(queue.get(sent.id))
-    assert not queue.key_expired(queue.get(fresh.id))
-
-
-@pytest.mark.parametrize("passphrase", [None, KEY])
-def test_schema_7_keeps_what_is_queued_if_it_is_interrupted_at_any_statement(
-    quick_path: Path, passphrase: bytes | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lab = Lab(quick_path / "old.db", passphrase=passphrase)
-    refused = lab.add(headers={"X-App": "7"})
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=0, http_status=503, code="BUSY")
-    refused = lab.queue.fail(lab.claim(), http_status=422, code="SOLD_OUT")
-    waiting = lab.add(local_id=str(uuid4()))
-    with lab.queue.transaction() as old:
-        undo_scope(old)
-        old.execute("UPDATE outbox_meta SET value = 6 WHERE name = 'schema'")
-    lab.queue.close()
-    steps = load_migrations("outbox", "onceward_outbox.migrations")
-    (step,) = (one for one in steps if one.number == 7)
-    statements = len(split_statements(step.sql))
-
-    def run_until(broken_at: int) -> None:
-        """Open the file; the step fails at its n-th statement."""
-        left = broken_at
-
-        def run(steps: Steps, execute: Callable[..., Any]) -> None:
-            def counted(sql: str, params: tuple[Any, ...] = ()) -> Any:
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise KeyboardInterrupt
-                return execute(sql, params)
-
-            run_steps(steps, counted)
-
-        monkeypatch.setattr(database, "run_steps", run)
-        with pytest.raises(KeyboardInterrupt):
-            lab.open()
-        monkeypatch.undo()
-
-    for number in range(2, statements + 3):  # after the two that read the version
-        run_until(number)
-    queue = lab.reopen()
-    assert queue.entries() == [refused, waiting]
-    assert queue.get(refused.id).last_code == "SOLD_OUT"
-    assert [entry.id for entry in queue.retry_all("ada", code="SOLD_OUT")] == [refused.id]
-    queue.check_integrity()
-    queue.close()
+    with closing(sqlite3.connect(lab.path)) as connection, connection:
+        connection.execute("UPDATE outbox_meta SET value = ? WHERE name = 'schema'", (schema,))
+    before = snapshot(lab.path.parent)
+    with pytest.raises(
+        OutboxFileError, match=r"an outbox of version 0\.1.*use another file"
+    ) as raised:
+        OutboxQueue.open(lab.path)
+    assert "\n" not in str(raised.value)
+    assert snapshot(lab.path.parent) == before
 
 
 def test_a_migration_that_fails_leaves_the_file_as_it_was(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entry = lab.add()
-    steps = load_migrations("outbox", "onceward_outbox.migrations")
+    steps = load_migrations("outbox", files("onceward_outbox.migrations"))
     broken = "ALTER TABLE users ADD COLUMN colour TEXT;\nALTER TABLE nothing ADD COLUMN x;\n"
     monkeypatch.setattr(database, "load_migrations", lambda *_: [*steps, following(steps, broken)])
     lab.queue.close()
@@ -326,9 +267,11 @@ def test_a_migration_that_fails_leaves_the_file_as_it_was(
     assert "colour" not in columns
 
 
-def test_migrations_are_numbered_without_gaps() -> None:
-    numbers = [step.number for step in load_migrations("outbox", "onceward_outbox.migrations")]
-    assert numbers == list(range(1, len(numbers) + 1))
+def test_migrations_are_numbered_from_9_without_gaps() -> None:
+    numbers = [
+        step.number for step in load_migrations("outbox", files("onceward_outbox.migrations"))
+    ]
+    assert numbers == list(range(9, len(numbers) + 9))
 
 
 def test_the_outbox_can_share_the_apps_database_file(quick_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Profiles: where they are found, what they change, and what happens without one."""
 
 import logging
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError
 from datetime import timedelta
@@ -27,7 +26,6 @@ from packages.onceward.tests.support.outbox_harness import (
     drain,
     response,
 )
-from packages.outbox.tests.queue_harness import undo_versions
 
 
 def order(**fields: Any) -> NewEntry:
@@ -163,46 +161,6 @@ def test_entries_of_an_unknown_profile_are_not_sent_and_hold_up_no_others(
         assert queue.attempts(left.id) == []
         # A person can still give it up.
         assert queue.cancel(left.id).status is Status.DISCARDED
-
-
-# -- files of earlier versions --------------------------------------------------------------------
-
-
-def as_version_3(path: Path, profile: str) -> None:
-    """Make a file what it was when every entry without a profile was stored under one name."""
-    with sqlite3.connect(path / "outbox.db") as file:
-        undo_versions(file)
-        file.execute("UPDATE outbox_meta SET value = 3 WHERE name = 'schema'")
-        file.execute("DELETE FROM outbox_meta WHERE name = 'former_default_profile'")
-        file.execute("UPDATE offline_sync_queue SET profile = ?", (profile,))
-    file.close()
-
-
-@pytest.mark.usefixtures("nothing_installed")
-def test_entries_of_the_former_default_profile_become_default_entries(tmp_path: Path) -> None:
-    with open_queue(tmp_path) as queue:
-        entry = queue.enqueue(order())
-    as_version_3(tmp_path, "field")
-    with open_queue(tmp_path) as queue:
-        assert queue.get(entry.id).profile == "default"
-        assert drain(queue, "ada", Scripted([response(201, {"id": 1})])).ended is Ended.EMPTY
-
-
-def test_entries_of_the_former_default_profile_stay_where_it_is_registered(tmp_path: Path) -> None:
-    with open_queue(tmp_path) as queue:
-        entry = queue.enqueue(order())
-    as_version_3(tmp_path, "field")
-    with open_queue(tmp_path, Profile(name="field")) as queue:
-        assert queue.get(entry.id).profile == "field"
-
-
-@pytest.mark.usefixtures("nothing_installed")
-def test_the_former_default_is_checked_once_per_file(tmp_path: Path) -> None:
-    mine = Profile(name="field")
-    with open_queue(tmp_path, mine) as queue:
-        entry = queue.enqueue(order(profile="field"))
-    with open_queue(tmp_path) as queue:
-        assert queue.get(entry.id).profile == "field", "a new file has no entries to rename"
 
 
 # -- recovery -------------------------------------------------------------------------------------

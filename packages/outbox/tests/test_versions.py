@@ -1,9 +1,7 @@
 """Versions that travel with edits: against a real server, and against scripted responses."""
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -28,7 +26,7 @@ from packages.onceward.tests.support.outbox_harness import (
     response,
     token_of,
 )
-from packages.outbox.tests.queue_harness import Lab, undo_versions
+from packages.outbox.tests.queue_harness import Lab
 from packages.services.tests.cli.conftest import Server
 
 
@@ -500,22 +498,6 @@ def test_weak_version_is_refused_by_edit_payload(queue: OutboxQueue) -> None:
     with pytest.raises(EntryInvalidError, match="weak"):
         queue.edit_payload(entry.id, {"text": "y"}, headers={"If-Match": 'W/"4"'})
     assert queue.get(entry.id) == entry
-
-
-def test_edits_of_a_file_of_schema_4_keep_their_version(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    with OutboxQueue.open(path) as queue:
-        queue.add_user("ada")
-        edit(queue, "one", headers={"If-Match": '"4"'})
-        edit(queue, "two", base_version='"4"')
-    with closing(sqlite3.connect(path)) as old, old:
-        undo_versions(old)
-        old.execute("UPDATE offline_sync_queue SET base_version = NULL WHERE headers IS NOT NULL")
-        old.execute("UPDATE outbox_meta SET value = 4 WHERE name = 'schema'")
-    with OutboxQueue.open(path) as queue:
-        server = Scripted([response(200, {"version": 5}), response(200, {"version": 6})])
-        drain(queue, "ada", server)
-        assert if_matches(server) == ['"4"', '"5"']
 
 
 def test_edits_behind_a_create_do_not_overwrite_what_an_automatic_merge_has_kept(

@@ -106,7 +106,9 @@ async def test_every_action_of_the_console_has_its_effect(
             return page
 
         async def count(sql: str) -> int:
-            (row,) = await onceward.store.read(f"SELECT count(*) AS n FROM {sql}")
+            store = onceward.store
+            query = store.table_names.render(f"SELECT count(*) AS n FROM {sql}")
+            (row,) = await store.read(query)
             return int(row["n"])
 
         waiting = "onceward_jobs WHERE queue = 'routes' AND state = 'waiting'"
@@ -114,14 +116,20 @@ async def test_every_action_of_the_console_has_its_effect(
         assert await count(waiting) == 2
         await act("queues/pause", queue="routes")
         assert "asked for" in (await boss.get("queues")).text
-        assert await onceward.store.read("SELECT queue FROM onceward_paused_queues")
+        assert await onceward.store.read(
+            onceward.store.table_names.render("SELECT queue FROM onceward_paused_queues")
+        )
         await act("queues/resume", queue="routes")
-        assert not await onceward.store.read("SELECT queue FROM onceward_paused_queues")
+        assert not await onceward.store.read(
+            onceward.store.table_names.render("SELECT queue FROM onceward_paused_queues")
+        )
 
         (job, *_) = [
             row["id"]
             for row in await onceward.store.read(
-                "SELECT CAST(id AS text) AS id FROM onceward_jobs WHERE queue = 'routes'"
+                onceward.store.table_names.render(
+                    "SELECT CAST(id AS text) AS id FROM onceward_jobs WHERE queue = 'routes'"
+                )
             )
         ]
         await act(f"jobs/{job}/cancel", tenant="bob")

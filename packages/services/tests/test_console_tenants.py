@@ -50,7 +50,12 @@ async def fill(client: httpx.AsyncClient, onceward: Onceward[Any]) -> dict[str, 
             "/api/v1/routes", json=route, headers=headers | {"Idempotency-Key": key}
         )
         assert accepted.status_code == 202, accepted.text
-    jobs = [str(row["id"]) for row in await onceward.store.read("SELECT id FROM onceward_jobs")]
+    jobs = [
+        str(row["id"])
+        for row in await onceward.store.read(
+            onceward.store.table_names.render("SELECT id FROM onceward_jobs")
+        )
+    ]
     await add_services_rows(onceward.store, MARK)
     await onceward.request_log.stop()  # writes what was noted
     requests = [each.headers["x-request-id"] for each in sent]

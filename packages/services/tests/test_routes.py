@@ -65,12 +65,14 @@ async def test_replay_is_the_same_response_and_adds_nothing(
         assert again.headers["idempotency-replayed"] == "true"
         assert again.headers["x-original-request-id"] == first.headers["x-request-id"]
         counts = await stores[0].read(
-            "SELECT (SELECT count(*) FROM route_requests) AS requests,"
-            " (SELECT count(*) FROM onceward_audit_events) AS events,"
-            " (SELECT count(*) FROM onceward_jobs) AS jobs,"
-            " (SELECT resource FROM onceward_audit_events WHERE status = 202"
-            "   AND endpoint = 'POST /api/v1/routes') AS resource,"
-            " (SELECT payload FROM route_requests) AS payload"
+            stores[0].table_names.render(
+                "SELECT (SELECT count(*) FROM route_requests) AS requests,"
+                " (SELECT count(*) FROM onceward_audit_events) AS events,"
+                " (SELECT count(*) FROM onceward_jobs) AS jobs,"
+                " (SELECT resource FROM onceward_audit_events WHERE status = 202"
+                "   AND endpoint = 'POST /api/v1/routes') AS resource,"
+                " (SELECT payload FROM route_requests) AS payload"
+            )
         )
         # Two events: the request, and the job it enqueued.
         assert (counts[0]["requests"], counts[0]["jobs"], counts[0]["events"]) == (1, 1, 2)

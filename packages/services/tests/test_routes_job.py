@@ -78,7 +78,9 @@ async def test_a_replay_enqueues_no_second_job(serve: Serve, database_url: str) 
         key = with_key()
         for _ in range(3):
             await client.post(PATH, json=BERLIN, headers=key)
-        rows = await working.onceward.store.read("SELECT type, tenant FROM onceward_jobs")
+        rows = await working.onceward.store.read(
+            working.onceward.store.table_names.render("SELECT type, tenant FROM onceward_jobs")
+        )
         assert [(row["type"], row["tenant"]) for row in rows] == [(GENERATE, "ada")]
 
 

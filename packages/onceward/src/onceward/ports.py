@@ -67,6 +67,8 @@ __all__ = [
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from onceward.stores.parts import Schema
+
     # The type of a store's transactions.
     TransactionT_co = TypeVar("TransactionT_co", covariant=True, default=Any)
 else:
@@ -297,8 +299,12 @@ class Store(Protocol[TransactionT_co]):
     def table_names(self) -> TableNames:
         """How Onceward's tables are named in this database; final when the store is open."""
 
+    @property
+    def schema(self) -> "Schema":
+        """The parts of the schema that are wanted, and those that the database has."""
+
     async def open(self) -> None:
-        """Connect and bring the schema up to date."""
+        """Connect and create the parts of the schema that are wanted and missing. Idempotent."""
 
     async def close(self) -> None:
         """Disconnect. Idempotent."""

@@ -7,7 +7,8 @@ import pytest
 from onceward import open_store
 from onceward.core.table_names import DEFAULT_NAMES
 from onceward.errors import ConfigurationError
-from onceward.stores.citus import distribute, distribute_store, refuse_other_nodes
+from onceward.stores.citus import distribute, refuse_other_nodes
+from onceward.stores.parts import distribute_store
 
 
 async def test_missing_extension_is_refused(postgres_url: str) -> None:

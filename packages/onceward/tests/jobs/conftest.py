@@ -8,6 +8,7 @@ import pytest
 from onceward import open_store
 from onceward.jobs.context import JobContext
 from onceward.ports import Store
+from onceward.stores.parts import JOBS
 from onceward_testing.servers import RealPostgres
 from packages.nats.tests.nats_harness import faulty_nats, nats, own_nats
 from packages.onceward.tests.support.citus import ON_CITUS
@@ -47,6 +48,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def lab(database: str) -> AsyncIterator[JobsLab]:
     store = open_store(database)
+    store.schema.want(JOBS)
     await store.open()
     await make_effects(store)
     lab = JobsLab(store)

@@ -87,7 +87,11 @@ async def test_first_cancelled_job_of_an_order_key_releases_the_next(lab: JobsLa
     assert await lab.admin.cancel(second, **WHO)  # in the middle: nobody is released
     assert [job.lease.job_id for job in await lab.claim()] == [first]
     assert await lab.claim() == []
-    await lab.store.write("UPDATE onceward_jobs SET state = 'waiting' WHERE resource_id = 'a'")
+    await lab.store.write(
+        lab.store.table_names.render(
+            "UPDATE onceward_jobs SET state = 'waiting' WHERE resource_id = 'a'"
+        )
+    )
     assert await lab.admin.cancel(first, **WHO)
     assert [job.lease.job_id for job in await lab.claim()] == [third]
 

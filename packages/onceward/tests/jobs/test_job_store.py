@@ -130,7 +130,11 @@ async def test_lease_is_renewed_only_before_it_expires(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(3)]
     jobs = await lab.claim("one", lease_seconds=5)
     await lab.show_in(-0.001, f"id = '{ids[1]}'")
-    await lab.store.write(f"UPDATE onceward_jobs SET lease = lease + 1 WHERE id = '{ids[2]}'")
+    await lab.store.write(
+        lab.store.table_names.render(
+            f"UPDATE onceward_jobs SET lease = lease + 1 WHERE id = '{ids[2]}'"
+        )
+    )
     held = await lab.job_store.renew([job.lease for job in jobs], worker="one", lease_seconds=100)
     assert held == {("ada", ids[0])}
     assert await lab.job_store.renew([jobs[0].lease], worker="two", lease_seconds=100) == set()
@@ -242,11 +246,13 @@ async def test_only_the_holder_of_a_valid_lease_can(
     before = await everything(lab)
     assert not await end(lab, job), "another had it"
     assert await everything(lab) == before
-    await lab.store.write("UPDATE onceward_jobs SET lease = 1")
+    await lab.store.write(lab.store.table_names.render("UPDATE onceward_jobs SET lease = 1"))
     before = await everything(lab)
     assert not await end(lab, job), "the same number, but another's"
     assert await everything(lab) == before
-    await lab.store.write("UPDATE onceward_jobs SET worker = 'one', attempts = 1")
+    await lab.store.write(
+        lab.store.table_names.render("UPDATE onceward_jobs SET worker = 'one', attempts = 1")
+    )
     assert await end(lab, job), "and the holder can"
     assert await everything(lab) != before
 
@@ -267,7 +273,11 @@ async def test_batch_completion_skips_only_lost_leases(lab: JobsLab) -> None:
     ids = [await lab.enqueued("effect", n) for n in range(10)]
     jobs = {job.lease.job_id: job for job in await lab.claim("one")}
     await lab.show_in(-0.001, f"id = '{ids[3]}'")
-    await lab.store.write(f"UPDATE onceward_jobs SET lease = lease + 1 WHERE id = '{ids[7]}'")
+    await lab.store.write(
+        lab.store.table_names.render(
+            f"UPDATE onceward_jobs SET lease = lease + 1 WHERE id = '{ids[7]}'"
+        )
+    )
     results = [(jobs[job_id].lease, f'"{job_id}"') for job_id in ids]
     held = await lab.job_store.complete_alone(results, worker="one")
     kept = set(ids) - {ids[3], ids[7]}
@@ -299,8 +309,10 @@ async def test_job_whose_key_was_completed_meanwhile_is_removed(
     assert await completes(lab, done)
     row = "tenant, key, queue, type, payload_hash, request_id, correlation_id"
     await lab.store.write(
-        f"INSERT INTO onceward_jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
-        f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM onceward_job_completions"
+        lab.store.table_names.render(
+            f"INSERT INTO onceward_jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
+            f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM onceward_job_completions"
+        )
     )
     job = await lab.claim_one("one")
     assert job.completed

@@ -195,7 +195,11 @@ async def test_lost_lease_in_a_batch_of_completions_affects_no_other(lab: JobsLa
         return worker.running == 20
 
     await eventually(all_run)
-    await lab.store.write("UPDATE onceward_jobs SET lease = lease + 1 WHERE payload = '3'")
+    await lab.store.write(
+        lab.store.table_names.render(
+            "UPDATE onceward_jobs SET lease = lease + 1 WHERE payload = '3'"
+        )
+    )
     gate.set()
     for job_id in ids:
         if job_id != stolen[0]:

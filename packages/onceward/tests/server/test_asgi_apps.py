@@ -191,7 +191,9 @@ async def test_handlers_get_transaction_caller_and_execution_as_dependencies(
 
     async with client_of(onceward, app) as client:
         assert (await client.post("/things", headers=KEY)).json() == {"tenant": "everyone"}
-        [event] = await onceward.store.read("SELECT resource, version FROM onceward_audit_events")
+        [event] = await onceward.store.read(
+            onceward.store.table_names.render("SELECT resource, version FROM onceward_audit_events")
+        )
         assert dict(event) == {"resource": "thing:1", "version": 3}
 
 
@@ -289,7 +291,9 @@ async def test_the_first_matching_route_decides_whether_a_request_is_guarded(
         assert (await client.post("/things/search")).status_code == 201
         assert (await client.post("/open/late")).status_code == 201
         await assert_guarded(client, "/things/late")
-        [record] = await onceward.store.read("SELECT endpoint FROM onceward_idempotency_records")
+        [record] = await onceward.store.read(
+            onceward.store.table_names.render("SELECT endpoint FROM onceward_idempotency_records")
+        )
         assert record["endpoint"] == "template"
 
 

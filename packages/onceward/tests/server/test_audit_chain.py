@@ -62,7 +62,7 @@ async def store(url: str) -> AsyncIterator[Store]:
 
 
 async def rows(store: Store, sql: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in await store.read(sql)]
+    return [dict(row) for row in await store.read(store.table_names.render(sql))]
 
 
 async def check_is_clean(store: Store, tenant: str, *, events: int) -> None:

@@ -455,7 +455,9 @@ async def test_chunk_holds_one_tenant(database: str, is_late: bool) -> None:
         assert commits
         assert all(len(tenants) == 1 for tenants in commits)
         rows = await lab.onceward.store.read(
-            "SELECT tenant, idempotency_key FROM onceward_idempotency_records"
+            lab.onceward.store.table_names.render(
+                "SELECT tenant, idempotency_key FROM onceward_idempotency_records"
+            )
         )
         found = {row["idempotency_key"]: row["tenant"] for row in rows}
         assert found == {key: "bob" if "2" in key else "ada" for key in keys}
@@ -788,7 +790,9 @@ async def test_malformed_item_is_its_own_400(tmp_path: Path) -> None:
         assert found[0] == found[-1] == 201
         assert await lab.names() == ["k000", "k001"]
         assert "open" not in lab.runs
-        rows = await lab.onceward.store.read("SELECT tenant FROM onceward_idempotency_records")
+        rows = await lab.onceward.store.read(
+            lab.onceward.store.table_names.render("SELECT tenant FROM onceward_idempotency_records")
+        )
         assert {row["tenant"] for row in rows} == {"ada"}
 
 

@@ -144,7 +144,9 @@ async def test_others_learn_of_a_chunk_after_its_commit(
         counted = Counter(metrics.outcomes)
         assert counted["things.create fresh"] == 2
         assert counted["things.create refused"] == stored - 2
-        jobs = await lab.onceward.store.read("SELECT count(*) AS n FROM onceward_jobs")
+        jobs = await lab.onceward.store.read(
+            lab.onceward.store.table_names.render("SELECT count(*) AS n FROM onceward_jobs")
+        )
         assert jobs[0]["n"] == 1
         await redis_client.aclose()
 

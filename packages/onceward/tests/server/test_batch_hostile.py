@@ -149,7 +149,9 @@ async def test_tenant_is_read_after_middleware_has_changed_the_headers(
 
         lab.app.add_middleware(NamesTenant)
         assert await lab.statuses([item("k0"), item("k1"), item("k2")]) == [201] * 3
-        rows = await lab.onceward.store.read("SELECT tenant FROM onceward_idempotency_records")
+        rows = await lab.onceward.store.read(
+            lab.onceward.store.table_names.render("SELECT tenant FROM onceward_idempotency_records")
+        )
         assert [row["tenant"] for row in rows] == ["bob"] * 3
         alone = await lab.single(item("k0"))
         assert alone.headers["idempotency-replayed"] == "true"

@@ -200,7 +200,9 @@ async def test_a_replay_is_given_only_after_sign_in(url: str) -> None:
             assert ada is not None
             assert ada.orders_made == 1
         [event, _] = await shop.onceward.store.read(
-            "SELECT actor, resource FROM onceward_audit_events ORDER BY id"
+            shop.onceward.store.table_names.render(
+                "SELECT actor, resource FROM onceward_audit_events ORDER BY id"
+            )
         )
         assert dict(event) == {"actor": "1", "resource": "order:1"}
 

@@ -43,10 +43,10 @@ async def test_messages_of_a_first_request_a_replay_and_a_refusal(postgres_url: 
         store.release(connection)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            claim = "BEGIN;SELECT onceward_claim"
+            claim = 'BEGIN;SELECT "onceward".claim'
             assert await post("a") == (
                 201,
-                [claim, "INSERT INTO boots VALUES ", "SELECT onceward_save_record"],
+                [claim, "INSERT INTO boots VALUES ", 'SELECT "onceward".save_record'],
             )
             find = store.sql["find_record"].split("(")[0]
             assert await post("a") == (201, [claim, find, "ROLLBACK"])

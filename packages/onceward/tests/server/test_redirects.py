@@ -136,7 +136,9 @@ async def test_redirects_on_every_store(
         assert (shop.runs - before, await shop.effects()) == (1, 1)
         # A damaged record is an error of each request with its key, and holds no connection.
         await shop.onceward.store.write(
-            "UPDATE onceward_idempotency_records SET response_headers = '{\"etag\": 5}'"
+            shop.onceward.store.table_names.render(
+                "UPDATE onceward_idempotency_records SET response_headers = '{\"etag\": 5}'"
+            )
         )
         for _ in range(20):
             assert (await post(client)).json()["code"] == "idempotency.record_unreadable"

@@ -258,7 +258,7 @@ async def test_flood_stays_within_the_limits_of_memory_and_table(
 
 
 async def rows_of(store: Any) -> Any:
-    return await store.read("SELECT id FROM onceward_request_log")
+    return await store.read(store.table_names.render("SELECT id FROM onceward_request_log"))
 
 
 async def test_newest_rows_are_kept_when_the_table_is_full(tmp_path: Path) -> None:
@@ -272,7 +272,9 @@ async def test_newest_rows_are_kept_when_the_table_is_full(tmp_path: Path) -> No
             add(log, number)
         await log._flush()
         await log._sweep()
-        kept = await store.read("SELECT request_id FROM onceward_request_log ORDER BY id")
+        kept = await store.read(
+            store.table_names.render("SELECT request_id FROM onceward_request_log ORDER BY id")
+        )
         assert [row["request_id"] for row in kept][-10:] == [f"request-{n}" for n in range(20, 30)]
         assert len(kept) <= 11
     finally:
@@ -387,7 +389,9 @@ async def test_log_does_not_wait_for_another_process_and_fails_no_request(
     flushing = asyncio.create_task(log._flush())
     while not store._writer._taken:
         await asyncio.sleep(0)
-    request = asyncio.create_task(store.write("UPDATE onceward_request_log SET status = 201"))
+    request = asyncio.create_task(
+        store.write(store.table_names.render("UPDATE onceward_request_log SET status = 201"))
+    )
     await asyncio.sleep(0.5)
     assert not request.done()
     other.execute("COMMIT")
@@ -419,7 +423,9 @@ async def test_rows_that_cannot_be_written_are_bounded_and_counted(
     ]
     assert "2 requests were not logged" in caplog.text
     (counted,) = await store.read(
-        "SELECT number FROM onceward_request_counts WHERE name = 'not logged'"
+        store.table_names.render(
+            "SELECT number FROM onceward_request_counts WHERE name = 'not logged'"
+        )
     )
     assert counted["number"] == 2
 
@@ -461,7 +467,9 @@ async def test_log_that_cannot_be_written_at_the_end_is_counted(
 
 
 async def requests_of(store: Any) -> Any:
-    return await store.read("SELECT request_id FROM onceward_request_log ORDER BY id")
+    return await store.read(
+        store.table_names.render("SELECT request_id FROM onceward_request_log ORDER BY id")
+    )
 
 
 # -- in batches ---------------------------------------------------------------------------------
@@ -534,7 +542,9 @@ async def erase(store: Any, tenant: str) -> None:
 
 
 async def tenants_logged(store: Any) -> list[str]:
-    rows = await store.read("SELECT tenant FROM onceward_request_log ORDER BY tenant")
+    rows = await store.read(
+        store.table_names.render("SELECT tenant FROM onceward_request_log ORDER BY tenant")
+    )
     return [row["tenant"] for row in rows]
 
 

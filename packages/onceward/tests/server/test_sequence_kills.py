@@ -168,7 +168,8 @@ async def expect_agreement(lab: BatchLab, client: str, used: int, kill: Kill) ->
 
 async def column(lab: BatchLab, table: str, name: str, where: str, by: str = "") -> list[Any]:
     statement = f"SELECT {name} AS found FROM {table} WHERE {where} ORDER BY {by or name}"
-    return [row["found"] for row in await lab.onceward.store.read(statement)]
+    store = lab.onceward.store
+    return [row["found"] for row in await store.read(store.table_names.render(statement))]
 
 
 async def expect_effects(lab: BatchLab, clients: int) -> None:

@@ -371,7 +371,9 @@ async def test_numbers_of_a_batch_and_of_single_sends_are_one_stream(database: s
             "used_by": "other_key",
         }
         assert (await single(lab, "k61", 61)).status_code == 201
-        rows = await lab.onceward.store.read("SELECT last_number FROM onceward_sequences")
+        rows = await lab.onceward.store.read(
+            lab.onceward.store.table_names.render("SELECT last_number FROM onceward_sequences")
+        )
         assert [row["last_number"] for row in rows] == [61]
         assert await lab.count("onceward_sequence_numbers") == 61
 

@@ -72,7 +72,12 @@ async def test_swallowed_error_is_a_500_that_names_the_savepoint(
             assert "savepoint" in caplog.text
             assert "a statement failed" in caplog.text
         assert await onceward.store.read("SELECT name FROM tea") == []
-        assert await onceward.store.read("SELECT * FROM onceward_idempotency_records") == []
+        assert (
+            await onceward.store.read(
+                onceward.store.table_names.render("SELECT * FROM onceward_idempotency_records")
+            )
+            == []
+        )
         # The breaker is closed, and the key is free.
         assert (await client.post("/tea", headers=headers)).status_code == 200
     await onceward.close()

@@ -152,6 +152,8 @@ if CITUS_URL:
         assert completion is not None
         await shelf.first.execute(completion)
         await shelf.commit()
-        (row,) = await store.read("SELECT count(*) AS n FROM onceward_jobs")
+        (row,) = await store.read(
+            store.table_names.render("SELECT count(*) AS n FROM onceward_jobs")
+        )
         assert row["n"] == 1
         assert not await jobs.read("is_done", {"tenant": "ada", "id": job.lease.job_id})

@@ -83,7 +83,7 @@ def store(database: DjangoStore) -> Iterator[DjangoStore]:
     connections[database.using].close()
     del connections[database.using]  # of a test that failed, it may be in a transaction
     with connections[database.using].cursor() as cursor:
-        cursor.execute("TRUNCATE orders, onceward_idempotency_records, onceward_audit_events")
+        cursor.execute("TRUNCATE orders, onceward.idempotency_records, onceward.audit_events")
 
 
 def claimed(store: DjangoStore, record_id: RecordId) -> DjangoUnit:
@@ -205,7 +205,7 @@ def test_each_new_connection_reports_the_epoch(store: DjangoStore) -> None:
     store.report_epochs(readings.append)
     first = run(store.read_epoch())
     with connections[store.using].cursor() as cursor:
-        cursor.execute("TRUNCATE onceward_idempotency_records")
+        cursor.execute("TRUNCATE onceward.idempotency_records")
     connections[store.using].close()
     readings.clear()
     run(store.ping())

@@ -164,7 +164,11 @@ async def test_tables_restored_below_open_connections(
                 postgres.run("pg_restore", *how.split(), f"-d{postgres_url}", str(backup))
             clock.pass_by(seconds=1.001)
             await assert_runs_again(running, lost)
-            await running[0].onceward.store.write("TRUNCATE onceward_idempotency_records, orders")
+            await running[0].onceward.store.write(
+                running[0].onceward.store.table_names.render(
+                    "TRUNCATE onceward_idempotency_records, orders"
+                )
+            )
             clock.pass_by(seconds=1.001)
 
 
@@ -398,7 +402,9 @@ async def test_epoch_that_changes_during_a_look_up_in_redis(tmp_path: Path, redi
     url = f"sqlite:///{tmp_path}/shop.db"
     async with servers(url, redis_url) as (server,):
         lost = await cached_order([server])
-        await server.onceward.store.write("DELETE FROM onceward_idempotency_records")
+        await server.onceward.store.write(
+            server.onceward.store.table_names.render("DELETE FROM onceward_idempotency_records")
+        )
         await server.onceward.store.write("DELETE FROM orders")
         idempotency = server.onceward.idempotency
         idempotency.memory.clear()

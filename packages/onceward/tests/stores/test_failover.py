@@ -351,10 +351,10 @@ async def test_job_whose_commit_waits_has_one_effect(url: str, is_cut: bool) -> 
                 await observer.fetch("SELECT pg_cancel_backend($1)", pid)
             await set_standbys(observer, "")
             async with asyncio.timeout(HANG_SECONDS):
-                while await observer.fetchval("SELECT count(*) FROM onceward_jobs"):
+                while await observer.fetchval("SELECT count(*) FROM onceward.jobs"):
                     await asyncio.sleep(0.05)
             assert await observer.fetchval("SELECT count(*) FROM greetings") == 1
-            assert await observer.fetchval("SELECT count(*) FROM onceward_dead_letters") == 0
+            assert await observer.fetchval("SELECT count(*) FROM onceward.dead_letters") == 0
     finally:
         await worker.stop()
         await onceward.close()

@@ -217,7 +217,7 @@ async def test_claim_shares_a_message_with_begin_on_a_connection_that_was_read_o
     await unit.rollback()
     assert len(messages) == 1
     assert messages[0].startswith("BEGIN")
-    assert "onceward_claim(" in messages[0]
+    assert '"onceward".claim(' in messages[0]
 
 
 # -- limits and cancellation --------------------------------------------------------------------

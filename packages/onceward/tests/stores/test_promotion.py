@@ -76,7 +76,7 @@ async def port_of(store: Any) -> int:
 
 async def keys_on(server: PairedPostgres, url: str) -> set[str]:
     connection = await asyncpg.connect(server.url(url.rpartition("/")[2].partition("?")[0]))
-    rows = await connection.fetch("SELECT idempotency_key FROM onceward_idempotency_records")
+    rows = await connection.fetch("SELECT idempotency_key FROM onceward.idempotency_records")
     await connection.close()
     return {row[0] for row in rows}
 

@@ -672,7 +672,9 @@ async def test_order_is_created_once_and_replayed(client, store):
     assert "idempotency-replayed" not in first.headers
     assert second.headers["idempotency-replayed"] == "true"
     assert await items(store) == ["tea"]
-    audit = await store.read("SELECT tenant, status FROM onceward_audit_events")
+    audit = await store.read(
+        store.table_names.render("SELECT tenant, status FROM onceward_audit_events")
+    )
     assert [row["status"] for row in audit] == [201]
 
 

@@ -372,7 +372,9 @@ async def test_database_of_version_0_1_keeps_its_names_and_works(
 
 async def test_version_0_1_refuses_a_database_with_prefixed_names(url: str, opened: Open) -> None:
     store = await opened(open_store(url))
-    rows = await store.read("SELECT namespace, number FROM onceward_migrations")
+    rows = await store.read(
+        store.table_names.render("SELECT namespace, number FROM onceward_migrations")
+    )
     database = "sqlite" if url.startswith("sqlite") else "postgres"
     known = load_migrations("core", f"onceward.stores.{database}.migrations")
     with pytest.raises(ConfigurationError, match=r"newer version .*core 0000"):

@@ -76,8 +76,10 @@ async def chains(store: Store, tenants: Sequence[str]) -> dict[str, list[str]]:
                     " 201, 'r', 'c', :at)"
                 )
         await store.write(
-            "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
-            f" request_id, correlation_id, created_at) VALUES {', '.join(values)}",
+            store.table_names.render(
+                "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
+                f" request_id, correlation_id, created_at) VALUES {', '.join(values)}"
+            ),
             {"at": start + timedelta(seconds=10 * number)},
         )
         assert await seal(store) == 2 * len(tenants)

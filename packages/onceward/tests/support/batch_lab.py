@@ -104,7 +104,8 @@ class BatchLab:
         return [row["name"] for row in rows]
 
     async def count(self, table: str) -> int:
-        rows = await self.onceward.store.read(f"SELECT count(*) AS n FROM {table}")
+        store = self.onceward.store
+        rows = await store.read(store.table_names.render(f"SELECT count(*) AS n FROM {table}"))
         return int(rows[0]["n"])
 
     async def set_savepoints(self) -> None:

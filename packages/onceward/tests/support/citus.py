@@ -11,7 +11,7 @@ import asyncpg
 
 from onceward import open_store
 from onceward.cli.database import installed_migrations
-from onceward.stores.citus import distribute_store
+from onceward.stores.parts import distribute_store, installed_parts
 from onceward.stores.tenant_tables import covered_tables
 from onceward_protocol.cli.plugins import declared_by_packages
 
@@ -22,20 +22,20 @@ CITUS_URL: Final = os.environ.get("ONCEWARD_TEST_CITUS_URL", "")
 ON_CITUS: Final = ("citus",) if CITUS_URL else ()
 # The table that is distributed last; a test of migrations replaces it.
 IS_DISTRIBUTED: Final = """
-SELECT count(*) > 0 FROM pg_dist_partition WHERE logicalrelid = to_regclass('onceward_migrations')
+SELECT count(*) > 0 FROM pg_dist_partition WHERE logicalrelid = to_regclass('onceward.migrations')
 """
 END_OTHERS: Final = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
 """
 FILLED_TABLES: Final = """
-SELECT quote_ident(tablename) AS name FROM pg_tables
- WHERE schemaname = 'public' AND tablename NOT IN ('onceward_migrations', 'onceward_secret')
+SELECT quote_ident(schemaname) || '.' || quote_ident(tablename) AS name FROM pg_tables
+ WHERE schemaname IN ('public', 'onceward') AND tablename NOT IN ('migrations', 'secret')
 """
-# Those of the library on the coordinator stay: onceward_console_sessions, for example.
+# Those of the library on the coordinator stay: console_sessions, for example.
 LOCAL_TABLES: Final = """
 SELECT quote_ident(tablename) AS name FROM pg_tables
- WHERE schemaname = 'public' AND NOT starts_with(tablename, 'onceward_') AND NOT EXISTS (
+ WHERE schemaname = 'public' AND NOT EXISTS (
        SELECT 1 FROM pg_dist_partition WHERE logicalrelid = to_regclass(quote_ident(tablename)))
 """
 
@@ -44,9 +44,9 @@ async def empty_citus() -> str:
     """Distribute the tables of the library and of all services, if needed; delete all rows."""
     connection = await asyncpg.connect(CITUS_URL)
     try:
-        if await connection.fetchval("SELECT to_regclass('onceward_migrations') IS NOT NULL"):
+        if await connection.fetchval("SELECT to_regclass('onceward.migrations') IS NOT NULL"):
             # A test of migrations may have recorded one that no version knows.
-            await connection.execute("DELETE FROM onceward_migrations WHERE number > 999")
+            await connection.execute("DELETE FROM onceward.migrations WHERE number > 999")
         if not await connection.fetchval(IS_DISTRIBUTED):
             await _distribute()
         await connection.execute(END_OTHERS)
@@ -62,6 +62,7 @@ async def empty_citus() -> str:
 
 async def _distribute() -> None:
     store = open_store(CITUS_URL, migration_packages=installed_migrations())
+    store.schema.want(*installed_parts().values())
     await store.open()
     try:
         declared = [table for of in declared_by_packages("tenant_tables").values() for table in of]

@@ -160,16 +160,20 @@ class Lab:
         return int((await self.onceward.store.read("SELECT count(*) AS n FROM effects"))[0]["n"])
 
     async def records(self) -> list[Any]:
-        rows = await self.onceward.store.read(
-            "SELECT tenant, endpoint, idempotency_key, response_status, audit_id"
-            " FROM onceward_idempotency_records ORDER BY 1, 2, 3"
+        return list(
+            await self.read(
+                "SELECT tenant, endpoint, idempotency_key, response_status, audit_id"
+                " FROM onceward_idempotency_records ORDER BY 1, 2, 3"
+            )
         )
-        return list(rows)
 
     async def audits(self) -> list[Any]:
-        return list(
-            await self.onceward.store.read("SELECT * FROM onceward_audit_events ORDER BY id")
-        )
+        return list(await self.read("SELECT * FROM onceward_audit_events ORDER BY id"))
+
+    async def read(self, sql: str, params: Any = None) -> Any:
+        """Run a query with the tables of the library named as in SQLite."""
+        store = self.onceward.store
+        return await store.read(store.table_names.render(sql), params)
 
     def _handler(self) -> Any:
         async def act(request: Request) -> Response:
@@ -285,7 +289,9 @@ async def fresh_database(request: pytest.FixtureRequest, tmp_path: Path, kind: s
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             " WHERE datname = current_database() AND pid <> pg_backend_pid();"
         )
-        await connection.execute("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
+        await connection.execute(
+            "DROP SCHEMA IF EXISTS onceward, public CASCADE; CREATE SCHEMA public"
+        )
     finally:
         await connection.close()
     return url

@@ -138,7 +138,9 @@ class JobsLab:
     async def show_in(self, seconds: float, where: str = "true") -> None:
         """Make jobs visible in so many seconds, even if they are leased."""
         await self.store.write(
-            f"UPDATE onceward_jobs SET visible_at = {_IN_SECONDS[self.store.name]} WHERE {where}",
+            self.store.table_names.render(
+                f"UPDATE onceward_jobs SET visible_at = {_IN_SECONDS[self.store.name]} WHERE {where}"
+            ),
             {"seconds": seconds},
         )
 
@@ -149,15 +151,17 @@ class JobsLab:
 
     async def steal(self) -> None:
         """Change the number of every lease, as a claim by another worker would."""
-        await self.store.write("UPDATE onceward_jobs SET lease = lease + 1")
+        await self.store.write(
+            self.store.table_names.render("UPDATE onceward_jobs SET lease = lease + 1")
+        )
 
     # -- reading ----------------------------------------------------------------------------
 
     async def rows(self, sql: str, **params: Any) -> Sequence[Row]:
-        return await self.store.read(sql, params)
+        return await self.store.read(self.store.table_names.render(sql), params)
 
     async def count(self, table: str) -> int:
-        return int((await self.store.read(f"SELECT count(*) AS n FROM {table}"))[0]["n"])
+        return int((await self.rows(f"SELECT count(*) AS n FROM {table}"))[0]["n"])
 
     async def effects(self) -> list[str]:
         """Return the committed effects, in the order in which they were written."""

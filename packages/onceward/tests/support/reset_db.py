@@ -11,12 +11,12 @@ _END_OTHERS: Final = (
 # One message for all tables: a message each would take longer than the statements.
 _EMPTY_TABLES: Final = """
 DO $$
-DECLARE found name;
+DECLARE found record;
 BEGIN
-    FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public'
-        AND tablename NOT IN ('onceward_migrations', 'onceward_secret')
+    FOR found IN SELECT schemaname, tablename FROM pg_tables
+        WHERE schemaname IN ('public', 'onceward') AND tablename NOT IN ('migrations', 'secret')
     LOOP
-        EXECUTE format('DELETE FROM %I', found);
+        EXECUTE format('DELETE FROM %I.%I', found.schemaname, found.tablename);
     END LOOP;
 END $$;
 """
@@ -24,8 +24,7 @@ _DROP_OTHER_TABLES: Final = """
 DO $$
 DECLARE found name;
 BEGIN
-    FOR found IN SELECT tablename FROM pg_tables
-        WHERE schemaname = 'public' AND NOT starts_with(tablename, 'onceward_')
+    FOR found IN SELECT tablename FROM pg_tables WHERE schemaname = 'public'
     LOOP
         EXECUTE format('DROP TABLE %I CASCADE', found);
     END LOOP;

@@ -16,9 +16,10 @@ from typing import Final
 
 from onceward.core.table_names import DEFAULT_PREFIX, TableNames
 from onceward.errors import ConfigurationError, StoreError
+from onceward.stores.parts import Schema
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.sqlite.exclusive import open_exclusively
-from onceward_protocol.storage.migrations import MOVED, load_migrations
+from onceward_protocol.storage.migrations import MOVED, pending_migrations, run_steps
 
 __all__ = ["Backup", "back_up", "restore"]
 
@@ -27,7 +28,6 @@ _STEP_PAGES: Final = 2_000
 _OWNER_ONLY: Final = 0o600
 # Files that SQLite keeps beside a database. Those of another database would damage it.
 _BESIDE: Final = ("-wal", "-shm", "-journal")
-_TABLE_NAMES_RECORDED: Final = ("core", 0)
 
 OnProgress = Callable[[int, int], None]
 
@@ -96,7 +96,8 @@ def restore(
                 _copy(source, partial, on_progress)
             _check(partial, "integrity_check")
             with closing(sqlite3.connect(partial, isolation_level=None)) as restored:
-                names = _names_in(restored, TableNames(table_prefix), str(file))
+                names = TableNames(table_prefix)
+                _check_version(restored, names, str(file))
                 _begin_new_life(restored, names)
         except sqlite3.Error as error:
             raise ConfigurationError(f"{file} is not a usable backup: {error}") from error
@@ -114,24 +115,23 @@ def _begin_new_life(restored: sqlite3.Connection, names: TableNames) -> None:
     Redis; with a new epoch they are not replayed.
     """
     sql = load_queries("onceward.stores", "records.sql", names=names)
-    with suppress(sqlite3.OperationalError):  # from a version without epochs: migrate adds it
-        restored.execute(sql["renew_cache_epoch"], {"epoch": secrets.token_hex(16)})
+    restored.execute(sql["renew_cache_epoch"], {"epoch": secrets.token_hex(16)})
 
 
-def _names_in(db: sqlite3.Connection, names: TableNames, file: str) -> TableNames:
-    """Return the names of the tables in a backup. Raises ``ConfigurationError``."""
-    try:
-        rows = db.execute(f"SELECT * FROM {names.table('migrations')}").fetchall()  # noqa: S608
-    except sqlite3.OperationalError as error:
+def _check_version(db: sqlite3.Connection, names: TableNames, file: str) -> None:
+    """Raise ``ConfigurationError`` for what is not a backup of this version or an older one."""
+    if not db.execute(
+        "SELECT 1 FROM sqlite_schema WHERE name = ?", (names.table("migrations"),)
+    ).fetchone():
         raise ConfigurationError(
-            f"{file} is not a backup of Onceward, or its tables have another prefix: {error}"
-        ) from error
-    applied = {(row[0], row[1]) for row in rows} - {MOVED}
-    known = {m.id for m in load_migrations("core", "onceward.stores.sqlite.migrations")}
-    if {found for found in applied if found[0] == "core"} - known - {_TABLE_NAMES_RECORDED}:
-        raise ConfigurationError(f"{file} is from a newer version of Onceward: upgrade first")
-    is_unprefixed = _TABLE_NAMES_RECORDED not in applied and names.prefix == DEFAULT_PREFIX
-    return TableNames(names.prefix, is_unprefixed=is_unprefixed)
+            f"{file} is not a backup of Onceward, or its tables have another prefix"
+        )
+    ledger = Schema(names, is_sqlite=True).migration()
+    applied = run_steps(ledger.read(), lambda sql, values: db.execute(sql, values).fetchall())
+    try:
+        pending_migrations(applied - {MOVED}, ledger.known(applied))
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{file}: {error}") from error
 
 
 def _copy(source: sqlite3.Connection, partial: Path, on_progress: OnProgress) -> None:

@@ -95,7 +95,9 @@ async def test_replays_and_waiting_jobs_continue_on_postgresql(
     async with lab_on(url) as lab:
         await lab.enqueued(payload={"n": "done é"}, resource_id="done")
         await lab.start_worker()
-        while not await lab.store.read("SELECT 1 FROM onceward_job_completions"):
+        while not await lab.store.read(
+            lab.store.table_names.render("SELECT 1 FROM onceward_job_completions")
+        ):
             await asyncio.sleep(0.01)
         await lab.stop_workers()
         began = datetime.now(UTC)
@@ -129,7 +131,14 @@ async def test_replays_and_waiting_jobs_continue_on_postgresql(
         # The same key is known, too: the job has been completed on SQLite.
         assert await lab.enqueue(payload={"n": "done é"}, resource_id="done")
         await lab.start_worker()
-        while len(await lab.store.read("SELECT 1 FROM onceward_job_completions")) < 4:
+        while (
+            len(
+                await lab.store.read(
+                    lab.store.table_names.render("SELECT 1 FROM onceward_job_completions")
+                )
+            )
+            < 4
+        ):
             await asyncio.sleep(0.01)
         later = await lab.admin.find(scheduled, tenant="ada")
         assert later is not None
@@ -141,7 +150,11 @@ async def test_replays_and_waiting_jobs_continue_on_postgresql(
         assert [failure.reason for failure in failed.failures] == ["worker_lost"]
         # The numbers of new jobs continue after the old ones.
         await lab.enqueued(resource_id="new", delay_seconds=3600)
-        assert (await lab.store.read("SELECT max(seq) AS seq FROM onceward_jobs"))[0]["seq"] == 6
+        assert (
+            await lab.store.read(
+                lab.store.table_names.render("SELECT max(seq) AS seq FROM onceward_jobs")
+            )
+        )[0]["seq"] == 6
     effects = await rows(postgres_url, "SELECT id FROM orders WHERE item = 'job'")
     assert len(effects) == len(set(effects)) == 4
     assert {(job,) for job in waiting} < set(effects)

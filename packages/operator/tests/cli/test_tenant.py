@@ -167,10 +167,13 @@ async def test_interrupted_erasure_continues(tmp_path: Path) -> None:
         await data.erase(ADA, actor="me", reason="x", on_progress=interrupt)
     counts = await data.count(ADA)
     assert 0 < sum(counts.values()) < LIBRARY
-    epoch = await store.read("SELECT cache_epoch FROM onceward_secret")
+    epoch = await store.read(store.table_names.render("SELECT cache_epoch FROM onceward_secret"))
     erased = await data.erase(ADA, actor="me", reason="x")
     assert erased.rows == counts
-    assert await store.read("SELECT cache_epoch FROM onceward_secret") != epoch
+    assert (
+        await store.read(store.table_names.render("SELECT cache_epoch FROM onceward_secret"))
+        != epoch
+    )
     assert set((await data.count(ADA)).values()) == {0}
     await store.close()
 
@@ -265,7 +268,9 @@ async def test_sweep_of_one_tenant_drops_its_records_from_redis(
     url = f"sqlite:///{tmp_path}/tenants.db"
     await fill(url)
     store = await opened(url)
-    rows = await store.read("SELECT * FROM onceward_idempotency_records ORDER BY tenant")
+    rows = await store.read(
+        store.table_names.render("SELECT * FROM onceward_idempotency_records ORDER BY tenant")
+    )
     cache = RedisRecords(redis_url, environment="test", secret=store.secret, timeout_seconds=30)
     for row in rows:
         record_id = RecordId(row["tenant"], row["endpoint"], row["idempotency_key"])

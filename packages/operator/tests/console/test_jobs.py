@@ -34,7 +34,9 @@ async def run_jobs(lab: ConsoleLab) -> None:
     await worker.start()
     try:
         async with asyncio.timeout(60):
-            while await lab.onceward.store.read("SELECT id FROM onceward_jobs"):
+            while await lab.onceward.store.read(
+                lab.onceward.store.table_names.render("SELECT id FROM onceward_jobs")
+            ):
                 await asyncio.sleep(0.02)
     finally:
         await worker.stop()
@@ -148,7 +150,9 @@ async def test_requeue_by_two_operators_has_one_effect(lab: ConsoleLab, parcels:
         assert await ids(one, WAITING) == [job_id]
         assert await ids(one, "dead-letters") == []
     rows = await lab.onceward.store.read(
-        "SELECT actor FROM onceward_audit_events WHERE endpoint LIKE 'job.requeued%'"
+        lab.onceward.store.table_names.render(
+            "SELECT actor FROM onceward_audit_events WHERE endpoint LIKE 'job.requeued%'"
+        )
     )
     assert [row["actor"] for row in rows] == ["ada via console: shop rebuilt"]
     assert parcels == []
@@ -213,7 +217,9 @@ async def test_malformed_address_is_an_error_for_the_operator(lab: ConsoleLab, p
 async def audited(lab: ConsoleLab, event: str) -> list[tuple[str, str, str]]:
     """Return tenant, actor and reason of audit events whose name begins like this."""
     rows = await lab.onceward.store.read(
-        "SELECT tenant, actor, reason FROM onceward_audit_events WHERE endpoint LIKE :event",
+        lab.onceward.store.table_names.render(
+            "SELECT tenant, actor, reason FROM onceward_audit_events WHERE endpoint LIKE :event"
+        ),
         {"event": f"{event}%"},
     )
     return [(row["tenant"], row["actor"], row["reason"]) for row in rows]

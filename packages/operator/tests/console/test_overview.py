@@ -50,7 +50,9 @@ async def test_overview_says_that_nothing_sweeps(lab: ConsoleLab) -> None:
         store = lab.onceward.store
         before = database_time(store, lab.onceward.clock.now() - timedelta(hours=5))
         await store.write(
-            "UPDATE onceward_idempotency_records SET expires_at = :before RETURNING tenant",
+            store.table_names.render(
+                "UPDATE onceward_idempotency_records SET expires_at = :before RETURNING tenant"
+            ),
             {"before": before},
         )
         assert "No expired record was deleted for 5 hours" in (await browser.get("")).text
@@ -71,7 +73,9 @@ async def test_overview_shows_a_paused_queue_with_who_why_and_since_when(lab: Co
         assert re.search(r"paused</span> for \d+ s by ada via console: the &lt;b&gt;pr", state)
         await lab.order("bob", "/orders/mill?item=job")
         await lab.onceward.store.write(
-            "UPDATE onceward_jobs SET queue = 'mail', visible_at = visible_at RETURNING id"
+            lab.onceward.store.table_names.render(
+                "UPDATE onceward_jobs SET queue = 'mail', visible_at = visible_at RETURNING id"
+            )
         )
         await browser.post("queues/resume", queue="mail", reason="repaired")
         page = (await browser.get("")).text
@@ -108,7 +112,9 @@ async def test_record_shows_its_policy_and_that_it_has_expired(lab: ConsoleLab) 
         assert "has expired" not in page.text
         store = lab.onceward.store
         await store.write(
-            "UPDATE onceward_idempotency_records SET expires_at = :before RETURNING tenant",
+            store.table_names.render(
+                "UPDATE onceward_idempotency_records SET expires_at = :before RETURNING tenant"
+            ),
             {"before": database_time(store, lab.onceward.clock.now() - timedelta(hours=1))},
         )
         assert "This record has expired" in (await browser.get(f"find?q={key}")).text

@@ -62,8 +62,10 @@ async def test_paused_queue_is_shown_and_runs_its_jobs_after_it_is_resumed(
     finally:
         await worker.stop()
     rows = await lab.onceward.store.read(
-        "SELECT endpoint, actor, reason FROM onceward_audit_events"
-        " WHERE endpoint LIKE 'queue.%' ORDER BY id"
+        lab.onceward.store.table_names.render(
+            "SELECT endpoint, actor, reason FROM onceward_audit_events"
+            " WHERE endpoint LIKE 'queue.%' ORDER BY id"
+        )
     )
     assert [tuple(row.values()) for row in rows] == [
         ("queue.paused default", "ada via console", "the <b>mill"),
@@ -107,4 +109,9 @@ async def test_only_operators_of_all_tenants_pause_queues(lab: ConsoleLab) -> No
             assert (await browser.post("queues/pause", **fields)).status_code == 400
         response = await browser.post("queues/resume", queue="default", reason="x")
         assert "was+not+paused" in response.headers["location"]
-    assert await lab.onceward.store.read("SELECT * FROM onceward_paused_queues") == []
+    assert (
+        await lab.onceward.store.read(
+            lab.onceward.store.table_names.render("SELECT * FROM onceward_paused_queues")
+        )
+        == []
+    )

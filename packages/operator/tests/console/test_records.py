@@ -101,7 +101,9 @@ async def test_refusal_before_the_key_is_read_is_found(lab: ConsoleLab) -> None:
 
 async def counted(lab: ConsoleLab, name: str) -> float:
     rows = await lab.onceward.store.read(
-        "SELECT sum(number) AS number FROM onceward_request_counts WHERE name = :name",
+        lab.onceward.store.table_names.render(
+            "SELECT sum(number) AS number FROM onceward_request_counts WHERE name = :name"
+        ),
         {"name": name},
     )
     return float(rows[0]["number"] or 0)
@@ -146,7 +148,12 @@ async def test_refusal_of_a_stranger_is_not_logged(lab: ConsoleLab) -> None:
         response = await client.post("/orders/mill")
         assert response.status_code == 401
     await flush(lab)
-    assert await lab.onceward.store.read("SELECT * FROM onceward_request_log") == []
+    assert (
+        await lab.onceward.store.read(
+            lab.onceward.store.table_names.render("SELECT * FROM onceward_request_log")
+        )
+        == []
+    )
 
 
 async def test_log_of_requests_has_no_key_and_no_payload(lab: ConsoleLab) -> None:
@@ -154,7 +161,9 @@ async def test_log_of_requests_has_no_key_and_no_payload(lab: ConsoleLab) -> Non
     for item in ("secret-hat", "secret-hat", "secret-coat"):
         await lab.order("bob", f"/orders/mill?item={item}", **{"idempotency-key": key})
     await flush(lab)
-    rows = await lab.onceward.store.read("SELECT * FROM onceward_request_log")
+    rows = await lab.onceward.store.read(
+        lab.onceward.store.table_names.render("SELECT * FROM onceward_request_log")
+    )
     assert len(rows) == 2
     text = str([dict(row) for row in rows])
     assert key not in text
@@ -351,7 +360,9 @@ async def test_bound_operator_sees_nothing_of_another_tenant(lab: ConsoleLab) ->
     first = await lab.order("bob", "/orders/mill?item=job", **headers)
     refused = await lab.order("bob", "/orders/mill?item=hat", **headers)
     await flush(lab)
-    jobs = await lab.onceward.store.read("SELECT id FROM onceward_jobs")
+    jobs = await lab.onceward.store.read(
+        lab.onceward.store.table_names.render("SELECT id FROM onceward_jobs")
+    )
     first_id = first.headers["x-request-id"]
     paths = [
         "records",
@@ -406,7 +417,9 @@ async def test_removed_record_leaves_an_audit_event_with_actor_and_reason(
         assert response.status_code == 303
         assert (await browser.post("records/remove", reason="again", **fields)).status_code == 404
     rows = await lab.onceward.store.read(
-        "SELECT actor, reason FROM onceward_audit_events WHERE reason IS NOT NULL"
+        lab.onceward.store.table_names.render(
+            "SELECT actor, reason FROM onceward_audit_events WHERE reason IS NOT NULL"
+        )
     )
     assert [dict(row) for row in rows] == [{"actor": "ada via console", "reason": "customer asked"}]
     # Within a second or so: then the memory of this process does not count any more.

@@ -175,7 +175,9 @@ async def test_session_ends_when_it_is_not_used(lab: ConsoleLab) -> None:
 async def test_table_of_sessions_does_not_contain_the_cookie(lab: ConsoleLab) -> None:
     async with lab.browser("bob", "viewer") as browser:
         cookie = browser.client.cookies["onceward_console"]
-        rows = await lab.onceward.store.read("SELECT * FROM onceward_console_sessions")
+        rows = await lab.onceward.store.read(
+            lab.onceward.store.table_names.render("SELECT * FROM onceward_console_sessions")
+        )
         assert len(rows) == 1
         assert cookie not in str(dict(rows[0]))
 

@@ -34,7 +34,9 @@ async def test_export_has_every_row_and_leaves_an_audit_event(lab: ConsoleLab) -
     assert lines[-1]["rows"]["onceward_idempotency_records"] == 1
     assert "zoe" not in response.text
     rows = await lab.onceward.store.read(
-        "SELECT tenant, actor, reason FROM onceward_audit_events WHERE reason IS NOT NULL"
+        lab.onceward.store.table_names.render(
+            "SELECT tenant, actor, reason FROM onceward_audit_events WHERE reason IS NOT NULL"
+        )
     )
     expected = {"tenant": "bob", "actor": "ada via console", "reason": "asked for"}
     assert [dict(row) for row in rows] == [expected]

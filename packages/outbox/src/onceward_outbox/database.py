@@ -8,9 +8,10 @@ Multiple Ciphers, in SQLCipher's format). Only this module knows the two drivers
 import importlib
 import os
 import sqlite3
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote
@@ -29,12 +30,13 @@ from onceward_outbox.errors import (
 from onceward_outbox.passphrase import check_new_passphrase, warn_of_weak_passphrase
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import (
+    Applied,
     Migration,
     Statement,
+    Steps,
     apply_migrations,
     load_migrations,
     run_steps,
-    split_statements,
 )
 from onceward_protocol.storage.private_files import create_private_file
 
@@ -398,18 +400,17 @@ def _prepare_schema(database: Database, *, busy_seconds: float, create: bool) ->
     newer version and ``OutboxFileError`` for one that cannot hold an outbox.
     """
     database.configure()
-    migrations = load_migrations(_NAMESPACE, "onceward_outbox.migrations")
-    newest = migrations[-1].number
-    _check_file(database, newest=newest, create=create)
+    migrations = load_migrations(_NAMESPACE, files("onceward_outbox.migrations"))
+    _check_file(database, migrations, create=create)
     if not database.switch_to_wal(busy_seconds):
         raise FileReadOnlyError(
             f"the log of {database.path} cannot be written: the outbox keeps it next to the file"
         )
     database.rows("BEGIN IMMEDIATE")
     try:
-        if _checked_version(database, newest=newest) == 0:
+        if _checked_version(database, migrations) == 0:
             _check_tables_absent(database)
-        run_steps(apply_migrations(migrations, _SchemaVersion(migrations)), database.rows)
+        run_steps(apply_migrations(_SchemaVersion(migrations)), database.rows)
         # Of a process that was killed while it encrypted the file. One that does so now would
         # have the lock that this transaction holds.
         _remove(_copy_of(database.path))
@@ -425,32 +426,31 @@ class _SchemaVersion:
     def __init__(self, known: Sequence[Migration]) -> None:
         self._known = known
 
-    def read(self) -> Generator[Statement, Sequence[Sequence[Any]], set[tuple[str, int]]]:
+    def read(self) -> Steps[Applied]:
         yield _CREATE_META, ()
         rows = yield _READ_VERSION, ()
         version = int(rows[0][0]) if rows else 0
         return {migration.id for migration in self._known if migration.number <= version}
 
-    def check(
-        self, _applied: set[tuple[str, int]], _known: Sequence[Migration], /
-    ) -> Generator[Statement, Sequence[Sequence[Any]], None]:
+    def known(self, _applied: Applied, /) -> Sequence[Migration]:
+        return self._known
+
+    def check(self, _applied: Applied, _known: Sequence[Migration], /) -> Steps[None]:
         yield from ()  # a new file is checked before the migration starts
 
-    def split(self, script: str) -> list[str]:
-        return split_statements(script)
+    def render(self, script: str) -> str:
+        return script
 
     def record(self, migration: Migration) -> Statement:
         return _SAVE_VERSION, (migration.number,)
 
-    def finish(
-        self, _new: Sequence[Migration]
-    ) -> Generator[Statement, Sequence[Sequence[Any]], None]:
+    def finish(self, _new: Sequence[Migration]) -> Steps[None]:
         yield from ()
 
 
-def _check_file(database: Database, *, newest: int, create: bool) -> None:
+def _check_file(database: Database, known: Sequence[Migration], *, create: bool) -> None:
     """Raise for a file that cannot be used, before anything is written."""
-    if _checked_version(database, newest=newest) == 0:
+    if _checked_version(database, known) == 0:
         if not create:
             raise OutboxFileError(f"there is no outbox in {database.path}")
         _check_tables_absent(database)
@@ -458,12 +458,18 @@ def _check_file(database: Database, *, newest: int, create: bool) -> None:
         raise FileReadOnlyError(f"{database.path} cannot be written")
 
 
-def _checked_version(database: Database, *, newest: int) -> int:
+def _checked_version(database: Database, known: Sequence[Migration]) -> int:
     """Return the number of the newest migration applied; 0 if there is no outbox yet."""
     if not database.rows("SELECT 1 FROM sqlite_schema WHERE name = 'outbox_meta'"):
         return 0
     found = database.rows(_READ_VERSION)
     version = int(found[0][0]) if found else 0
+    baseline, newest = known[0].number, known[-1].number
+    if 0 < version < baseline:
+        raise OutboxFileError(
+            f"{database.path} is an outbox of version 0.1, which 0.2 does not read: send its "
+            "entries with 0.1, then use another file"
+        )
     if version > newest:
         raise NewerFileError(
             f"{database.path} was written by a newer version (schema {version}, this one knows "

@@ -105,7 +105,7 @@ class ConflictResolution(StrEnum):
 
 
 # SQL repeats these values. To add a status, check these places too:
-# - the CHECK and the indexes in outbox/migrations/0001_queue.sql, which need a new migration;
+# - the CHECK and the indexes in migrations/0009_queue.sql, which need a new migration;
 # - the lists of open statuses in outbox/enqueue.sql and outbox/maintenance.sql;
 # - the list of statuses that wait for a person in outbox/queries.sql;
 # - the macros IS_OPEN and IS_DEAD in outbox/sql.py.

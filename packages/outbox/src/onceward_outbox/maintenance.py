@@ -7,10 +7,9 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from onceward_outbox.clock import update_from_server
-from onceward_outbox.entry import DEFAULT_PROFILE_NAME, Entry, Reason, Status
+from onceward_outbox.entry import Entry, Reason, Status
 from onceward_outbox.errors import EntryInvalidError, UnsentEntriesError
 from onceward_outbox.events import Event, EventKind
-from onceward_outbox.profile import FORMER_DEFAULT_NAME
 from onceward_outbox.resolution import Rewrite, park, settle_unclaimed
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.sql import json_text
@@ -21,7 +20,6 @@ from onceward_protocol.ids import new_uuid4
 __all__ = [
     "KEY_EXPIRED",
     "PayloadMigration",
-    "adopt_default_profile",
     "expire_stale",
     "expires_soon",
     "key_expired",
@@ -180,25 +178,6 @@ def purge_user(tx: Transaction, user_id: str, *, force: bool) -> int:
     tx.rows("purge_user", user_id=user_id)
     tx.events.append(Event(kind=EventKind.PURGED, at=tx.now, user_id=user_id, count=removed))
     return removed
-
-
-# -- files of earlier versions --------------------------------------------------------------------
-
-
-def adopt_default_profile(tx: Transaction) -> None:
-    """Give entries from before schema version 4 a profile that exists.
-
-    They have the name that was then the default. If that name is registered, they keep it;
-    otherwise they were queued by an app that named no profile, and become ``default``. Decided
-    once per file, at the first opening after the upgrade.
-    """
-    if not tx.rows("former_default_unchecked"):
-        return
-    if tx.rows("has_profile", profile=FORMER_DEFAULT_NAME) and (
-        tx.profiles.find(FORMER_DEFAULT_NAME) is None
-    ):
-        tx.rows("rename_profile", old=FORMER_DEFAULT_NAME, new=DEFAULT_PROFILE_NAME)
-    tx.rows("former_default_checked")
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,12 +110,6 @@ UPDATE offline_sync_queue
        local_refs = :local_refs, payload_version = :version
  WHERE id = :id;
 
--- name: former_default_unchecked
-SELECT 1 FROM outbox_meta WHERE name = 'former_default_profile';
-
--- name: former_default_checked
-DELETE FROM outbox_meta WHERE name = 'former_default_profile';
-
 -- name: server_rows
 SELECT name, value FROM outbox_meta WHERE name IN (:holds, :offer);
 
@@ -130,9 +124,3 @@ INSERT OR REPLACE INTO outbox_meta (name, value) VALUES (:row, :value);
 
 -- name: forget_batch_offer
 DELETE FROM outbox_meta WHERE name = :row;
-
--- name: has_profile
-SELECT 1 FROM offline_sync_queue WHERE profile = :profile LIMIT 1;
-
--- name: rename_profile
-UPDATE offline_sync_queue SET profile = :new WHERE profile = :old;

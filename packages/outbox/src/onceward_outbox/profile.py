@@ -36,7 +36,6 @@ from onceward_protocol.retry import QUEUE, RetryPolicy
 __all__ = [
     "DEFAULT_PROFILE",
     "ENTRY_POINT_GROUP",
-    "FORMER_DEFAULT_NAME",
     "ChainAction",
     "Drop",
     "Park",
@@ -52,12 +51,6 @@ __all__ = [
 _STREAM: Final = "strict sequence"
 
 ENTRY_POINT_GROUP: Final = "onceward.outbox_profiles"
-
-FORMER_DEFAULT_NAME: Final = "field"
-"""The profile of entries queued without one, before schema version 4.
-
-``adopt_default_profile`` renames it where it is not registered.
-"""
 
 
 class RequestFormat(Protocol):

@@ -169,8 +169,8 @@ class OutboxQueue(QueueQueries):
                 worker=claim_holder(),
                 passphrase=passphrase,
             )
-            with queue._write("save_clock") as tx:
-                maintenance.adopt_default_profile(tx)
+            with queue._write("save_clock"):
+                pass
             if payloads is not None:
                 migrate_payloads(queue._write, payloads)
         except BaseException:

@@ -150,5 +150,6 @@ class Shop:
 
     async def until(self, enough: Callable[[int], bool], sql: str) -> None:
         async with asyncio.timeout(60):
-            while not enough(len(await self.onceward.store.read(sql))):
+            store = self.onceward.store
+            while not enough(len(await store.read(store.table_names.render(sql)))):
                 await asyncio.sleep(0.05)

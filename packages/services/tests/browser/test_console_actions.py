@@ -171,7 +171,9 @@ async def test_dead_letter_requeued_in_two_tabs_runs_once(
 ) -> None:
     store = shop.onceward.store
     await shop.charge("nina", "nina", jobs=["reminder"])
-    (row,) = await store.read("SELECT id FROM onceward_jobs WHERE tenant = 'nina'")
+    (row,) = await store.read(
+        store.table_names.render("SELECT id FROM onceward_jobs WHERE tenant = 'nina'")
+    )
     job = str(row["id"])
     assert await JobAdmin(store).cancel(job, tenant="nina", actor="test", reason="to requeue it")
     other = await open_tab()

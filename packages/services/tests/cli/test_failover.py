@@ -147,7 +147,7 @@ async def count(url: str) -> int:
     """Return the number of routes."""
     connection = await asyncpg.connect(url)
     try:
-        return int(await connection.fetchval("SELECT count(*) FROM onceward_idempotency_records"))
+        return int(await connection.fetchval("SELECT count(*) FROM onceward.idempotency_records"))
     finally:
         await connection.close()
 

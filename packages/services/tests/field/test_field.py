@@ -288,7 +288,11 @@ async def test_the_audit_says_what_was_changed(serve: Serve, database_url: str) 
         database_url, prepare=lambda app: stores.append(app.state.onceward.store)
     ) as client:
         made = await created(client, ACTIVITIES, n=1)
-        rows = await stores[0].read("SELECT endpoint, resource, version FROM onceward_audit_events")
+        rows = await stores[0].read(
+            stores[0].table_names.render(
+                "SELECT endpoint, resource, version FROM onceward_audit_events"
+            )
+        )
         assert [tuple(dict(row).values()) for row in rows] == [
             ("POST /api/v1/activities", f"activity:{made['id']}", 1)
         ]

@@ -109,7 +109,8 @@ class PlanningServer(Member):
         return Member(self.client, sub, org, *roles)
 
     async def rows(self, sql: str, **params: Any) -> list[Row]:
-        return list(await self.onceward.store.read(sql, params))
+        store = self.onceward.store
+        return list(await store.read(store.table_names.render(sql), params))
 
     async def count(self, table: str) -> int:
         return int((await self.rows(f"SELECT count(*) AS n FROM {table}"))[0]["n"])

@@ -137,9 +137,11 @@ async def test_an_event_of_a_job_is_found_by_its_time_though_the_clocks_differ(
     at = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
     for seconds in (-3, 3):
         await planning.onceward.store.write(
-            "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
-            " request_id, correlation_id, created_at)"
-            " VALUES ('acme', :id, 'ada', 'job.enqueued planning x', '', 202, '', '', :at)",
+            planning.onceward.store.table_names.render(
+                "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
+                " request_id, correlation_id, created_at)"
+                " VALUES ('acme', :id, 'ada', 'job.enqueued planning x', '', 202, '', '', :at)"
+            ),
             {"id": new_id(at + timedelta(seconds=seconds)), "at": at},
         )
     found = await events(planning, **{"from": "2026-03-01T12:00:00Z", "to": "2026-03-01T12:00:01Z"})
@@ -180,12 +182,14 @@ async def test_every_page_uses_an_index_and_sorts_nothing(planning: PlanningServ
     await planning.project()
     if not is_sqlite:  # PostgreSQL scans small tables
         await store.write(
-            "INSERT INTO onceward_audit_events SELECT 'acme',"
-            " lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000', 'a' || n % 50,"
-            " 'POST /v1/' || n % 50, '', 200, 'r' || n % 500, 1, '', '', now()"
-            " FROM generate_series(1, 20000) AS n"
+            store.table_names.render(
+                "INSERT INTO onceward_audit_events SELECT 'acme',"
+                " lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000', 'a' || n % 50,"
+                " 'POST /v1/' || n % 50, '', 200, 'r' || n % 500, 1, '', '', now()"
+                " FROM generate_series(1, 20000) AS n"
+            )
         )
-        await store.write("ANALYZE onceward_audit_events")
+        await store.write(store.table_names.render("ANALYZE onceward_audit_events"))
     for given, index in (
         ({}, "audit_events_pkey"),
         ({"from": datetime(2026, 1, 1, tzinfo=UTC)}, "audit_events_pkey"),

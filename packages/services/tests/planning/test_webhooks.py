@@ -59,9 +59,11 @@ class Hooked:
                     f"SELECT 1 FROM onceward_jobs WHERE queue IN ({names})"
                 ):
                     hurried = await onceward.store.write(
-                        "UPDATE onceward_jobs SET visible_at = run_at"
-                        " WHERE state = 'waiting' AND attempts > 0 AND visible_at > run_at"
-                        " AND worker IS NULL RETURNING id"
+                        onceward.store.table_names.render(
+                            "UPDATE onceward_jobs SET visible_at = run_at"
+                            " WHERE state = 'waiting' AND attempts > 0 AND visible_at > run_at"
+                            " AND worker IS NULL RETURNING id"
+                        )
                     )
                     if hurried:
                         onceward.notifier.notify()

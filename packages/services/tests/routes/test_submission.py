@@ -36,10 +36,12 @@ async def both(serve: Serve, database_url: str) -> AsyncIterator[Any]:
 
 async def counts(store: Any) -> tuple[int, int, int]:
     (row,) = await store.read(
-        "SELECT (SELECT count(*) FROM route_requests) AS requests,"
-        " (SELECT count(*) FROM onceward_jobs) AS jobs,"
-        " (SELECT count(*) FROM onceward_audit_events WHERE status = 202"
-        "   AND endpoint = 'POST /api/v1/routes') AS events"
+        store.table_names.render(
+            "SELECT (SELECT count(*) FROM route_requests) AS requests,"
+            " (SELECT count(*) FROM onceward_jobs) AS jobs,"
+            " (SELECT count(*) FROM onceward_audit_events WHERE status = 202"
+            "   AND endpoint = 'POST /api/v1/routes') AS events"
+        )
     )
     return row["requests"], row["jobs"], row["events"]
 

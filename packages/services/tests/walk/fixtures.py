@@ -164,11 +164,10 @@ class Game:
         return self.onceward.store
 
     async def count(self, table: str) -> int:
-        rows = await self.store.read(f"SELECT count(*) AS n FROM {table}")
-        return int(rows[0]["n"])
+        return int((await self.rows(f"SELECT count(*) AS n FROM {table}"))[0]["n"])
 
     async def rows(self, sql: str, **params: Any) -> list[Row]:
-        return list(await self.store.read(sql, params))
+        return list(await self.store.read(self.store.table_names.render(sql), params))
 
     async def balance_is_the_sum(self, walker: str = "ada") -> int:
         """Check the ledger of a walker and return the balance."""

@@ -100,8 +100,10 @@ async def test_what_is_known_of_a_walkers_jobs_is_deleted_with_it(steps: Steppin
 
     store = steps.game.store
     (job,) = await store.read(
-        "SELECT job_id FROM onceward_job_completions"
-        " WHERE tenant = 'ada' AND queue = 'walk' ORDER BY job_id LIMIT 1"
+        store.table_names.render(
+            "SELECT job_id FROM onceward_job_completions"
+            " WHERE tenant = 'ada' AND queue = 'walk' ORDER BY job_id LIMIT 1"
+        )
     )
     now = "now()" if store.name == "postgresql" else "0"
     failure = "(tenant, job_id, attempt, reason, error, failed_at)"
@@ -110,12 +112,16 @@ async def test_what_is_known_of_a_walkers_jobs_is_deleted_with_it(steps: Steppin
         # As after an attempt that failed: rows that only the job's id connects with walk.
         values = {"who": who, "id": job["job_id"]}
         await store.write(
-            f"INSERT INTO onceward_job_failures {failure}"
-            f" VALUES (:who, :id, 1, 'error', 'boom', {now})",
+            store.table_names.render(
+                f"INSERT INTO onceward_job_failures {failure}"
+                f" VALUES (:who, :id, 1, 'error', 'boom', {now})"
+            ),
             values,
         )
         await store.write(
-            f"INSERT INTO onceward_job_steps {step} VALUES (:who, :id, 'push', '1', 1, {now})",
+            store.table_names.render(
+                f"INSERT INTO onceward_job_steps {step} VALUES (:who, :id, 'push', '1', 1, {now})"
+            ),
             values,
         )
     eve = await count("eve")

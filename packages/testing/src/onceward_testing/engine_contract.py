@@ -130,7 +130,8 @@ class EngineHarness:
 
     async def count(self, table: str) -> int:
         """Count the rows of a table."""
-        return int((await self.store.read(f"SELECT count(*) AS n FROM {table}"))[0]["n"])  # noqa: S608
+        sql = self.store.table_names.render(f"SELECT count(*) AS n FROM {table}")  # noqa: S608
+        return int((await self.store.read(sql))[0]["n"])
 
     async def until_idle(self) -> None:
         """Wait until no job is left."""
@@ -305,7 +306,10 @@ class EngineContract:
         while len(deliveries) < len(ids):
             deliveries += await harness.take(engine)
         await harness.store.write(
-            "UPDATE onceward_jobs SET lease = lease + 1 WHERE payload = :payload", {"payload": "1"}
+            harness.store.table_names.render(
+                "UPDATE onceward_jobs SET lease = lease + 1 WHERE payload = :payload"
+            ),
+            {"payload": "1"},
         )
         held = await engine.renew(deliveries)
         assert held == {(_TENANT, ids[0]), (_TENANT, ids[2])}

@@ -17,6 +17,7 @@ from onceward.errors import (
     UsageError,
 )
 from onceward.ports import Store, UnitOfWork
+from onceward.stores.parts import JOBS, SEQUENCES, create_within
 from onceward_testing.samples import NOW, a_record, claimed, commit
 
 __all__ = ["LifecycleContract"]
@@ -38,6 +39,7 @@ class LifecycleContract:
     async def store(self, new_store: Callable[[], Store]) -> AsyncIterator[Store]:
         """Open a store with an empty business table."""
         store = new_store()
+        store.schema.want(SEQUENCES)
         await store.open()
         try:
             unit = await store.begin()
@@ -161,7 +163,7 @@ class LifecycleContract:
             names = stores[0].table_names
             rows = await stores[0].read(names.render(_APPLIED))
             steps = [(row["namespace"], row["number"]) for row in rows]
-            assert ("core", 1) in steps
+            assert ("guard", 1) in steps
             assert len(steps) == len(set(steps))
             assert len({await store.secret() for store in stores}) == 1
         finally:
@@ -176,47 +178,65 @@ class LifecycleContract:
             unit,
             store.table_names.render(
                 "INSERT INTO onceward_migrations (namespace, number, name, applied_at)"
-                " VALUES ('core', 9999, 'from_the_future', '2999-01-01T00:00:00.000000Z')"
+                " VALUES ('guard', 9999, 'from_the_future', '2999-01-01T00:00:00.000000Z')"
             ),
         )
         await unit.commit(None, None)
         late = new_store()
-        with pytest.raises(ConfigurationError, match="core 9999"):
+        with pytest.raises(ConfigurationError, match="guard 9999"):
             await late.open()
         await late.close()
 
-    async def test_migration_column_of_version_0_1_is_renamed(
+    async def test_database_of_version_0_1_is_refused(
         self, store: Store, new_store: Callable[[], Store]
     ) -> None:
-        render = store.table_names.render
-        applied = await store.read(render(_APPLIED))
-        instant = "TEXT" if store.name == "sqlite" else "timestamptz"
         unit = await store.begin()
-        await self.execute(unit, render("DROP TABLE onceward_migrations"))
-        await self.execute(
-            unit,
-            render(
-                "CREATE TABLE onceward_migrations (room TEXT NOT NULL, number INTEGER NOT NULL,"
-                f" name TEXT NOT NULL, applied_at {instant} NOT NULL, PRIMARY KEY (room, number))"
-            ),
-        )
-        for row in applied:
-            await self.execute(
-                unit,
-                render(
-                    "INSERT INTO onceward_migrations (room, number, name, applied_at) VALUES"  # noqa: S608
-                    f" ('{row['namespace']}', {row['number']}, '{row['name']}', '2026-01-01')"
-                ),
-            )
+        for sql in (
+            "DROP TABLE onceward_migrations",
+            "CREATE TABLE old_migrations (namespace TEXT, number INT, name TEXT, applied_at TEXT)",
+            "INSERT INTO old_migrations VALUES ('core', 1, 'records', '2026-01-01')",
+        ):
+            await self.execute(unit, store.table_names.render(sql))
         await unit.commit(None, None)
-        record = a_record()
-        await commit(store, record)
-        stores = [new_store() for _ in range(4)]
+        late = new_store()
+        with pytest.raises(ConfigurationError, match=r"version 0\.1.*another database") as raised:
+            await late.open()
+        assert "\n" not in str(raised.value)
+        await late.close()
+
+    async def test_open_store_creates_a_part_that_is_wanted_since(
+        self, new_store: Callable[[], Store]
+    ) -> None:
+        store = new_store()
+        await store.open()
         try:
-            await asyncio.gather(*(each.open() for each in stores))
-            for each in stores:
-                assert await each.read(render(_APPLIED)) == applied
-                assert await each.find(record.id, NOW) == record
+            assert not store.schema.has(JOBS)
+            before = await store.secret()
+            store.schema.want(JOBS)
+            await asyncio.gather(*(store.open() for _ in range(4)))
+            assert store.schema.has(JOBS)
+            assert await store.read(store.table_names.render("SELECT id FROM onceward_jobs")) == []
+            assert await store.secret() == before
         finally:
-            for each in stores:
-                await each.close()
+            await store.close()
+
+    async def test_part_that_a_rolled_back_transaction_has_created_does_not_exist(
+        self, new_store: Callable[[], Store]
+    ) -> None:
+        store = new_store()
+        await store.open()
+        try:
+            for ends in ("rollback", "commit"):
+                unit = await store.begin()
+                created = await create_within(unit.statements, store.schema, JOBS)
+                sql = store.table_names.render("SELECT id FROM onceward_jobs")
+                assert await unit.statements.fetch_all(sql) == []
+                assert not store.schema.has(JOBS)
+                if ends == "rollback":
+                    await unit.rollback()
+            await unit.commit(None, None)
+            store.schema.committed(created)
+            assert store.schema.has(JOBS)
+            assert await store.read(sql) == []
+        finally:
+            await store.close()

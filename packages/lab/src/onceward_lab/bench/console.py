@@ -182,7 +182,9 @@ async def signed_in(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, dict[str
             await onceward.request_log.stop()  # writes what was noted
             onceward.request_log.start()
             jobs = await onceward.store.read(
-                "SELECT id FROM onceward_jobs WHERE correlation_id = :id",
+                onceward.store.table_names.render(
+                    "SELECT id FROM onceward_jobs WHERE correlation_id = :id"
+                ),
                 {"id": first.headers["x-correlation-id"]},
             )
             await client.post("/console/sign-in", data={"token": token()})

@@ -121,7 +121,7 @@ class OncewardJobs:
             await self._place(unit.statements)
         await unit.commit(None, None)
         if self.store.name != "sqlite":
-            await self.store.write("VACUUM ANALYZE onceward_jobs")
+            await self.store.write(self.store.table_names.render("VACUUM ANALYZE onceward_jobs"))
 
     async def work(self, jobs: int) -> float:
         from onceward.jobs.worker import Worker

@@ -60,6 +60,10 @@ def migrate(  # noqa: PLR0917 - typer turns the parameters into options
         bool,
         typer.Option("--services", help="Also create the tables of installed services."),
     ] = False,
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help="Only the tables of this part, such as jobs. May be repeated."),
+    ] = None,
     citus: Annotated[
         bool,
         typer.Option("--citus", help="Distribute the tables over the nodes of Citus, by tenant."),
@@ -68,12 +72,14 @@ def migrate(  # noqa: PLR0917 - typer turns the parameters into options
 ) -> None:
     """Create or update Onceward's tables in a database.
 
-    Tables of services are updated in a database that has them. Migrations that were applied before
-    are skipped. A server and every app with Onceward also migrate their database when they start.
+    Creates the tables of all installed parts, or of those that --part names. Those of services are
+    updated in a database that has them. Migrations that were applied before are skipped. A server
+    and every app with Onceward also migrate their database when they start; they create the tables
+    of the parts that they use.
 
-    With --app: what the app uses, under its table names. Otherwise the options table_prefix and
-    schema of the URL, or ONCEWARD_TABLE_PREFIX and ONCEWARD_TABLE_SCHEMA, say how the tables are
-    named.
+    With --app: under the app's table names. Otherwise the options table_prefix and schema of the
+    URL, or ONCEWARD_TABLE_PREFIX and ONCEWARD_TABLE_SCHEMA, say how the tables are named. By
+    default they are in the schema onceward of PostgreSQL, and begin with onceward_ on SQLite.
 
     With --citus, on the coordinator: tables with rows of tenants are distributed by tenant, the
     others are copied to every node. Rows are moved; writers wait meanwhile. Tables that are
@@ -84,7 +90,7 @@ def migrate(  # noqa: PLR0917 - typer turns the parameters into options
 
         onceward migrate --database postgresql://me@localhost/shop
 
-        onceward migrate --database "postgresql://me@localhost/shop?schema=onceward"
+        onceward migrate --part jobs --database "postgresql://me@localhost/shop?schema=public"
 
         onceward migrate --citus --database postgresql://me@coordinator/shop
 
@@ -92,7 +98,7 @@ def migrate(  # noqa: PLR0917 - typer turns the parameters into options
     from onceward.cli.database import migrate as run
 
     target = choose_target(context, app=app, database=database)
-    run(target, with_services=services, on_citus=citus, as_json=json)
+    run(target, parts=part or (), with_services=services, on_citus=citus, as_json=json)
 
 
 def sweep(  # noqa: PLR0917 - typer turns the parameters into options

@@ -18,8 +18,8 @@ from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.ports import RecordCache, Store
 from onceward.server.sweeper import Sweeper
-from onceward.stores.citus import distribute_store
 from onceward.stores.factory import uses_psycopg
+from onceward.stores.parts import GUARD, LIBRARY_PARTS, Part, distribute_store, installed_parts
 from onceward.stores.postgres.store import BasePostgresStore
 from onceward.stores.retention import Retention
 from onceward.stores.sql_loader import load_queries
@@ -34,7 +34,6 @@ from onceward_protocol.cli.output import (
 )
 from onceward_protocol.cli.plugins import declared_by_packages
 from onceward_protocol.clock import SystemClock
-from onceward_protocol.storage.migrations import load_migrations
 
 __all__ = [
     "audit_keys",
@@ -52,28 +51,31 @@ _SWEEP_BATCH: Final = 500
 _USAGE: Final = 2
 _AUDIT_KEY: Final = "ONCEWARD_AUDIT_KEY"
 _APPLIED: Final = (
-    "SELECT namespace, number, name FROM onceward_migrations ORDER BY namespace, number"
+    "SELECT namespace, number, name, applied_at FROM onceward_migrations WHERE number > 0"
+    " ORDER BY namespace, number"
 )
-_APPLIED_WHEN: Final = (
-    "SELECT namespace, number, name, applied_at FROM onceward_migrations ORDER BY namespace, number"
-)
-# Version 0.1.0 named the first column differently.
-_APPLIED_ANY_VERSION: Final = "SELECT * FROM onceward_migrations"
+# Namespace and number are the first columns; version 0.1 names them differently.
+_APPLIED_BEFORE: Final = "SELECT * FROM onceward_migrations"
+_OF_0_1: Final = ("core", 1)
 
 
 @asynccontextmanager
 async def opened(
-    target: Target, *, must_exist: bool = True, migration_packages: Sequence[tuple[str, str]] = ()
+    target: Target,
+    *parts: Part,
+    must_exist: bool = True,
+    migration_packages: Sequence[tuple[str, str]] = (),
 ) -> AsyncIterator[Store]:
     """Open the store of a URL or of an app, and close it afterwards. Raises ``CommandError``.
 
-    The store of an app is opened as the app does it, including its migrations.
+    The store of an app is opened as the app does it, including its migrations. The database of a
+    URL must have the tables of ``parts``, unless ``must_exist`` is False: then they are created.
     """
     if isinstance(target, AppTarget):
-        async with _opened_app(target) as store:
+        async with _opened_app(target, parts) as store:
             yield store
     else:
-        async with _opened_url(target, migration_packages, must_exist=must_exist) as store:
+        async with _opened_url(target, parts, migration_packages, must_exist=must_exist) as store:
             yield store
 
 
@@ -100,10 +102,11 @@ async def opened_cache(
 
 
 @asynccontextmanager
-async def _opened_app(app: AppTarget) -> AsyncIterator[Store]:
+async def _opened_app(app: AppTarget, parts: Sequence[Part]) -> AsyncIterator[Store]:
     from onceward.cli.app_loader import load_onceward
 
     store = load_onceward(app.name).store
+    store.schema.want(*parts)
     _lift_statement_limit(store)
     try:
         await store.open()
@@ -117,10 +120,15 @@ async def _opened_app(app: AppTarget) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def _opened_url(
-    url: str, migration_packages: Sequence[tuple[str, str]], *, must_exist: bool
+    url: str,
+    parts: Sequence[Part],
+    migration_packages: Sequence[tuple[str, str]],
+    *,
+    must_exist: bool,
 ) -> AsyncIterator[Store]:
     target = parse_store_url(url)
     store = open_store(url, migration_packages=migration_packages, **_environment(target))
+    store.schema.want(*parts)
     _lift_statement_limit(store)
     # SQLite would create an empty file for a misspelt name.
     if must_exist and _is_missing_file(target):
@@ -130,7 +138,7 @@ async def _opened_url(
         )
     try:
         # Only the migrate command changes the schema.
-        if must_exist and not await _is_up_to_date(target):
+        if must_exist and not await _is_up_to_date(target, parts):
             raise CommandError(
                 f"{redact_password(url)} does not have this version's tables: "
                 f"run onceward migrate --database {redact_password(url)}"
@@ -151,16 +159,22 @@ def _lift_statement_limit(store: Store) -> None:
 
 
 def migrate(
-    target: Target, *, with_services: bool = False, on_citus: bool = False, as_json: bool
+    target: Target,
+    *,
+    parts: Sequence[str] = (),
+    with_services: bool = False,
+    on_citus: bool = False,
+    as_json: bool,
 ) -> None:
     """Apply missing migrations, distribute the tables if Citus is wanted, and print both."""
+    chosen = _chosen_parts(parts)
     if isinstance(target, AppTarget):
         if with_services:
             raise CommandError("give --app or --services, not both: an app has its migrations", 2)
-        applied, present, distributed = asyncio.run(_migrate_app(target, on_citus=on_citus))
+        applied, present, distributed = asyncio.run(_migrate_app(target, chosen, on_citus=on_citus))
     else:
         applied, present, distributed = asyncio.run(
-            _migrate(target, with_services=with_services, on_citus=on_citus)
+            _migrate(target, chosen, with_services=with_services, on_citus=on_citus)
         )
     if as_json:
         keys = ("namespace", "number", "name")
@@ -182,26 +196,38 @@ def migrate(
 _Migrated = tuple[list[tuple[str, int, str]], int, list[str]]
 
 
-async def _migrate(url: str, *, with_services: bool, on_citus: bool) -> _Migrated:
+def _chosen_parts(names: Sequence[str]) -> list[Part]:
+    """Return the parts of these names; without names, all that are installed."""
+    installed = installed_parts()
+    if unknown := [name for name in names if name not in installed]:
+        raise CommandError(
+            f"there is no part {', '.join(unknown)}: choose among {', '.join(installed)}", _USAGE
+        )
+    return [installed[name] for name in names or installed]
+
+
+async def _migrate(
+    url: str, parts: Sequence[Part], *, with_services: bool, on_citus: bool
+) -> _Migrated:
     target = parse_store_url(url)
     # Refuses a bad URL before anything is touched.
     open_store(url, **_environment(target))
-    before = await _applied_before(target, _APPLIED_ANY_VERSION, unreachable=set()) or set()
+    before = await _applied_before(target, unreachable=set()) or set()
     # An installed service is not necessarily used with this database.
     used = {namespace for namespace, _ in before}
     packages = [pair for pair in installed_migrations() if with_services or pair[0] in used]
-    async with opened(url, must_exist=False, migration_packages=packages) as store:
+    async with opened(url, *parts, must_exist=False, migration_packages=packages) as store:
         rows = await store.read(store.table_names.render(_APPLIED))
         distributed = await _distribute(store, ()) if on_citus else []
     after = [(row["namespace"], row["number"], row["name"]) for row in rows]
     return [found for found in after if found[:2] not in before], len(after), distributed
 
 
-async def _migrate_app(app: AppTarget, *, on_citus: bool) -> _Migrated:
+async def _migrate_app(app: AppTarget, parts: Sequence[Part], *, on_citus: bool) -> _Migrated:
     """Open the app's store. What it applies is recorded with the time of this machine's clock."""
     started = SystemClock().now()
-    async with opened(app) as store:
-        rows = await store.read(store.table_names.render(_APPLIED_WHEN))
+    async with opened(app, *parts) as store:
+        rows = await store.read(store.table_names.render(_APPLIED))
         distributed = []
         if on_citus:
             from onceward.cli.app_loader import load_onceward
@@ -262,24 +288,28 @@ def _is_missing_file(target: StoreUrl) -> bool:
     return target.database == "sqlite" and not Path(target.location).exists()
 
 
-async def _is_up_to_date(target: StoreUrl) -> bool:
-    """Check whether all migrations of the core are applied; True if that is unknown."""
-    applied = await _applied_before(target, _APPLIED, unreachable=None)
-    database = "sqlite" if target.database == "sqlite" else "postgres"
-    known = load_migrations("core", f"onceward.stores.{database}.migrations")
-    return applied is None or {m.id for m in known} <= applied
+async def _is_up_to_date(target: StoreUrl, parts: Sequence[Part]) -> bool:
+    """Check whether all migrations of these parts and of those that are there are applied.
+
+    True if that is unknown, or if opening the store refuses the database anyway.
+    """
+    applied = await _applied_before(target, unreachable=None)
+    if applied is None or _OF_0_1 in applied:
+        return True
+    present = {namespace for namespace, _ in applied}
+    used = {GUARD, *parts, *(part for part in LIBRARY_PARTS if part.name in present)}
+    is_sqlite = target.database == "sqlite"
+    return {m.id for part in used for m in part.migrations(is_sqlite=is_sqlite)} <= applied
 
 
 _Applied = set[tuple[str, int]]
 
 
-async def _applied_before(
-    target: StoreUrl, query: str, *, unreachable: _Applied | None
-) -> _Applied | None:
+async def _applied_before(target: StoreUrl, *, unreachable: _Applied | None) -> _Applied | None:
     """Read what is applied without opening the store, which would migrate it."""
     if _is_missing_file(target):
         return set()
-    sql = target.names(**_environment(target)).render(query)
+    sql = target.names(**_environment(target)).render(_APPLIED_BEFORE)
     if target.database == "sqlite":
         return _applied_on_sqlite(target.location, sql, unreachable)
     if uses_psycopg(target.driver):
@@ -291,7 +321,7 @@ def _applied_on_sqlite(path: str, query: str, unreachable: _Applied | None) -> _
     try:
         with closing(sqlite3.connect(path)) as database:
             return {row[:2] for row in database.execute(query)}
-    except sqlite3.OperationalError:  # no such table, or no such column
+    except sqlite3.OperationalError:  # no such table
         return set()
     except sqlite3.Error:  # not a database: opening the store reports it
         return unreachable
@@ -310,7 +340,7 @@ async def _applied_on_asyncpg(
         return unreachable  # opening the store reports it
     try:
         return {(row[0], row[1]) for row in await connection.fetch(query)}
-    except (asyncpg.UndefinedTableError, asyncpg.UndefinedColumnError):
+    except asyncpg.UndefinedTableError:
         return set()
     finally:
         await connection.close()
@@ -325,7 +355,7 @@ def _applied_on_psycopg(url: str, query: str, unreachable: _Applied | None) -> _
         return unreachable  # opening the store reports it
     try:
         return {(row[0], row[1]) for row in connection.execute(query.encode())}
-    except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+    except psycopg.errors.UndefinedTable:
         return set()
     finally:
         connection.close()
@@ -414,7 +444,10 @@ async def _retention(target: Target, store: Store) -> list[Retention]:
         return list(load_onceward(target.name).retention)
     declared: dict[str, list[Retention]] = declared_by_packages("retention")
     present = await namespaces_in(store)
-    return [rule for name, rules in declared.items() if name in present for rule in rules]
+    rules = [rule for name in declared if name in present for rule in declared[name]]
+    store.schema.want(*(part for rule in rules for part in rule.parts))
+    await store.open()
+    return rules
 
 
 async def _sweep(target: Target) -> tuple[int, dict[str, int]]:

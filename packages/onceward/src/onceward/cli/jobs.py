@@ -16,6 +16,7 @@ from onceward.errors import UsageError
 from onceward.jobs.admin import JobAdmin, JobDetail, JobView
 from onceward.jobs.paused_queues import PausedQueue, PausedQueues
 from onceward.ports import Notifier, Store
+from onceward.stores.parts import JOBS
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
 
 __all__ = [
@@ -207,14 +208,14 @@ def list_paused(target: Target, *, as_json: bool) -> None:
 
 
 async def _jobs(target: Target, **filters: Any) -> list[JobView]:
-    async with opened(target) as store:
+    async with opened(target, JOBS) as store:
         return await JobAdmin(store).jobs(**filters)
 
 
 async def _dead(
     target: Target, tenant: str | None, queue: str | None, limit: int
 ) -> list[JobDetail]:
-    async with opened(target) as store:
+    async with opened(target, JOBS) as store:
         admin = JobAdmin(store)
         views = await admin.jobs(
             tenant=tenant_or_all(tenant), state="dead", queue=queue, limit=limit
@@ -224,7 +225,7 @@ async def _dead(
 
 
 async def _find(target: Target, job_id: str, tenant: str | None) -> JobDetail | None:
-    async with opened(target) as store:
+    async with opened(target, JOBS) as store:
         return await JobAdmin(store).find(job_id, tenant=tenant_or_all(tenant))
 
 
@@ -234,7 +235,7 @@ async def _requeue(
     actor = f"{getpass.getuser()} via onceward jobs requeue"
     done: list[str] = []
     missing: list[str] = []
-    async with opened(target) as store:
+    async with opened(target, JOBS) as store:
         admin = JobAdmin(store)
         if queue is not None:
             views = await admin.jobs(
@@ -256,7 +257,7 @@ async def _cancel(
     actor = f"{getpass.getuser()} via onceward jobs cancel"
     done: list[str] = []
     missing: list[str] = []
-    async with opened(target) as store:
+    async with opened(target, JOBS) as store:
         admin = JobAdmin(store)
         for job_id in job_ids:
             cancelled = await admin.cancel(
@@ -271,18 +272,18 @@ async def _cancel(
 
 async def _pause(target: Target, queue: str, reason: str) -> bool:
     actor = f"{getpass.getuser()} via onceward jobs pause"
-    async with opened(target) as store, _notifier(store) as notifier:
+    async with opened(target, JOBS) as store, _notifier(store) as notifier:
         return await PausedQueues(store, notifier.notify).pause(queue, actor=actor, reason=reason)
 
 
 async def _resume(target: Target, queue: str, reason: str) -> bool:
     actor = f"{getpass.getuser()} via onceward jobs resume"
-    async with opened(target) as store, _notifier(store) as notifier:
+    async with opened(target, JOBS) as store, _notifier(store) as notifier:
         return await PausedQueues(store, notifier.notify).resume(queue, actor=actor, reason=reason)
 
 
 async def _paused(target: Target) -> list[PausedQueue]:
-    async with opened(target) as store, _notifier(store) as notifier:
+    async with opened(target, JOBS) as store, _notifier(store) as notifier:
         return await PausedQueues(store, notifier.notify).all()
 
 

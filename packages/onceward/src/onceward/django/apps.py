@@ -1,4 +1,4 @@
-"""The Django app: ``manage.py migrate`` creates Onceward's tables next to the project's own."""
+"""The Django app: ``manage.py migrate`` creates the tables of all parts of Onceward."""
 
 from typing import Any
 
@@ -22,7 +22,9 @@ class OncewardConfig(AppConfig):  # type: ignore[misc]
 
 def _create_tables(*, using: str, **_: Any) -> None:
     from onceward.server.django_views import django_onceward  # noqa: PLC0415 - after the settings
+    from onceward.stores.parts import installed_parts  # noqa: PLC0415
 
     configured = django_onceward()
     if using == configured.using:
+        configured.store.schema.want(*installed_parts().values())
         configured.store.migrate()

@@ -9,6 +9,7 @@ from onceward.errors import StoreError
 from onceward.jobs.admin import JobAdmin, QueueDepth
 from onceward.jobs.registry import JobRegistry
 from onceward.ports import JobMetrics, Store
+from onceward.stores.parts import JOBS
 
 __all__ = ["MAX_COUNTED", "DepthReporter"]
 
@@ -37,6 +38,7 @@ class DepthReporter:
         *,
         every_seconds: float = 15.0,
     ) -> None:
+        self._store = store
         self._admin = JobAdmin(store)
         self._registry = registry
         self._metrics = metrics
@@ -65,7 +67,7 @@ class DepthReporter:
         """
         clock = asyncio.get_running_loop().time
         started = clock()
-        if started - self._reported_at < max_age_seconds:
+        if started - self._reported_at < max_age_seconds or not self._store.schema.has(JOBS):
             return 0.0
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):

@@ -31,6 +31,7 @@ from onceward.ports import (
     Store,
     StoreMetrics,
 )
+from onceward.stores.parts import JOBS
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.ids import new_request_id
 
@@ -115,13 +116,14 @@ class Worker:
         spans: Spans | None = None,
         faults: FaultPoints | None = None,
     ) -> None:
-        """``store`` must be open before ``start``. Raises ``ConfigurationError``."""
+        """Work on the jobs of ``store``, which ``start`` opens. Raises ``ConfigurationError``."""
         if concurrency < 1:
             raise ConfigurationError(f"concurrency is {concurrency}, it must be at least 1")
         if not lease_seconds > 0:
             raise ConfigurationError("lease_seconds must be above 0")
         if not poll_seconds >= 1:
             raise ConfigurationError("poll_seconds must be at least 1")
+        store.schema.want(JOBS)
         # Jobs in the database.
         self.job_store = JobStore(store)
         # Unique for every start: a restarted worker must not own the leases of its predecessor.
@@ -186,7 +188,8 @@ class Worker:
     # -- start and stop -------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect the engine and start to fetch jobs."""
+        """Open the store if need be, connect the engine and start to fetch jobs."""
+        await self.job_store.store.open()
         self._is_stopping = self._is_releasing = False
         self._hurried.clear()
         await self.engine.open()

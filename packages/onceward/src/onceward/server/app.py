@@ -65,6 +65,7 @@ from onceward.server.route_table import (
 from onceward.server.sweeper import Sweeper
 from onceward.server.view_guard import check_endpoint, check_policy, no_caller
 from onceward.stores.factory import store_of
+from onceward.stores.parts import AUDIT_SEALS, JOBS, REQUEST_LOG, SEQUENCES, create_within
 from onceward.stores.retention import Retention
 from onceward.stores.tenant_tables import TenantTable
 from onceward_protocol.clock import SystemClock
@@ -225,6 +226,9 @@ class Onceward(Generic[TransactionT_co]):
             retention=self.retention,
             audit_keys=self.audit_keys,
         )
+        self.store.schema.want(*(part for rule in self.retention for part in rule.parts))
+        if audit_seal_seconds is not None:
+            self.store.schema.want(AUDIT_SEALS)
         # Adds audit events to the chains of their tenants.
         self.audit_sealer = AuditSealer(
             self.store,
@@ -346,6 +350,10 @@ class Onceward(Generic[TransactionT_co]):
             max_payload_bytes=self.max_payload_bytes,
             **options,
         )
+        schema = self.store.schema
+        if not schema.has(JOBS):
+            created = await create_within(execution.statements, schema, JOBS)
+            execution.after_commit(lambda: schema.committed(created))
         outcome = await self.job_store.enqueue(execution.statements, job)
         log_duplicate(job, outcome)
         execution.after_commit(self.notifier.notify)
@@ -410,6 +418,8 @@ class Onceward(Generic[TransactionT_co]):
         if policy is None:
             return self.policy
         check_policy(policy)
+        if policy.ordering == "strict":
+            self.store.schema.want(SEQUENCES)
         if policy.error_format is ErrorFormat.PROBLEM:
             return policy.replace(error_format=self.error_format)
         return policy
@@ -532,6 +542,7 @@ class Onceward(Generic[TransactionT_co]):
         the next request to the console on.
         """
         if self.request_log.keep_seconds > 0:
+            self.store.schema.want(REQUEST_LOG)
             self.request_log.enable()
             self.idempotency.log_requests(self.request_log)
 
@@ -598,14 +609,18 @@ class Onceward(Generic[TransactionT_co]):
     # -- running --------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Open the store and start the sweep. Idempotent.
+        """Open the store with the tables that are used, and start the sweep. Idempotent.
 
         It is closed with ``close``, or when ``asyncio.run`` ends its event loop. Then it can be
         opened again, in another loop.
         """
         self._use_running_loop()
         async with self._opening:
-            if not self._is_open:
+            if self.jobs.queues:
+                self.store.schema.want(JOBS)
+            if self._is_open:
+                await self.store.open()  # adds what is used since
+            else:
                 self.route_table()
                 await self.store.open()
                 self._sweeper.start()
@@ -641,7 +656,8 @@ class Onceward(Generic[TransactionT_co]):
 
     async def ready(self) -> Idempotency:
         """Return the opened ``Idempotency``; opens the store if no lifespan has done so."""
-        if not self._is_open or self._loop is not asyncio.get_running_loop():
+        is_open = self._is_open and self.store.schema.is_complete
+        if not is_open or self._loop is not asyncio.get_running_loop():
             await self.open()
         return self.idempotency
 

@@ -312,7 +312,7 @@ class Bridge:
 
     async def ready(self) -> Idempotency:
         """Return the ``Idempotency``, opened. Call it on behalf of a request."""
-        if not self._is_open or self._pid != os.getpid():
+        if self._must_open():
             # The opening takes a connection; all requests until then wait for it.
             await self.onceward.idempotency.release_connection()
             if self._is_direct:
@@ -326,11 +326,15 @@ class Bridge:
     def _open(self) -> None:
         """Open Onceward once per process, on the loop: its sweep runs there."""
         with self._opening:
-            if not self._is_open or self._pid != os.getpid():
+            if self._must_open():
                 thread = QueueThread(self.loop)
                 with serving_in(thread):
                     thread.wait(self.onceward.open())
                 self._is_open = True
+
+    def _must_open(self) -> bool:
+        is_open = self._is_open and self.onceward.store.schema.is_complete
+        return not is_open or self._pid != os.getpid()
 
     def loop(self) -> asyncio.AbstractEventLoop:
         """Return the event loop of this process, starting it if needed."""

@@ -4,26 +4,20 @@ The functions yield statements and get their rows, like those of ``onceward.stor
 they do no I/O. All statements run in one transaction on the coordinator.
 """
 
-import re
-from collections.abc import Generator, Iterable, Sequence
-from importlib.resources import files
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
-from onceward.ports import Store
+from onceward_protocol.storage.migrations import Steps
 
 __all__ = [
     "IS_CITUS",
     "SEQUENTIAL",
     "distribute",
-    "distribute_store",
     "is_distributed",
     "refuse_other_nodes",
 ]
-
-Rows = Sequence[Sequence[Any]]
-Statement = tuple[str, tuple[Any, ...]]
 
 # Whether the extension is installed in the database.
 IS_CITUS: Final = "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL"
@@ -43,10 +37,9 @@ _LOCAL: Final = ("paused_queues", "console_sessions", "request_counts")
 _DISTRIBUTE: Final = (
     "SELECT create_distributed_table($1::text::regclass, $2::text, colocate_with => $3::text)"
 )
-_NUMBER: Final = re.compile(r"\$(\d)")
 
 
-def refuse_other_nodes() -> Generator[Statement, Rows, None]:
+def refuse_other_nodes() -> Steps[None]:
     """Raise ``ConfigurationError`` unless this is the coordinator, which has all locks.
 
     Advisory locks of one node are unknown on the others. A second claim of a key would run its
@@ -59,16 +52,14 @@ def refuse_other_nodes() -> Generator[Statement, Rows, None]:
         )
 
 
-def is_distributed(names: TableNames) -> Generator[Statement, Rows, bool]:
+def is_distributed(names: TableNames) -> Steps[bool]:
     """Return whether the library's tables are distributed already."""
     if not (yield IS_CITUS, ())[0][0]:
         return False
     return (yield from _is_known(names.table(_RECORDS)))
 
 
-def distribute(
-    names: TableNames, tables: Iterable[tuple[str, str | None]]
-) -> Generator[Statement, Rows, list[str]]:
+def distribute(names: TableNames, tables: Iterable[tuple[str, str | None]]) -> Steps[list[str]]:
     """Distribute tables by a column, or copy them to all nodes; return those that were not yet.
 
     The coordinator keeps some of the library's own.
@@ -96,7 +87,8 @@ def distribute(
     local = {names.table(name) for name in _LOCAL}
     changed = []
     for table, column in wanted.items():
-        if (yield from _is_known(table)):
+        is_missing = (yield "SELECT to_regclass($1::text) IS NULL", (table,))[0][0]
+        if is_missing or (yield from _is_known(table)):
             continue
         if table in local:
             yield "SELECT citus_add_local_table_to_metadata($1::text::regclass)", (table,)
@@ -106,41 +98,9 @@ def distribute(
             group = "none" if table == records else records
             yield _DISTRIBUTE, (table, column, group)
         changed.append(table)
-    script = (files("onceward.stores") / "citus.sql").read_text(encoding="utf-8")
-    yield names.render(script), ()
     return changed
 
 
-async def distribute_store(store: Store, tables: Iterable[tuple[str, str]]) -> list[str]:
-    """Run ``distribute`` on an open store, in one transaction; return what was distributed.
-
-    Raises ``ConfigurationError`` if it is not on the coordinator of Citus.
-    """
-    if store.name != "postgresql":
-        raise ConfigurationError("Citus is an extension of PostgreSQL: give a postgresql:// URL")
-    unit = await store.begin()
-    steps = distribute(store.table_names, tables)
-    try:
-        statement = next(steps)
-        while True:
-            sql, values = statement
-            params = {f"p{number}": value for number, value in enumerate(values, 1)}
-            if values:
-                sql = _NUMBER.sub(r":p\1", sql)
-            if sql.startswith("SELECT"):
-                rows = await unit.statements.fetch_all(sql, params)
-                statement = steps.send([tuple(row.values()) for row in rows])
-            else:
-                await unit.statements.execute(sql, params)
-                statement = steps.send(())
-    except StopIteration as end:
-        await unit.commit(None, None)
-        return list(end.value)
-    except BaseException:
-        await unit.rollback()
-        raise
-
-
-def _is_known(table: str) -> Generator[Statement, Rows, bool]:
+def _is_known(table: str) -> Steps[bool]:
     sql = "SELECT 1 FROM pg_dist_partition WHERE logicalrelid = to_regclass($1::text)"
     return bool((yield sql, (table,)))

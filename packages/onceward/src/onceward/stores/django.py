@@ -34,7 +34,7 @@ with needs_extra("django"):
 from onceward.core.decision import HELD, Held
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
-from onceward.core.table_names import DEFAULT_PREFIX, TableNames
+from onceward.core.table_names import TableNames
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -44,9 +44,10 @@ from onceward.errors import (
     SupersededError,
 )
 from onceward.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
-from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
+from onceward.stores.migrations import MIGRATION_LOCK
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.parameters import named_parameters
+from onceward.stores.parts import Schema
 from onceward.stores.postgres.abandoned import STILL_RUNNING
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import finish_statement, instant_literal, text_literals
@@ -60,12 +61,7 @@ from onceward.stores.sqlite.rows import is_outage as is_sqlite_outage
 from onceward.stores.sqlite.rows import record_values, to_text
 from onceward.stores.sqlstates import is_outage_state
 from onceward.stores.transaction_control import refuse_transaction_control
-from onceward_protocol.storage.migrations import (
-    Migration,
-    apply_migrations,
-    load_migrations,
-    run_steps,
-)
+from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["DjangoStore"]
@@ -124,15 +120,16 @@ class DjangoStore:
         run_in_thread: RunInThread,
         *,
         using: str = "default",
-        table_prefix: str = DEFAULT_PREFIX,
+        table_prefix: str | None = None,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
         **limits: float,
     ) -> None:
         """Use the database with the alias ``using`` in Django's settings.
 
-        Names of Onceward's tables begin with ``table_prefix``. On PostgreSQL they are in
-        ``schema``, which is created if it is missing. ``limits`` are those of ``SessionLimits``,
+        On SQLite, names of Onceward's tables begin with ``table_prefix`` (default: ``onceward_``).
+        On PostgreSQL they are in ``schema`` (default: ``onceward``), with a prefix only if it is
+        given or the schema is ``public``. ``limits`` are those of ``SessionLimits``,
         for PostgreSQL with psycopg 3.
         """
         # How long the database may be silent.
@@ -153,13 +150,9 @@ class DjangoStore:
         if not self.is_sqlite and connections[using].Database.__name__ == "psycopg":
             self._driver = import_module("onceward.stores.psycopg_limits")
         self._package = f"onceward.stores.{_DATABASES[vendor]}"
-        self._use_names(
-            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
-        )
-        self._migrations = [
-            *load_migrations("core", f"{self._package}.migrations"),
-            *migrations,
-        ]
+        names = TableNames.chosen(table_prefix, schema, is_sqlite=self.is_sqlite)
+        self.schema = Schema(names, is_sqlite=self.is_sqlite, migrations=migrations)
+        self._use_names(names)
         self._run = run_in_thread
         self._epochs = EpochReader()
         # Counts read-only servers: connections from before one are closed at their next use.
@@ -169,8 +162,11 @@ class DjangoStore:
         self._is_open = False
 
     async def open(self) -> None:
-        """Migrate the schema."""
-        if not self._is_open:
+        """Migrate the schema. Idempotent."""
+        if self._is_open:
+            if not self.schema.is_complete:
+                await self.in_thread(self.migrate)
+        else:
             create_database_file(self.sqlite_path, of_app=True)
             await self.in_thread(self.migrate)
             await self.in_thread(self._leave_replaced_file)
@@ -513,16 +509,17 @@ class DjangoStore:
                 cursor.execute(sql)  # as it is: "%" and ":name" in a script are not parameters
                 return cursor.fetchall() if cursor.description is not None else ()
 
+        migration = self.schema.migration()
         try:
             if not self.is_sqlite:
                 self.run("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
-            ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
-            run_steps(apply_migrations(self._migrations, ledger), execute)
+            run_steps(migration.apply(), execute)
         except BaseException:
             unit.undo()
             raise
         unit.end()
-        self._use_names(ledger.names)
+        self.schema.committed(migration)
+        self._use_names(migration.names)
 
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names

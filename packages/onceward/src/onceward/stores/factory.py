@@ -1,6 +1,7 @@
 """Open the store that a URL names."""
 
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
@@ -24,11 +25,12 @@ def open_store(
 
     On PostgreSQL the driver is asyncpg, or psycopg for ``postgresql+psycopg://…``.
 
-    Names of Onceward's tables begin with ``table_prefix`` (default: ``onceward_``). On PostgreSQL
-    they are in ``schema``. Both may be written into the URL instead: ``…?table_prefix=acme_``.
+    On SQLite, names of Onceward's tables begin with ``table_prefix`` (default: ``onceward_``). On
+    PostgreSQL they are in ``schema`` (default: ``onceward``), with a prefix only if it is given or
+    the schema is ``public``. Both may be written into the URL instead: ``…?table_prefix=acme_``.
 
     ``migration_packages`` are ``(namespace, package)`` pairs; their migrations run after the
-    core's. Each package has a ``sqlite`` and a ``postgres`` folder of numbered ``.sql`` files.
+    library's. Each package has a ``sqlite`` and a ``postgres`` folder of numbered ``.sql`` files.
     """
     target = parse_store_url(url)
     names = target.names(table_prefix, schema)
@@ -102,5 +104,5 @@ def migrations_for(database: str, migration_packages: Sequence[tuple[str, str]])
     return [
         migration
         for namespace, package in migration_packages
-        for migration in load_migrations(namespace, f"{package}.{database}")
+        for migration in load_migrations(namespace, files(package) / database)
     ]

@@ -1,16 +1,24 @@
 """The table of migrations of a server's database, and the checks around it.
 
-A store runs ``apply_migrations`` with a ``MigrationTable`` inside one transaction that excludes
-other processes. Afterwards ``MigrationTable.names`` are the names of the database's tables.
+A store runs ``MigrationTable.apply`` inside one transaction that excludes other processes.
+Afterwards ``MigrationTable.names`` are the names of the database's tables.
+
+A row with the number 0 is about the functions of a part: the version that has created them, and
+their hash. Where the hash differs they are replaced, except by an older version: it uses those that
+it finds. So a function keeps its arguments and its meaning; another one gets another name, or comes
+with a migration, which older versions refuse.
 """
 
 import re
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Final
+from hashlib import sha256
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Final
 
-from onceward.core.table_names import DEFAULT_NAMES, DEFAULT_PREFIX, TableNames
+from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.stores.citus import (
     IS_CITUS,
@@ -19,53 +27,80 @@ from onceward.stores.citus import (
     is_distributed,
     refuse_other_nodes,
 )
+from onceward.stores.sqlstates import is_denied
 from onceward_protocol.storage.migrations import (
     Applied,
     Migration,
-    Rows,
     Statement,
-    split_statements,
+    Steps,
+    apply_migrations,
 )
+
+if TYPE_CHECKING:
+    from onceward.stores.parts import Part
 
 __all__ = ["MIGRATION_LOCK", "MigrationTable"]
 
 # The advisory lock of PostgreSQL that every store takes before it migrates: "once" in ASCII.
 MIGRATION_LOCK: Final = 0x6F6E6365
 
-# Recorded when the tables are created with a prefix. A database that has the first migration but
-# not this one has the names of version 0.1; that version refuses a database that has it.
-_PREFIXED: Final = ("core", 0)
-_FIRST: Final = ("core", 1)
-
-
+_FIRST: Final = ("guard", 1)
+_FUNCTIONS: Final = 0
 _SERVER: Final = f"SELECT current_setting('server_encoding'), ({IS_CITUS})"
-
-# Only tables of the core are checked: an app may drop its own tables without a migration.
-_CORE: Final = "core"
-_CREATED_TABLE: Final = re.compile(rf"^CREATE TABLE {DEFAULT_PREFIX}(\w+)", re.MULTILINE)
 _CREATED: Final = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\S+) \(", re.MULTILINE)
 _HAS_TENANT: Final = (
     "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass($1::text)"
     " AND attname = 'tenant' AND NOT attisdropped)"
 )
+# Tables of migrations, whatever the prefix: those of 0.1 have the same columns but the first.
+_LEDGERS_ON_SQLITE: Final = """SELECT name FROM sqlite_schema AS found
+ WHERE type = 'table' AND substr(name, -11) = '_migrations'
+   AND (SELECT count(*) FROM pragma_table_info(found.name)
+         WHERE name IN ('number', 'name', 'applied_at')) = 3
+"""
+_LEDGERS: Final = """SELECT oid::regclass::text FROM pg_class
+ WHERE relkind = 'r' AND right(relname, 11) = '_migrations' AND has_table_privilege(oid, 'SELECT')
+   AND (SELECT count(*) FROM pg_attribute
+         WHERE attrelid = pg_class.oid AND attname IN ('number', 'name', 'applied_at')) = 3
+"""
 
 
 class MigrationTable:
     """The table ``onceward_migrations``, for SQLite and for PostgreSQL."""
 
-    def __init__(self, names: TableNames = DEFAULT_NAMES, *, is_sqlite: bool) -> None:
-        """Raise ``ConfigurationError`` for a schema on SQLite, which has none."""
-        if is_sqlite and names.schema is not None:
-            raise ConfigurationError("SQLite has no schemas: use table_prefix instead of schema")
-        # The names that the tables have; ``read`` finds out if they are those of version 0.1.
+    def __init__(
+        self,
+        names: TableNames,
+        *,
+        is_sqlite: bool,
+        wanted: Sequence["Part"] = (),
+        optional: Sequence["Part"] = (),
+        others: Sequence[Migration] = (),
+    ) -> None:
+        """Migrate the ``wanted`` parts, those ``optional`` ones that are there, and ``others``."""
+        # The names that the tables have; ``read`` finds out if they are distributed.
         self.names = names
+        # The parts that the database has in the end.
+        self.parts: Sequence[Part] = wanted
         self._is_sqlite = is_sqlite
+        self._optional = optional
+        self._others = others
         self._table = names.table("migrations")
+        # What is recorded about the functions of each part.
+        self._functions: dict[str, str] = {}
 
-    def read(self) -> Generator[Statement, Rows, Applied]:
+    def apply(self) -> Steps[None]:
+        """Yield the statements that bring the database up to date."""
+        with _refusing(
+            "the role may not create or change Onceward's tables and functions: run onceward "
+            "migrate with a role that may"
+        ):
+            yield from apply_migrations(self)
+
+    def read(self) -> Steps[Applied]:
         """Create the table if it is missing; return the applied (namespace, number) pairs.
 
-        Raises ``ConfigurationError`` if the database cannot store every text.
+        Raises ``ConfigurationError`` if the database cannot store every text, or is one of 0.1.
         """
         is_citus = False
         if not self._is_sqlite:
@@ -74,35 +109,39 @@ class MigrationTable:
             if is_citus:
                 yield from refuse_other_nodes()
         columns = {row[0] for row in (yield self._columns(), ())}
+        applied: Applied = set()
+        if "namespace" in columns:
+            rows = yield f"SELECT namespace, number, name FROM {self._table}", ()  # noqa: S608
+            applied = {(row[0], row[1]) for row in rows if row[1] != _FUNCTIONS}
+            self._functions = {row[0]: row[2] for row in rows if row[1] == _FUNCTIONS}
+        if _FIRST not in applied:
+            yield from self._refuse_database_of_0_1()
         if not columns:  # looked up first: a role that may not create tables can use them
             yield from self._create()
-        # In databases of version 0.1.0 the first column is called "room".
-        elif "room" in columns:
-            yield f"ALTER TABLE {self._table} RENAME COLUMN room TO namespace", ()
-        rows = yield f"SELECT namespace, number FROM {self._table}", ()  # noqa: S608
-        applied = {(row[0], row[1]) for row in rows}
-        if _FIRST not in applied:
-            self.names = replace(self.names, is_unprefixed=False)
-            yield self.record(Migration(*_PREFIXED, "table_names", ""))
-        elif _PREFIXED not in applied and self.names.prefix == DEFAULT_PREFIX:
-            self.names = replace(self.names, is_unprefixed=True)
         if is_citus and (yield from is_distributed(self.names)):
             self.names = replace(self.names, is_distributed=True)
             yield SEQUENTIAL, ()
-        return applied - {_PREFIXED}
+        return applied
 
-    def check(
-        self, applied: Applied, known: Sequence[Migration], /
-    ) -> Generator[Statement, Rows, None]:
-        """Raise ``ConfigurationError`` for a core table without its migration, or the reverse.
+    def known(self, applied: Applied, /) -> Sequence[Migration]:
+        """Return the migrations of all parts that the database has or gets."""
+        present = {namespace for namespace, _ in applied} - {part.name for part in self.parts}
+        self.parts = [*self.parts, *(part for part in self._optional if part.name in present)]
+        own = [m for part in self.parts for m in part.migrations(is_sqlite=self._is_sqlite)]
+        return [*own, *self._others]
 
-        An empty table in place of a lost one would forget keys and jobs without a sign.
+    def check(self, applied: Applied, known: Sequence[Migration], /) -> Steps[None]:
+        """Raise ``ConfigurationError`` for a table of a part without its migration, or the reverse.
+
+        An empty table in place of a lost one would forget keys and jobs without a sign. Other
+        tables are not checked: an app may drop its own without a migration.
         """
+        parts = {part.name for part in self.parts}
         is_recorded = {
-            self.names.table(name): migration.id in applied
+            name: migration.id in applied
             for migration in known
-            if migration.namespace == _CORE
-            for name in _CREATED_TABLE.findall(migration.sql)
+            if migration.namespace in parts
+            for name in _CREATED.findall(self.names.render(migration.sql))
         }
         if not is_recorded:
             return
@@ -122,37 +161,63 @@ class MigrationTable:
                 "table_prefix, or drop all tables of Onceward, which loses what they hold"
             )
 
-    def split(self, script: str) -> Iterable[str]:
-        """Return single statements on SQLite; PostgreSQL takes a whole script at once.
-
-        Citus does not: it sends some statements to the nodes as it has received them, with the
-        whole script.
-        """
-        sql = self.names.render(script)
-        is_split = self._is_sqlite or self.names.is_distributed
-        return split_statements(sql) if is_split else (sql,)
+    def render(self, script: str) -> str:
+        """Return a script with the names that the tables have."""
+        return self.names.render(script)
 
     def record(self, migration: Migration) -> Statement:
-        """Return the statement that records a migration as applied now."""
+        """Return the statement that records a migration as applied now, or what it is now."""
         now = datetime.now(UTC)
         applied_at = f"{now:%Y-%m-%dT%H:%M:%S.%fZ}" if self._is_sqlite else now
         placeholders = "?, ?, ?, ?" if self._is_sqlite else "$1, $2, $3, $4"
         insert = (
             f"INSERT INTO {self._table} (namespace, number, name, applied_at)"  # noqa: S608
-            f" VALUES ({placeholders})"
+            f" VALUES ({placeholders}) ON CONFLICT (namespace, number) DO UPDATE"
+            " SET name = excluded.name, applied_at = excluded.applied_at"
         )
         return insert, (migration.namespace, migration.number, migration.name, applied_at)
 
-    def finish(self, new: Sequence[Migration]) -> Generator[Statement, Rows, None]:
-        """Distribute new tables if those of the database are distributed by Citus."""
-        if self._is_sqlite or not new or not (yield from is_distributed(self.names)):
+    def finish(self, new: Sequence[Migration]) -> Steps[None]:
+        """Distribute new tables where Citus has those of the database; replace old functions."""
+        if self._is_sqlite:
             return
-        tables: dict[str, str | None] = {}
-        for migration in new:
-            for table in _CREATED.findall(self.names.render(migration.sql)):
-                has_tenant = (yield _HAS_TENANT, (table,))[0][0]
-                tables[table] = "tenant" if has_tenant else None
-        yield from distribute(self.names, tables.items())
+        if new and self.names.is_distributed:
+            tables: dict[str, str | None] = {}
+            for migration in new:
+                for table in _CREATED.findall(self.names.render(migration.sql)):
+                    has_tenant = (yield _HAS_TENANT, (table,))[0][0]
+                    tables[table] = "tenant" if has_tenant else None
+            yield from distribute(self.names, tables.items())
+        yield from self._replace_functions()
+
+    def distribute(self, tables: Iterable[tuple[str, str | None]]) -> Steps[list[str]]:
+        """Distribute the tables of an up-to-date database; see ``onceward.stores.citus``."""
+        self.known((yield from self.read()))
+        changed = yield from distribute(self.names, tables)
+        self.names = replace(self.names, is_distributed=True)
+        yield from self._replace_functions()
+        return changed
+
+    def _replace_functions(self) -> Steps[None]:
+        here = version("onceward")
+        for part in self.parts:
+            functions = part.functions(self.names)
+            digest = sha256("\0".join(functions).encode()).hexdigest()
+            found, _, recorded = self._functions.get(part.name, "").partition(" ")
+            if not functions or recorded == digest or _numbers(found) > _numbers(here):
+                continue
+            for function in functions:
+                yield function, ()
+            yield self.record(Migration(part.name, _FUNCTIONS, f"{here} {digest}", ""))
+
+    def _refuse_database_of_0_1(self) -> Steps[None]:
+        for (table,) in (yield _LEDGERS_ON_SQLITE if self._is_sqlite else _LEDGERS, ()):
+            first = f"SELECT 1 FROM {table} WHERE number = 1 AND name = 'records'"  # noqa: S608
+            if (yield first, ()):
+                raise ConfigurationError(
+                    f"this is a database of version 0.1 (table {table}), which 0.2 does not read: "
+                    "use another database, or drop the tables of 0.1, which loses what they hold"
+                )
 
     def _columns(self) -> str:
         if self._is_sqlite:
@@ -171,12 +236,17 @@ class MigrationTable:
             " WHERE to_regclass(name) IS NOT NULL"
         )
 
-    def _create(self) -> Generator[Statement, Rows, None]:
+    def _create(self) -> Steps[None]:
         schema = self.names.schema
         if schema is not None:
             found = yield f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema}'", ()  # noqa: S608
             if not found:
-                yield f'CREATE SCHEMA "{schema}"', ()
+                with _refusing(
+                    f"the role may not create the schema {schema}: run CREATE SCHEMA "
+                    f'"{schema}" AUTHORIZATION role as the owner of the database, or use '
+                    'schema="public"'
+                ):
+                    yield f'CREATE SCHEMA "{schema}"', ()
         timestamp = "TEXT" if self._is_sqlite else "timestamptz"
         create = (
             f"CREATE TABLE {self._table} (namespace TEXT NOT NULL,"
@@ -184,6 +254,24 @@ class MigrationTable:
             " PRIMARY KEY (namespace, number))"
         )
         yield create, ()
+
+
+@contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Raise ``ConfigurationError`` with this message for a statement that the role may not run."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if is_denied(error):
+            raise ConfigurationError(f"{message} ({error})") from error
+        raise
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without those of a pre-release: ``0.2.0rc1`` is 0.2.0."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
 
 
 def _refuse_encoding(encoding: str) -> None:

@@ -9,6 +9,7 @@ from onceward.core.audit_chain import NO_KEYS, AuditKeys
 from onceward.errors import ConfigurationError
 from onceward.ports import Store
 from onceward.stores.audit_seals import AuditSeals
+from onceward.stores.parts import AUDIT_SEALS, JOBS, Part
 from onceward.stores.tenant_tables import Columns, columns_of
 
 __all__ = ["AUDIT_EVENTS", "DEAD_LETTERS", "Retention", "delete_old_rows"]
@@ -34,6 +35,12 @@ class Retention:
     keep: timedelta
     # The column with a row's time, which has an index; not needed for tables of the library.
     column: str | None = None
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The parts of the schema that it needs."""
+        own = {AUDIT_EVENTS: AUDIT_SEALS, DEAD_LETTERS: JOBS}
+        return (own[self.table],) if self.column is None else ()
 
     def __post_init__(self) -> None:
         if self.keep <= timedelta(0):

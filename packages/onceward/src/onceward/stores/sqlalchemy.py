@@ -23,7 +23,7 @@ with needs_extra("sqlalchemy"):
 from onceward.core.decision import HELD, Held
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
-from onceward.core.table_names import DEFAULT_PREFIX, TableNames
+from onceward.core.table_names import TableNames
 from onceward.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
 from onceward.ports import (
     Claimed,
@@ -39,6 +39,7 @@ from onceward.stores.asyncpg_messages import confirm_read, notices_of
 from onceward.stores.connection_gate import ConnectionGate, current_visit
 from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.notifier import LocalNotifier
+from onceward.stores.parts import Schema
 from onceward.stores.postgres.abandoned import STILL_RUNNING
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.rows import listed_record, record_of
@@ -75,12 +76,7 @@ from onceward.stores.sqlalchemy_unit import (
 )
 from onceward.stores.sqlite.epoch import reading_of
 from onceward.stores.sqlite.rows import to_text
-from onceward_protocol.storage.migrations import (
-    Migration,
-    apply_migrations,
-    load_migrations,
-    run_steps_async,
-)
+from onceward_protocol.storage.migrations import Migration, run_steps_async
 from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["SqlAlchemyStore", "SqlAlchemyUnit"]
@@ -114,16 +110,16 @@ class SqlAlchemyStore:
         self,
         sessions: async_sessionmaker[AsyncSession] | AsyncEngine,
         *,
-        table_prefix: str = DEFAULT_PREFIX,
+        table_prefix: str | None = None,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
         **limits: float,
     ) -> None:
         """``sessions`` is the app's session maker, or its engine. ``open`` connects.
 
-        Names of Onceward's tables begin with ``table_prefix``. On PostgreSQL they are in
-        ``schema``, which is created if it is missing; without it, in the first schema of the
-        ``search_path``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
+        On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On
+        PostgreSQL they are in ``schema`` (``onceward``), with a prefix only if it is given or the
+        schema is ``public``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
         """
         # For PostgreSQL.
         self.limits = SessionLimits(**limits)
@@ -140,13 +136,9 @@ class SqlAlchemyStore:
         # Limits how many guarded requests use the pool at once.
         self.gate = self._new_gate()
         self._package = f"onceward.stores.{database}"
-        self._use_names(
-            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
-        )
-        self._migrations = [
-            *load_migrations("core", f"{self._package}.migrations"),
-            *migrations,
-        ]
+        names = TableNames.chosen(table_prefix, schema, is_sqlite=self.is_sqlite)
+        self.schema = Schema(names, is_sqlite=self.is_sqlite, migrations=migrations)
+        self._use_names(names)
         self.limits.abandoned.limit_to_half_of(self.max_connections)
         self._turn = asyncio.Lock()
         self._metrics: StoreMetrics | None = None
@@ -179,8 +171,10 @@ class SqlAlchemyStore:
             self.limits.abandoned.report = metrics.commits_abandoned
 
     async def open(self) -> None:
-        """Migrate the schema, in one transaction of the app's engine."""
+        """Migrate the schema, in one transaction of the app's engine. Idempotent."""
         if self._is_open:
+            if not self.schema.is_complete:
+                await self._migrate()
             return
         self._refuse_pool_of_another_loop()
         self._turn = asyncio.Lock()  # a lock belongs to one event loop
@@ -192,8 +186,7 @@ class SqlAlchemyStore:
         else:  # commits and rollbacks are reported by the connection, or its transaction
             listen_for_control_statements(self._pool_events)
         try:
-            with translating_refusals():
-                await self._transact(self._apply_migrations)
+            await self._migrate()
         except BaseException:
             self._is_open = False
             raise
@@ -547,8 +540,14 @@ class SqlAlchemyStore:
             raise StoreUnavailableError(str(error)) from error
         return result
 
-    async def _apply_migrations(self, connection: AsyncConnection) -> None:
+    async def _migrate(self) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""
+        with translating_refusals():
+            migration = await self._transact(self._apply_migrations)
+        self.schema.committed(migration)
+        self._use_names(migration.names)
+
+    async def _apply_migrations(self, connection: AsyncConnection) -> MigrationTable:
         if not self.is_sqlite:
             await connection.exec_driver_sql("SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
             await refuse_autocommit(connection)
@@ -556,14 +555,14 @@ class SqlAlchemyStore:
 
         async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
             if not self.is_sqlite and not values and not sql.startswith("SELECT"):
-                await driver.execute(sql)  # SQLAlchemy refuses scripts of many statements
+                await driver.execute(sql)
                 return ()
             result = await connection.exec_driver_sql(sql, values)
             return result.all() if result.returns_rows else ()
 
-        ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
-        await run_steps_async(apply_migrations(self._migrations, ledger), execute)
-        self._use_names(ledger.names)
+        migration = self.schema.migration()
+        await run_steps_async(migration.apply(), execute)
+        return migration
 
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names

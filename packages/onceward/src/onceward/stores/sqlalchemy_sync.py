@@ -18,7 +18,7 @@ with needs_extra("sqlalchemy"):
 from onceward.core.decision import HELD, Held
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
-from onceward.core.table_names import DEFAULT_PREFIX, TableNames
+from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError, StoreUnavailableError, UsageError
 from onceward.ports import (
     Claimed,
@@ -34,6 +34,7 @@ from onceward.ports import (
 from onceward.stores.connection_gate import ConnectionGate, ThreadGate, Visit, current_visit
 from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.notifier import LocalNotifier
+from onceward.stores.parts import Schema
 from onceward.stores.postgres.abandoned import STILL_RUNNING
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import positional
@@ -69,12 +70,7 @@ from onceward.stores.sqlalchemy_sync_unit import (
 from onceward.stores.sqlite.epoch import reading_of
 from onceward.stores.sqlite.rows import to_text, to_values
 from onceward.stores.threads import StoreThreads, request_thread
-from onceward_protocol.storage.migrations import (
-    Migration,
-    apply_migrations,
-    load_migrations,
-    run_steps,
-)
+from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["SqlAlchemySyncStore", "SqlAlchemySyncUnit"]
@@ -115,16 +111,16 @@ class SqlAlchemySyncStore:
         self,
         sessions: Engine | sessionmaker[Any] | scoped_session[Any],
         *,
-        table_prefix: str = DEFAULT_PREFIX,
+        table_prefix: str | None = None,
         schema: str | None = None,
         migrations: Sequence[Migration] = (),
         **limits: float,
     ) -> None:
         """Take the app's engine, session maker or scoped session. ``open`` connects.
 
-        Names of Onceward's tables begin with ``table_prefix``. On PostgreSQL they are in
-        ``schema``, which is created if it is missing; without it, in the first schema of the
-        ``search_path``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
+        On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On
+        PostgreSQL they are in ``schema`` (``onceward``), with a prefix only if it is given or the
+        schema is ``public``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
         """
         self._limits = SessionLimits(**limits)
         self._scoped = sessions if isinstance(sessions, scoped_session) else None
@@ -145,13 +141,9 @@ class SqlAlchemySyncStore:
             "postgresql+psycopg or sqlite, or SqlAlchemyStore for an async engine",
         )
         self._package = f"onceward.stores.{database}"
-        self._use_names(
-            MigrationTable(TableNames(table_prefix, schema), is_sqlite=self.is_sqlite).names
-        )
-        self._migrations = [
-            *load_migrations("core", f"{self._package}.migrations"),
-            *migrations,
-        ]
+        names = TableNames.chosen(table_prefix, schema, is_sqlite=self.is_sqlite)
+        self.schema = Schema(names, is_sqlite=self.is_sqlite, migrations=migrations)
+        self._use_names(names)
         # psycopg is not needed for SQLite.
         self._messages: Any = (
             None if self.is_sqlite else import_module("onceward.stores.sqlalchemy_messages")
@@ -198,8 +190,10 @@ class SqlAlchemySyncStore:
             self._limits.abandoned.report = metrics.commits_abandoned
 
     async def open(self) -> None:
-        """Migrate the schema, in one transaction of the app's engine."""
+        """Migrate the schema, in one transaction of the app's engine. Idempotent."""
         if self._is_open:
+            if not self.schema.is_complete:
+                await self._migrate()
             return
         self._threads.open()
         self._gate = self._new_gate()  # a semaphore belongs to one event loop
@@ -207,8 +201,7 @@ class SqlAlchemySyncStore:
         create_database_file(self.sqlite_path, of_app=True)
         listen_to_driver_calls(self._engine)
         try:
-            with translating_refusals():
-                await self._transact(self._apply_migrations)
+            await self._migrate()
             if self.is_sqlite:
                 await self._read(self._look_at_sqlite)
                 self._replaced_file.listen()
@@ -661,8 +654,14 @@ class SqlAlchemySyncStore:
         finally:
             self.pass_turn_on()
 
-    def _apply_migrations(self, connection: Connection) -> None:
+    async def _migrate(self) -> None:
         """Apply missing migrations. Processes that start at once wait for the lock."""
+        with translating_refusals():
+            migration = await self._transact(self._apply_migrations)
+        self.schema.committed(migration)
+        self._use_names(migration.names)
+
+    def _apply_migrations(self, connection: Connection) -> MigrationTable:
         if not self.is_sqlite:
             _refuse_autocommit(connection.connection.driver_connection)
             self.run(connection, "SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
@@ -676,9 +675,9 @@ class SqlAlchemySyncStore:
             result = self.run(connection, sql, values)
             return result.all() if result.returns_rows else ()
 
-        ledger = MigrationTable(self.table_names, is_sqlite=self.is_sqlite)
-        run_steps(apply_migrations(self._migrations, ledger), execute)
-        self._use_names(ledger.names)
+        migration = self.schema.migration()
+        run_steps(migration.apply(), execute)
+        return migration
 
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names

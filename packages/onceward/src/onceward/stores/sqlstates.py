@@ -5,7 +5,7 @@ from typing import Final
 from onceward.core.storable_text import UNSTORABLE
 from onceward.errors import BodyInvalidError
 
-__all__ = ["is_outage_state", "is_unstorable_state", "unstorable_error"]
+__all__ = ["is_denied", "is_outage_state", "is_unstorable_state", "unstorable_error"]
 
 # Shutdown, crash, starting up, database dropped, idle session; too many connections; a standby.
 # Class 08 are connection errors. Everything else is about one statement: a conflict, a timeout, a
@@ -29,14 +29,14 @@ def is_unstorable_state(state: str | None) -> bool:
     return state in _UNSTORABLE_STATES
 
 
-def unstorable_error(error: BaseException) -> BodyInvalidError | None:
-    """Return what to respond with, if a driver raised ``error`` for a text that it cannot store.
+def is_denied(error: BaseException) -> bool:
+    """Check whether a driver raised ``error`` for a statement that the role may not run."""
+    return any(getattr(each, "sqlstate", None) == "42501" for each in _errors_of(error))
 
-    SQLAlchemy has the driver's error in ``orig``, Django in ``__cause__``.
-    """
-    for each in (error, getattr(error, "orig", None), error.__cause__):
-        if each is None:
-            continue
+
+def unstorable_error(error: BaseException) -> BodyInvalidError | None:
+    """Return what to respond with, if a driver raised ``error`` for a text that it cannot store."""
+    for each in _errors_of(error):
         is_psycopg = type(each).__module__.partition(".")[0] == "psycopg"
         if is_unstorable_state(getattr(each, "sqlstate", None)) or (
             is_psycopg and _REFUSED_BY_PSYCOPG in str(each)
@@ -45,3 +45,9 @@ def unstorable_error(error: BaseException) -> BodyInvalidError | None:
             found.__cause__ = error
             return found
     return None
+
+
+def _errors_of(error: BaseException) -> list[BaseException]:
+    """Return an error and the driver's: SQLAlchemy has it in ``orig``, Django in ``__cause__``."""
+    found = (error, getattr(error, "orig", None), error.__cause__)
+    return [each for each in found if each is not None]

@@ -106,13 +106,16 @@ async def covered_tables(
 ) -> dict[TenantTable, Columns]:
     """Return the library's tables and ``others`` with their columns, in the order of deletion.
 
-    Raises ``ConfigurationError`` for a table that does not exist or has no primary key.
+    Tables of parts that the database does not have are left out. Raises ``ConfigurationError`` for
+    another table that does not exist, or has no primary key.
     """
     own = [_own(store.table_names, name) for name in _BEFORE_OTHERS]
     last = [_own(store.table_names, name) for name in _AFTER_OTHERS]
     found: dict[TenantTable, Columns] = {}
     for table in [*own, *others, *last]:
         columns = await columns_of(store, table.name)
+        if not columns.types and table not in others:
+            continue
         if not columns.types:
             raise ConfigurationError(f"there is no table {plain_name(table.name)} in the database")
         if table.column not in columns.types:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import unquote
 
-from onceward.core.table_names import DEFAULT_PREFIX, TableNames
+from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 
 __all__ = ["StoreUrl", "parse_store_url"]
@@ -35,11 +35,11 @@ class StoreUrl:
 
         Raises ``ConfigurationError`` if the two differ, or for a schema on SQLite.
         """
-        prefix = _one_of("table_prefix", table_prefix, self.table_prefix)
-        chosen_schema = _one_of("schema", schema, self.schema)
-        if chosen_schema is not None and self.database == "sqlite":
-            raise ConfigurationError("SQLite has no schemas: use table_prefix instead of schema")
-        return TableNames(DEFAULT_PREFIX if prefix is None else prefix, chosen_schema)
+        return TableNames.chosen(
+            _one_of("table_prefix", table_prefix, self.table_prefix),
+            _one_of("schema", schema, self.schema),
+            is_sqlite=self.database == "sqlite",
+        )
 
 
 def parse_store_url(url: str) -> StoreUrl:

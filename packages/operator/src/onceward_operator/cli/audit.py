@@ -24,6 +24,7 @@ from onceward.core.audit_chain import (
 )
 from onceward.server.audit_sealer import AuditSealer
 from onceward.server.erasures import erased_at
+from onceward.stores.parts import AUDIT_SEALS
 from onceward_operator.audit_trail import EXPORT_FORMAT, AuditTrail
 from onceward_protocol.cli.output import CommandError, print_json, printable
 from onceward_protocol.clock import SystemClock
@@ -190,7 +191,7 @@ def verify_database(
 
 
 async def _verify(target: Target, run: _Verification) -> None:
-    async with opened(target) as store:
+    async with opened(target, AUDIT_SEALS) as store:
         trail = AuditTrail(store, keys=run.keys)
         async for tenant in _tenants(trail, run.expected.tenant, run.known):
             heads = run.known.get(tenant, [])
@@ -326,7 +327,7 @@ async def _export(
     target: Target, tenant: str | None, number: int, since: datetime | None, file: TextIO
 ) -> dict[str, int]:
     counts = {"events": 0, "seals": 0, "unsealed": 0}
-    async with opened(target) as store:
+    async with opened(target, AUDIT_SEALS) as store:
         trail = AuditTrail(store)
         after = instant_text(since) if since is not None else number or None
         head = {
@@ -352,7 +353,7 @@ def seal_events(target: Target, *, as_json: bool) -> None:
     keys = audit_keys(target)
 
     async def run() -> tuple[int, int]:
-        async with opened(target) as store:
+        async with opened(target, AUDIT_SEALS) as store:
             sealed = await AuditSealer(store, SystemClock(), keys=keys).seal()
             return sealed.events, sealed.seals
 

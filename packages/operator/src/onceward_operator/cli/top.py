@@ -13,6 +13,7 @@ from onceward.jobs.admin import JobAdmin, QueueDepth
 from onceward.jobs.depth_reporter import MAX_COUNTED
 from onceward.jobs.paused_queues import PausedQueue, PausedQueues
 from onceward.ports import Store
+from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward_operator.request_counts import OUTCOMES, read_request_counts
 from onceward_protocol.cli.output import print_json, print_table, printable
 from onceward_protocol.clock import SystemClock
@@ -49,7 +50,7 @@ def show_top(target: Target, *, every_seconds: float, is_once: bool, as_json: bo
 
 
 async def _read_once(target: Target) -> _Reading:
-    async with opened(target) as store:
+    async with opened(target, JOBS, REQUEST_LOG) as store:
         return await _read(store)
 
 
@@ -63,7 +64,7 @@ async def _read(store: Store) -> _Reading:
 async def _show_live(target: Target, every_seconds: float) -> None:
     from rich.live import Live
 
-    async with opened(target) as store:
+    async with opened(target, JOBS, REQUEST_LOG) as store:
         with Live(screen=True, auto_refresh=False) as live:
             while True:
                 try:

@@ -8,6 +8,7 @@ from onceward.cli.database import opened
 from onceward.cli.target import Target
 from onceward.cli.tenants import tenant_or_all
 from onceward.core.tenants import tenant_or_none
+from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward_operator.request_trace import Moment, timeline
 from onceward_protocol.cli.output import CommandError, print_json, print_table
 
@@ -25,7 +26,7 @@ def show_trace(target: Target, correlation_id: str, *, tenant: str | None, as_js
         raise CommandError("the correlation id is empty or contains a NUL character", 2)
 
     async def read() -> list[Moment]:
-        async with opened(target) as store:
+        async with opened(target, JOBS, REQUEST_LOG) as store:
             return await timeline(store, correlation_id, tenant_or_none(tenant_or_all(tenant)))
 
     moments = asyncio.run(read())

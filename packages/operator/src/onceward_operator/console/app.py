@@ -24,6 +24,7 @@ with needs_extra("", "onceward-operator"):
 
 from onceward.errors import NotAuthenticatedError, StoreUnavailableError
 from onceward.server.app import Onceward
+from onceward.stores.parts import LIBRARY_PARTS
 from onceward_operator.console.access import Access, Operator, Role
 from onceward_operator.console.live import LiveUpdates, View
 from onceward_operator.console.page import (
@@ -36,7 +37,7 @@ from onceward_operator.console.page import (
     Shown,
 )
 from onceward_operator.console.rendering import render
-from onceward_operator.console.sessions import Session, Sessions
+from onceward_operator.console.sessions import CONSOLE, Session, Sessions
 from onceward_protocol.ids import new_request_id
 
 __all__ = ["ConsoleApp"]
@@ -85,6 +86,8 @@ class ConsoleApp:
     ) -> None:
         self._onceward = onceward
         self._store = onceward.store
+        # Its pages show all that the library has.
+        self._store.schema.want(CONSOLE, *LIBRARY_PARTS)
         self._clock = onceward.clock
         self._access = access
         self._title = title

@@ -14,10 +14,16 @@ import msgspec
 
 from onceward.core.tenants import ALL_TENANTS
 from onceward.ports import Clock, Store
+from onceward.stores.parts import Part
 from onceward.stores.sql_loader import load_queries
 from onceward_operator.console.access import Operator, Role
 
-__all__ = ["Session", "Sessions"]
+__all__ = ["CONSOLE", "PARTS", "Session", "Sessions"]
+
+# The part of the schema with the table of sessions.
+CONSOLE: Final = Part("console", "onceward_operator")
+# Found by ``onceward migrate``, through an entry point.
+PARTS: Final = (CONSOLE,)
 
 _ID_BYTES: Final = 32
 # How often the time of the last use is written.

@@ -11,7 +11,7 @@ on them; the end removes the target's mark, and the source keeps its own::
 
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
@@ -24,12 +24,13 @@ from onceward.core.table_names import DEFAULT_PREFIX, TableNames
 from onceward.errors import ConfigurationError, StoreError
 from onceward.ports import FaultPoints
 from onceward.stores.factory import migrations_for
-from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
+from onceward.stores.migrations import MIGRATION_LOCK
+from onceward.stores.parts import GUARD, Part, Schema, installed_parts
 from onceward.stores.postgres.asyncpg_driver import AsyncpgDriver
-from onceward_operator.move.source import CORE_TABLES, Source, SourceMark
+from onceward_operator.move.source import Source, SourceMark
 from onceward_operator.move.target import MoveState, Target, TargetTable, connect
 from onceward_operator.move.values import RowHash, converter_for, milliseconds
-from onceward_protocol.storage.migrations import apply_migrations, load_migrations, run_steps_async
+from onceward_protocol.storage.migrations import run_steps_async
 
 __all__ = ["FAULT_POINTS", "DatabaseMove", "MoveReport", "MovedTable", "undo_move"]
 
@@ -140,7 +141,7 @@ class DatabaseMove:
         restart: bool = False,
         migration_packages: Sequence[tuple[str, str]] = (),
         table_prefix: str = DEFAULT_PREFIX,
-        target_prefix: str = DEFAULT_PREFIX,
+        target_prefix: str | None = None,
         target_schema: str | None = None,
         shown_target: str = "PostgreSQL",
         on_progress: OnProgress = lambda _table, _done, _total: None,
@@ -159,7 +160,7 @@ class DatabaseMove:
         self._restart = restart
         self._packages = migration_packages
         self._prefix = table_prefix
-        self._target_names = TableNames(target_prefix, target_schema)
+        self._target_names = TableNames.chosen(target_prefix, target_schema, is_sqlite=False)
         self._shown_target = shown_target
         self._on_progress = on_progress
         self._faults = faults
@@ -211,10 +212,10 @@ class DatabaseMove:
 
     def _check_version(self, source: Source) -> None:
         known = [
-            *load_migrations("core", "onceward.stores.sqlite.migrations"),
+            *(m for part in _parts_of(source) for m in part.migrations(is_sqlite=True)),
             *migrations_for("sqlite", self._packages),
         ]
-        namespaces = {"core", *(namespace for namespace, _ in source.applied)}
+        namespaces = {GUARD.name, *(namespace for namespace, _ in source.applied)}
         missing = {m.id for m in known if m.namespace in namespaces} - source.applied
         unknown = {
             found
@@ -249,7 +250,7 @@ class DatabaseMove:
         unknown = [name for name in chosen if name not in of_app]
         if unknown:
             raise ConfigurationError(f"{self._path} has no table {', '.join(unknown)} of your app")
-        moved: list[tuple[str, str | None]] = [*zip(core, CORE_TABLES, strict=True)]
+        moved: list[tuple[str, str | None]] = [*core.items()]
         moved += [(name, None) for name in (*registered, *chosen)]
         return moved, [name for name in of_app if name not in chosen]
 
@@ -385,34 +386,21 @@ class DatabaseMove:
 
     async def _migrate(self, source: Source, connection: Any) -> Target:
         """Bring the target's tables up to date, inside the transaction of the caller."""
-
-        async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
-            if not values and not sql.startswith("SELECT"):
-                await connection.execute(sql)  # fetch() refuses scripts of many statements
-                return ()
-            rows: Sequence[Any] = await connection.fetch(sql, *values)
-            return rows
-
-        known = [
-            *load_migrations("core", "onceward.stores.postgres.migrations"),
-            *migrations_for("postgres", self._registered(source)),
-        ]
-        ledger = MigrationTable(self._target_names, is_sqlite=False)
+        schema = Schema(
+            self._target_names,
+            is_sqlite=False,
+            migrations=migrations_for("postgres", self._registered(source)),
+        )
+        migration = schema.migration(*_parts_of(source))
         await connection.execute("SELECT pg_advisory_xact_lock($1)", MIGRATION_LOCK)
-        await run_steps_async(apply_migrations(known, ledger), execute)
-        return Target(connection, ledger.names)
+        await run_steps_async(migration.apply(), _executing(connection))
+        return Target(connection, migration.names)
 
     async def _opened(self, connection: Any) -> Target:
         """Return the target with the names that its tables have."""
-        ledger = MigrationTable(self._target_names, is_sqlite=False)
-        steps = ledger.read()
-        try:
-            statement = next(steps)
-            while True:
-                sql, values = statement
-                statement = steps.send(await connection.fetch(sql, *values))
-        except StopIteration:
-            return Target(connection, ledger.names)
+        migration = Schema(self._target_names, is_sqlite=False).migration()
+        await run_steps_async(migration.read(), _executing(connection))
+        return Target(connection, migration.names)
 
     async def _copies(
         self, source: Source, target: Target, moved: Sequence[tuple[str, str | None]]
@@ -617,3 +605,17 @@ async def _continue_sequences(source: Source, target: Target, copy: _Copy) -> No
     for column in copy.target.columns.values():
         if column.sequence is not None:
             await target.set_sequence(copy.target, column, source.last_number(copy.source))
+
+
+def _parts_of(source: Source) -> list[Part]:
+    """Return the parts that the source has."""
+    present = {GUARD.name, *(namespace for namespace, _ in source.applied)}
+    return [part for name, part in installed_parts().items() if name in present]
+
+
+def _executing(connection: Any) -> Callable[[str, tuple[Any, ...]], Awaitable[Sequence[Any]]]:
+    async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        rows: Sequence[Any] = await connection.fetch(sql, *values)
+        return rows
+
+    return execute

@@ -12,7 +12,7 @@ from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.stores.migrations import MigrationTable
 from onceward.stores.sqlite.exclusive import open_exclusively
-from onceward_protocol.storage.migrations import MOVED, Migration
+from onceward_protocol.storage.migrations import MOVED, Migration, run_steps
 
 __all__ = ["CORE_TABLES", "Source", "SourceMark"]
 
@@ -73,13 +73,13 @@ class Source:
             raise ConfigurationError(f"{path} does not exist: check --from")
         self._db = open_exclusively(self.path, purpose="so that nothing is written during the move")
         try:
-            self._ledger = MigrationTable(TableNames(table_prefix), is_sqlite=True)
-            self._table = self._ledger.names.table("migrations")
+            self.names = TableNames(table_prefix)
+            self._ledger = MigrationTable(self.names, is_sqlite=True)
+            self._table = self.names.table("migrations")
             self.applied = self._read_applied()
         except BaseException:
             self.close()
             raise
-        self.names = self._ledger.names
 
     def __enter__(self) -> Self:
         return self
@@ -115,9 +115,11 @@ class Source:
 
     # -- tables ---------------------------------------------------------------------------------
 
-    def core_tables(self) -> list[str]:
-        """Return the names of the library's tables in this file."""
-        return [self.names.table(name) for name in CORE_TABLES]
+    def core_tables(self) -> dict[str, str]:
+        """Return the library's tables in this file, each with its name without the prefix."""
+        present = set(self._tables())
+        named = {self.names.table(name): name for name in CORE_TABLES}
+        return {table: name for table, name in named.items() if table in present}
 
     def tables_of(self, migrations: Sequence[Migration]) -> list[str]:
         """Return the tables that these migrations have created, as far as they exist."""
@@ -198,20 +200,16 @@ class Source:
     # -- opening --------------------------------------------------------------------------------
 
     def _read_applied(self) -> set[tuple[str, int]]:
-        """Return the applied migrations; also finds out which names the tables have."""
+        """Return the applied migrations."""
         if not self._columns_of(self._table):
             raise ConfigurationError(
                 f"{self.path} has no table {self._table}: it is not a database of Onceward, or its "
                 "tables have another prefix"
             )
-        steps = self._ledger.read()
-        try:
-            statement = next(steps)
-            while True:
-                statement = steps.send(self._db.execute(*statement).fetchall())
-        except StopIteration as end:
-            applied: set[tuple[str, int]] = end.value
-            return applied - {MOVED}
+        applied = run_steps(
+            self._ledger.read(), lambda sql, values: self._db.execute(sql, values).fetchall()
+        )
+        return applied - {MOVED}
 
 
 def _quoted(name: str) -> str:

@@ -211,8 +211,7 @@ class Target:
         if not rows:
             return None
         first = rows[0]
-        rows = sorted(rows, key=lambda row: row.get("position") or 0)
-        tables = [row for row in rows if row["source_table"]]
+        tables = sorted(rows, key=lambda row: row["position"])
         return MoveState(
             move_id=first["move_id"],
             source=first["source"],

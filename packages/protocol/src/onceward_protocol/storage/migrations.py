@@ -7,10 +7,10 @@ where that database records what was applied.
 """
 
 import sqlite3
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import Any, Final, Protocol
+from importlib.resources.abc import Traversable
+from typing import Any, Final, Protocol, TypeVar
 
 from onceward_protocol.errors import ConfigurationError
 from onceward_protocol.storage.sql_files import without_comments
@@ -33,17 +33,19 @@ __all__ = [
 
 # Recorded while a database is moved and in the source afterwards, so that no server starts on it.
 # The number is unknown to every version, and an unknown number is refused.
-MOVED: Final = ("core", 2_147_483_647)
+MOVED: Final = ("guard", 2_147_483_647)
+
+T = TypeVar("T")
 
 Rows = Sequence[Sequence[Any]]
 Statement = tuple[str, tuple[Any, ...]]
-Steps = Generator[Statement, Rows, None]
+Steps = Generator[Statement, Rows, T]
 Applied = set[tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One numbered script. ``namespace`` separates the numbers of the core and of each service."""
+    """One numbered script. Each part of the library and each service has its own namespace."""
 
     namespace: str
     number: int
@@ -56,10 +58,10 @@ class Migration:
         return self.namespace, self.number
 
 
-def load_migrations(namespace: str, package: str) -> list[Migration]:
-    """Read the ``NNNN_name.sql`` files of a package, sorted by number."""
+def load_migrations(namespace: str, folder: Traversable) -> list[Migration]:
+    """Read the ``NNNN_name.sql`` files of a folder, sorted by number."""
     found = []
-    for entry in files(package).iterdir():
+    for entry in folder.iterdir():
         if entry.name.endswith(".sql"):
             number, _, name = entry.name.removesuffix(".sql").partition("_")
             found.append(Migration(namespace, int(number), name, entry.read_text(encoding="utf-8")))
@@ -108,57 +110,74 @@ def split_statements(script: str) -> list[str]:
 class Ledger(Protocol):
     """Where a database records which migrations were applied."""
 
-    def read(self) -> Generator[Statement, Rows, Applied]:
+    def read(self) -> Steps[Applied]:
         """Create the ledger if it is missing; return what it holds."""
 
-    def check(
-        self, applied: Applied, known: Sequence[Migration], /
-    ) -> Generator[Statement, Rows, None]:
+    def known(self, applied: Applied, /) -> Sequence[Migration]:
+        """Return the migrations that the database is to have, in their order."""
+
+    def check(self, applied: Applied, known: Sequence[Migration], /) -> Steps[None]:
         """Raise ``ConfigurationError`` if the tables are not those of the applied migrations."""
 
-    def split(self, script: str) -> Iterable[str]:
-        """Return a script in the pieces that the driver can execute."""
+    def render(self, script: str) -> str:
+        """Return a script with the names that the tables have."""
 
     def record(self, migration: Migration) -> Statement:
         """Return the statement that records a migration as applied."""
 
-    def finish(self, new: Sequence[Migration]) -> Generator[Statement, Rows, None]:
+    def finish(self, new: Sequence[Migration]) -> Steps[None]:
         """Do what is left after these migrations were applied."""
 
 
-def apply_migrations(known: Sequence[Migration], ledger: Ledger) -> Steps:
+def apply_migrations(ledger: Ledger) -> Steps[None]:
     """Yield the statements that bring a database up to date; each ``send`` gets its rows.
 
     Raises ``ConfigurationError`` if a newer version has migrated the database, or if tables are
     missing whose migrations are applied.
     """
     applied = yield from ledger.read()
+    known = ledger.known(applied)
     pending = pending_migrations(applied, known)
     yield from ledger.check(applied, known)
     for migration in pending:
-        for sql in ledger.split(migration.sql):
+        for sql in split_statements(ledger.render(migration.sql)):
             yield sql, ()
         yield ledger.record(migration)
     yield from ledger.finish(pending)
 
 
-def run_steps(steps: Steps, execute: Callable[[str, tuple[Any, ...]], Rows]) -> None:
-    """Execute every statement of ``steps`` with a blocking driver."""
+def run_steps(steps: Steps[T], execute: Callable[[str, tuple[Any, ...]], Rows]) -> T:
+    """Execute every statement of ``steps`` with a blocking driver; return what they return.
+
+    The errors of statements are raised in ``steps``, which may translate them.
+    """
     try:
         statement = next(steps)
         while True:
-            statement = steps.send(execute(*statement))
-    except StopIteration:
-        return
+            try:
+                rows = execute(*statement)
+            except Exception as error:  # noqa: BLE001 - raised again, there
+                statement = steps.throw(error)
+            else:
+                statement = steps.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result
 
 
 async def run_steps_async(
-    steps: Steps, execute: Callable[[str, tuple[Any, ...]], Awaitable[Rows]]
-) -> None:
-    """Execute every statement of ``steps`` with an asynchronous driver."""
+    steps: Steps[T], execute: Callable[[str, tuple[Any, ...]], Awaitable[Rows]]
+) -> T:
+    """Execute every statement of ``steps`` with an asynchronous driver; see ``run_steps``."""
     try:
         statement = next(steps)
         while True:
-            statement = steps.send(await execute(*statement))
-    except StopIteration:
-        return
+            try:
+                rows = await execute(*statement)
+            except Exception as error:  # noqa: BLE001 - raised again, there
+                statement = steps.throw(error)
+            else:
+                statement = steps.send(rows)
+    except StopIteration as end:
+        result: T = end.value
+        return result

@@ -28,7 +28,8 @@ from onceward.ports import (
     StoreMetrics,
     TransactionT_co,
 )
-from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
+from onceward.stores.migrations import MIGRATION_LOCK
+from onceward.stores.parts import Schema
 from onceward.stores.postgres.abandoned import AbandonedCommits
 from onceward.stores.postgres.chunk import PostgresChunk
 from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, Driver, DriverMaker, Pool
@@ -54,12 +55,7 @@ from onceward.stores.replication import (
 from onceward.stores.rows import listed_record, record_of
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.urls import parse_store_url
-from onceward_protocol.storage.migrations import (
-    Migration,
-    apply_migrations,
-    load_migrations,
-    run_steps_async,
-)
+from onceward_protocol.storage.migrations import Migration, run_steps_async
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
@@ -137,9 +133,9 @@ class BasePostgresStore(Generic[TransactionT_co]):
         several hosts: the writable one is used, and the newest of two. ``require_durability``
         refuses a server that does not wait for a synchronous standby.
 
-        Names of Onceward's tables begin with ``table_prefix`` (default: ``onceward_``). They are
-        in ``schema``, which is created if it is missing; without it, in the first schema of the
-        ``search_path``. Both may be options of the URL instead.
+        Onceward's tables are in ``schema`` (default: ``onceward``), which is created if it is
+        missing. In ``public`` their names begin with ``onceward_``, and wherever ``table_prefix``
+        is given, with that. Both may be options of the URL instead.
         """
         target = parse_store_url(url)
         if target.database != "postgresql":
@@ -147,7 +143,9 @@ class BasePostgresStore(Generic[TransactionT_co]):
                 f"{type(self).__name__} needs a URL such as postgresql://user@host/name"
             )
         check_dsn(target.location)
-        self._use_names(target.names(table_prefix, schema))
+        names = target.names(table_prefix, schema)
+        self.schema = Schema(names, is_sqlite=False, migrations=migrations)
+        self._use_names(names)
         self._epochs = EpochReader()
         self.driver: Driver = driver(
             target.location,
@@ -177,10 +175,6 @@ class BasePostgresStore(Generic[TransactionT_co]):
         self._reads_epochs = False
         # Whether connections have other process ids than their backends: of a pooler.
         self._has_pooler = False
-        self._migrations = [
-            *load_migrations("core", "onceward.stores.postgres.migrations"),
-            *migrations,
-        ]
 
     @property
     def max_connections(self) -> int:
@@ -198,8 +192,10 @@ class BasePostgresStore(Generic[TransactionT_co]):
             self._abandoned.report = self._durability_metrics.commits_abandoned
 
     async def open(self) -> None:
-        """Connect and bring the schema up to date."""
+        """Connect and bring the schema up to date. Idempotent."""
         if self._pool is not None:
+            if not self.schema.is_complete:
+                await self._migrate()
             return
         on_wait = None if self._metrics is None else self._metrics.pool_waited
         self._reads_epochs = self._is_checked = self._has_pooler = False
@@ -672,12 +668,12 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
         async def execute(sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
             if not values and not sql.startswith("SELECT"):
-                await connection.execute(sql)  # fetch() refuses scripts of many statements
+                await connection.execute(sql)
                 return ()
             rows: Sequence[Any] = await connection.fetch(sql, *values)
             return rows
 
-        ledger = MigrationTable(self.table_names, is_sqlite=False)
+        migration = self.schema.migration()
         try:
             await connection.execute("BEGIN")
             lock = f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"
@@ -685,7 +681,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
             if not await _ends_within(waiting, _LOCK_SECONDS, connection):
                 _log.warning("%s", _LOCK_IS_HELD)
             await waiting
-            await run_steps_async(apply_migrations(self._migrations, ledger), execute)
+            await run_steps_async(migration.apply(), execute)
             committing = asyncio.ensure_future(connection.execute("COMMIT"))
             limit = self.driver.deadlines.commit_seconds
             if not await _ends_within(committing, limit, connection):
@@ -701,7 +697,8 @@ class BasePostgresStore(Generic[TransactionT_co]):
             raise unavailable(error) from error
         finally:
             connection.terminate()
-        self._use_names(ledger.names)
+        self.schema.committed(migration)
+        self._use_names(migration.names)
 
     async def _connect_unlimited(self) -> Any:
         """Open a connection for statements that may take long."""

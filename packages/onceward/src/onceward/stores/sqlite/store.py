@@ -11,10 +11,10 @@ from typing import Any
 from onceward.core.decision import Held
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.core.storable_text import check_storable
-from onceward.core.table_names import DEFAULT_PREFIX, TableNames
+from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError, StoreUnavailableError
 from onceward.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
-from onceward.stores.migrations import MigrationTable
+from onceward.stores.parts import Schema
 from onceward.stores.rows import listed_record
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.sqlite.chunk import SqliteChunk
@@ -32,12 +32,7 @@ from onceward.stores.sqlite.rows import (
 )
 from onceward.stores.sqlite.unit_of_work import SqliteUnit
 from onceward_protocol.storage.busy_retry import until_free
-from onceward_protocol.storage.migrations import (
-    Migration,
-    apply_migrations,
-    load_migrations,
-    run_steps,
-)
+from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["SqliteStore"]
@@ -65,13 +60,13 @@ class SqliteStore:
         self,
         path: str | Path,
         *,
-        table_prefix: str = DEFAULT_PREFIX,
+        table_prefix: str | None = None,
         migrations: Sequence[Migration] = (),
         busy_seconds: float = 20.0,
     ) -> None:
         """``:memory:`` is refused, because two connections share the database.
 
-        Names of Onceward's tables begin with ``table_prefix``.
+        Names of Onceward's tables begin with ``table_prefix`` (default: ``onceward_``).
         """
         if not str(path) or ":memory:" in str(path):
             raise ConfigurationError("SQLite needs a file: sqlite:///onceward.db")
@@ -81,11 +76,9 @@ class SqliteStore:
             )
         self._path = str(path)
         self._busy_seconds = busy_seconds
-        self._use_names(TableNames(table_prefix))
-        self._migrations = [
-            *load_migrations("core", "onceward.stores.sqlite.migrations"),
-            *migrations,
-        ]
+        names = TableNames.chosen(table_prefix, None, is_sqlite=True)
+        self.schema = Schema(names, is_sqlite=True, migrations=migrations)
+        self._use_names(names)
         self._lookup: sqlite3.Connection | None = None
         self._file: FileIdentity | None = None
         self._reports: list[Callable[[EpochReading], None]] = []
@@ -98,8 +91,10 @@ class SqliteStore:
         return self._path
 
     async def open(self) -> None:
-        """Open the file with WAL and ``synchronous=FULL``, and migrate it."""
+        """Open the file with WAL and ``synchronous=FULL``, and migrate it. Idempotent."""
         if self._is_open:
+            if not self.schema.is_complete:
+                await self._migrate()
             return
         # New ones: a thread starts only once, and a lock belongs to one event loop.
         self._make_threads()
@@ -107,13 +102,13 @@ class SqliteStore:
         self._reopening = asyncio.Lock()
         try:
             await self._writing.start()
-            await self._writing.run(self._migrate)
+            await self._migrate()
             await self._reader.start()
             await self._reader.run(self._connect_lookup)
         except sqlite3.Error as error:
             await self.close()
             raise StoreUnavailableError(f"cannot open {self._path}: {error}") from error
-        except ConfigurationError:
+        except (ConfigurationError, StoreUnavailableError):
             await self.close()
             raise
         self._file = file_identity(self._path)
@@ -272,6 +267,17 @@ class SqliteStore:
         await unit.commit(None, None)
         return result
 
+    async def _migrate(self) -> None:
+        """Apply missing migrations. Processes that open the file at once wait for the lock."""
+        migration = self.schema.migration()
+
+        def apply(db: sqlite3.Connection) -> None:
+            run_steps(migration.apply(), lambda sql, values: db.execute(sql, values).fetchall())
+
+        await self._in_transaction(apply)
+        self.schema.committed(migration)
+        self._use_names(migration.names)
+
     async def _probe(self, record_id: RecordId) -> Record | None:
         check_storable(*record_id)
         if self._lookup is None:
@@ -325,25 +331,6 @@ class SqliteStore:
             db.close()
             raise
         return db
-
-    def _migrate(self, db: sqlite3.Connection) -> None:
-        """Apply missing migrations. Processes that open the file at once wait for the lock."""
-        db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
-        db.execute("BEGIN IMMEDIATE")
-        ledger = MigrationTable(self.table_names, is_sqlite=True)
-        try:
-            run_steps(
-                apply_migrations(self._migrations, ledger),
-                lambda sql, values: db.execute(sql, values).fetchall(),
-            )
-            db.execute("COMMIT")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("ROLLBACK")
-            raise
-        finally:
-            db.execute("PRAGMA busy_timeout=0")
-        self._use_names(ledger.names)
 
     def _use_names(self, names: TableNames) -> None:
         self.table_names = names
