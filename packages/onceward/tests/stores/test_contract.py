@@ -32,7 +32,7 @@ from packages.onceward.tests.support.django_threads import ThreadedDjangoStore
 def postgres_url_of_contract(request: pytest.FixtureRequest) -> str:
     """Return the URL of a new database for tests of migrations, else of a migrated one."""
     name: str = request.node.name
-    is_new = "migrat" in name or "new_database" in name
+    is_new = any(word in name for word in ("migrat", "new_database", "0_1", "_part_"))
     return str(request.getfixturevalue(f"{'clean' if is_new else 'migrated'}_postgres_url"))
 
 

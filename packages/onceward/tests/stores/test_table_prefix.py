@@ -1,6 +1,5 @@
-"""Onceward's tables behind a prefix or in a schema, beside other tables, and of version 0.1."""
+"""Onceward's tables behind a prefix or in a schema, beside other tables."""
 
-import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -16,39 +15,17 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from onceward import open_store
 from onceward.core.job import AlreadyDone, Enqueued
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.jobs.admin import JobAdmin
-from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
-from onceward.jobs.registry import JobRegistry
-from onceward.jobs.worker import Worker
 from onceward.ports import Found, Store
+from onceward.stores.parts import JOBS
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward_protocol.storage.migrations import (
-    load_migrations,
-    pending_migrations,
-    split_statements,
-)
 from onceward_testing.samples import NOW, a_record, claimed, commit
-from packages.onceward.tests.support.jobs_harness import eventually
 
 UPGRADE_PAGE = Path(__file__).parents[4] / "docs/how-to/upgrade.md"
-OLD = TableNames(is_unprefixed=True)
-OLD_TABLES = {
-    *("idempotency_records", "audit_events", "onceward_secret", "onceward_migrations"),
-    "onceward_job_causes",
-    "onceward_audit_seals",
-    "onceward_sequences",
-    "onceward_sequence_numbers",
-    "onceward_request_log",
-    "onceward_request_counts",
-    "onceward_paused_queues",
-    "onceward_console_sessions",
-    *("jobs", "job_completions", "dead_letters", "job_failures", "job_steps"),
-}
 CAUSE = Cause("ada", "ada's phone", "request-1", "correlation-1")
 JOB = new_job("letter.send", {"to": "bob"}, cause=CAUSE, resource_id="1")
 
@@ -86,8 +63,8 @@ async def run(url: str) -> AsyncIterator[Run]:
     await connection.close()
 
 
-async def tables(run: Run, url: str) -> set[str]:
-    sql = "SELECT tablename FROM pg_tables WHERE schemaname = 'public'"
+async def tables(run: Run, url: str, schema: str | None = "public") -> set[str]:
+    sql = f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'"
     if url.startswith("sqlite"):
         sql = "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     return {row[0] for row in await run(sql)}
@@ -117,6 +94,7 @@ async def opened() -> AsyncIterator[Open]:
 
     async def opened(store: Store) -> Store:
         stores.append(store)
+        store.schema.want(JOBS)
         await store.open()
         return store
 
@@ -137,10 +115,8 @@ async def test_app_with_a_jobs_table_starts_and_keeps_it(run: Run, url: str, ope
     async with JobStore(store).transaction() as tx:
         await JobStore(store).enqueue(tx, JOB)
     assert await run("SELECT * FROM jobs") == [("gardener",)]
-    assert await tables(run, url) == {
-        "jobs",
-        *(f"onceward_{name.removeprefix('onceward_')}" for name in OLD_TABLES),
-    }
+    if url.startswith("postgresql"):
+        assert await tables(run, url) == {"jobs"}
 
 
 @pytest.mark.parametrize(
@@ -232,7 +208,7 @@ async def test_role_that_may_not_create_tables_opens_a_migrated_schema(
 
 
 @pytest.mark.parametrize(
-    ("make", "names"),
+    ("make", "options"),
     [
         (open_store, {}),
         (open_store, {"table_prefix": "acme_"}),
@@ -242,21 +218,25 @@ async def test_role_that_may_not_create_tables_opens_a_migrated_schema(
     ids=["default", "prefix", "sqlalchemy", "sync sqlalchemy"],
 )
 async def test_start_without_a_recorded_table_is_refused_until_all_tables_are_dropped(
-    run: Run, url: str, opened: Open, make: Callable[..., Store], names: Mapping[str, str]
+    run: Run, url: str, opened: Open, make: Callable[..., Store], options: Mapping[str, str]
 ) -> None:
-    await opened(make(url, **names))
-    prefix = names.get("table_prefix", "onceward_")
-    await run(f"DROP TABLE {prefix}idempotency_records")
-    refused = rf"{prefix}idempotency_records is missing .*{prefix}migrations .*restore a backup"
+    names = (await opened(make(url, **options))).table_names
+    records, migrations, jobs = (
+        re.escape(names.table(name)) for name in ("idempotency_records", "migrations", "jobs")
+    )
+    await run(names.render("DROP TABLE onceward_idempotency_records"))
+    refused = rf"{records} is missing .*{migrations} .*restore a backup"
     with pytest.raises(ConfigurationError, match=refused) as caught:
-        await opened(make(url, **names))
+        await opened(make(url, **options))
     assert "\n" not in str(caught.value)
-    await run(f"DROP TABLE {prefix}migrations")
-    with pytest.raises(ConfigurationError, match=rf"{prefix}jobs.* exist.* {prefix}migrations"):
-        await opened(make(url, **names))
-    for table in await tables(run, url):
-        await run(f"DROP TABLE {table}")
-    store = await opened(make(url, **names))
+    await run(names.render("DROP TABLE onceward_migrations"))
+    with pytest.raises(ConfigurationError, match=rf"{jobs}.* exist.* {migrations}"):
+        await opened(make(url, **options))
+    for table in await tables(run, url, names.schema):
+        await run(
+            f"DROP TABLE {table}" if names.schema is None else f"DROP TABLE {names.schema}.{table}"
+        )
+    store = await opened(make(url, **options))
     await commit(store, a_record())
     assert await store.find(a_record().id, NOW) == a_record()
 
@@ -269,113 +249,7 @@ async def test_statements_of_the_documentation_remove_everything_from_postgresql
     connection = await asyncpg.connect(clean_postgres_url)
     try:
         await connection.execute(script)
-        # Other tests have used other schemas of this database.
-        left = (
-            "SELECT relname FROM pg_class"
-            " WHERE relname LIKE '%onceward%' AND relnamespace = 'public'::regnamespace"
-        )
-        functions = (
-            "SELECT proname FROM pg_proc"
-            " WHERE proname LIKE '%onceward%' AND pronamespace = 'public'::regnamespace"
-        )
-        assert await connection.fetch(f"{left} UNION ALL {functions}") == []
+        assert not await connection.fetchval("SELECT to_regnamespace('onceward') IS NOT NULL")
     finally:
         await connection.close()
     await commit(await opened(open_store(clean_postgres_url)), a_record())
-
-
-async def test_missing_table_is_reported_in_a_schema_and_in_a_database_of_version_0_1(
-    run: Run, url: str, opened: Open
-) -> None:
-    await make_old_database(run, url)
-    await run("DROP TABLE job_steps")
-    with pytest.raises(ConfigurationError, match=r"^job_steps is missing"):
-        await opened(open_store(url))
-    if url.startswith("postgresql"):
-        await run("DROP SCHEMA IF EXISTS own CASCADE")
-        await opened(psycopg_store(url, schema="own"))
-        await run("DROP TABLE own.onceward_job_steps")
-        with pytest.raises(ConfigurationError, match=r'"own".onceward_job_steps is missing'):
-            await opened(psycopg_store(url, schema="own"))
-
-
-# -- databases of version 0.1 -----------------------------------------------------------------
-
-
-async def make_old_database(run: Run, url: str) -> None:
-    """Make what version 0.1 made: its tables, a record, and jobs that wait, ended and died."""
-    database = "sqlite" if url.startswith("sqlite") else "postgres"
-    instant = "TEXT" if database == "sqlite" else "timestamptz"
-    await run(
-        "CREATE TABLE onceward_migrations (room TEXT NOT NULL, number INTEGER NOT NULL,"
-        f" name TEXT NOT NULL, applied_at {instant} NOT NULL, PRIMARY KEY (room, number))"
-    )
-    for migration in load_migrations("core", f"onceward.stores.{database}.migrations")[:3]:
-        sql = OLD.render(migration.sql)
-        for statement in split_statements(sql) if database == "sqlite" else [sql]:
-            await run(statement)
-        await run(
-            "INSERT INTO onceward_migrations VALUES"
-            f" ('core', {migration.number}, '{migration.name}', '2026-01-01')"
-        )
-    body = "x'7b7d'" if database == "sqlite" else r"'\x7b7d'"
-    await run(
-        "INSERT INTO idempotency_records VALUES ('tenant-1', 'orders.create', 'key-1',"
-        f" '{'ab' * 32}', '{'cd' * 32}', 201, {body}, '{{}}', 'request-1', 'correlation-1', NULL,"
-        " '2026-03-01T12:30:15.000000Z', '2026-03-02T12:30:15.000000Z')"
-    )
-    job = (
-        f"'ada', '{JOB.id}', '{JOB.key}', 'default', 'letter.send', '{JOB.payload}',"
-        f" '{JOB.payload_hash}', 5, 'ada''s phone', 'request-1', 'correlation-1'"
-    )
-    columns = "tenant, id, key, queue, type, payload, payload_hash, max_attempts, actor, request_id"
-    at = "1" if database == "sqlite" else "'2026-01-01'"
-    await run(
-        f"INSERT INTO jobs ({columns}, correlation_id, visible_at, run_at, enqueued_at)"
-        f" VALUES ({job}, {at}, {at}, {at})"
-    )
-
-
-@pytest.mark.parametrize("make", [open_store, sqlalchemy_store])
-async def test_database_of_version_0_1_keeps_its_names_and_works(
-    run: Run, url: str, opened: Open, make: Callable[[str], Store]
-) -> None:
-    await make_old_database(run, url)
-    store, another = await asyncio.gather(*(opened(make(url)) for _ in range(2)))
-    old = a_record().id
-    assert isinstance(await store.claim(old, NOW), Found)
-    assert (await store.find(old, NOW)).body == b"{}"  # type: ignore[union-attr]
-    await commit(store, a_record("new", audit_id="audit-1"), audit=True)
-    rows = await run("SELECT idempotency_key FROM idempotency_records ORDER BY 1")
-    assert rows == [("key-1",), ("new",)]
-    assert len(await run("SELECT id FROM audit_events")) == 1
-
-    registry, sent = JobRegistry(), []
-
-    @registry.handler("letter.send")
-    async def send(job: JobContext) -> None:
-        sent.append(job.payload)
-
-    worker = Worker(store, registry)
-    await worker.start()
-
-    async def is_done() -> bool:
-        return await JobAdmin(another).state(JOB.id, tenant="ada") == "done"
-
-    await eventually(is_done)
-    await worker.stop()
-    assert sent == [{"to": "bob"}]
-    assert await run("SELECT type FROM job_completions") == [("letter.send",)]
-    assert await store.sweep(NOW + timedelta(days=2), 10) == 2
-    assert await tables(run, url) == OLD_TABLES
-
-
-async def test_version_0_1_refuses_a_database_with_prefixed_names(url: str, opened: Open) -> None:
-    store = await opened(open_store(url))
-    rows = await store.read(
-        store.table_names.render("SELECT namespace, number FROM onceward_migrations")
-    )
-    database = "sqlite" if url.startswith("sqlite") else "postgres"
-    known = load_migrations("core", f"onceward.stores.{database}.migrations")
-    with pytest.raises(ConfigurationError, match=r"newer version .*core 0000"):
-        pending_migrations({(row["namespace"], row["number"]) for row in rows}, known)
