@@ -56,9 +56,6 @@ _RETIRED = {
 }
 # Names that stay: data of older versions, and values that dashboards query.
 KEPT = {
-    r'"room"|COLUMN room TO|TO room"|onceward_migrations \(room|PRIMARY KEY \(room': (
-        "column of onceward_migrations in version 0.1.0"
-    ),
     r'"torture"|"siege"': "former names of commands, which the command line still recognizes",
     r"[\"`]given_back[\"`]": "value of the label outcome of onceward_job_seconds",
     r"[Tt]he contract of ``ports": "what every adapter of a port must do",
@@ -139,7 +136,6 @@ def test_retired_words_are_found(text: str) -> None:
         "a mushroom",
         "label",
         "engine.dialect.name",
-        "ALTER TABLE onceward_migrations RENAME COLUMN room TO namespace",
     ],
 )
 def test_other_words_are_not_found(text: str) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import AsyncIterator, Iterator
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import asyncpg
 import pytest
 
 from onceward_protocol.storage.sql_files import without_comments
+from packages.onceward.tests.support.citus import functions_for_citus
 
 PACKAGES = Path(__file__).parents[2]
 
@@ -60,12 +60,11 @@ WITH tenant_tables AS (
     SELECT t.oid, a.attnum, a.atttypid, a.attcollation, a.attnotnull
       FROM pg_class AS t
       JOIN pg_attribute AS a ON a.attrelid = t.oid AND a.attname = 'tenant' AND NOT a.attisdropped
-     WHERE t.relkind IN ('r', 'p') AND t.relnamespace = 'public'::regnamespace)
+     WHERE t.relkind IN ('r', 'p')
+       AND t.relnamespace IN ('public'::regnamespace, 'onceward'::regnamespace))
 """
 
 
-# Functions that are not replaced by those of citus.sql are the same on Citus.
-CITUS_FUNCTIONS = files("onceward.stores") / "citus.sql"
 NOT_PORTABLE = re.compile(r"\bctid\b|\bclock_timestamp\(\)|\btxid_current\(\)")
 # A lock on rows: from the SELECT that it belongs to.
 LOCK = re.compile(
@@ -80,13 +79,16 @@ def locks_tenants(sql: str) -> bool:
 
 async def refused_by_citus(connection: Any) -> dict[str, list[Any]]:
     """Return what Citus refuses in the schema with the functions for it; changes the schema."""
-    await connection.execute(CITUS_FUNCTIONS.read_text(encoding="utf-8"))
+    for function in functions_for_citus():
+        await connection.execute(function)
     found = {
         what: [row[0] for row in await connection.fetch(TENANT_TABLES + query)]
         for what, query in REFUSED.items()
     }
+    # One of the library for a single PostgreSQL is left: it has an argument of type tid[].
     functions = await connection.fetch(
-        "SELECT proname, prosrc FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+        "SELECT proname, prosrc FROM pg_proc WHERE NOT 'tid[]'::regtype = ANY (proargtypes)"
+        " AND pronamespace IN ('public'::regnamespace, 'onceward'::regnamespace)"
     )
     found["a function that reads the clock again for each row, or ctid"] = [
         row["proname"] for row in functions if NOT_PORTABLE.search(row["prosrc"])
@@ -117,7 +119,7 @@ async def test_schema_of_all_services_has_nothing_that_citus_refuses(connection:
     [
         (
             (
-                "CREATE TRIGGER t AFTER UPDATE ON onceward_jobs FOR EACH ROW"
+                "CREATE TRIGGER t AFTER UPDATE ON onceward.jobs FOR EACH ROW"
                 " EXECUTE FUNCTION suppress_redundant_updates_trigger()"
             ),
             "a trigger",
@@ -135,11 +137,11 @@ async def test_schema_of_all_services_has_nothing_that_citus_refuses(connection:
             "a table without a primary key",
         ),
         (
-            "ALTER TABLE walk_reviews ADD COLUMN n integer REFERENCES onceward_secret (only_row)",
+            "ALTER TABLE walk_reviews ADD COLUMN n integer REFERENCES onceward.secret (only_row)",
             "a foreign key without the tenant",
         ),
         (
-            "ALTER TABLE onceward_jobs ADD CONSTRAINT x EXCLUDE (seq WITH =)",
+            "ALTER TABLE onceward.jobs ADD CONSTRAINT x EXCLUDE (seq WITH =)",
             "an exclusion constraint",
         ),
         (
@@ -147,27 +149,27 @@ async def test_schema_of_all_services_has_nothing_that_citus_refuses(connection:
             "a tenant of another type or collation",
         ),
         (
-            "ALTER TABLE onceward_jobs ALTER COLUMN enqueued_at SET DEFAULT clock_timestamp()",
+            "ALTER TABLE onceward.jobs ALTER COLUMN enqueued_at SET DEFAULT clock_timestamp()",
             "a default that changes within a statement",
         ),
         (
             (
                 "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
-                " 'BEGIN PERFORM 1 FROM onceward_jobs WHERE ctid IS NOT NULL; END'"
+                " 'BEGIN PERFORM 1 FROM onceward.jobs WHERE ctid IS NOT NULL; END'"
             ),
             "a function that reads the clock again for each row, or ctid",
         ),
         (
             (
                 "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
-                " 'BEGIN UPDATE onceward_jobs SET visible_at = clock_timestamp(); END'"
+                " 'BEGIN UPDATE onceward.jobs SET visible_at = clock_timestamp(); END'"
             ),
             "a function that reads the clock again for each row, or ctid",
         ),
         (
             (
                 "CREATE FUNCTION f() RETURNS void LANGUAGE plpgsql AS"
-                " 'BEGIN PERFORM 1 FROM (SELECT id FROM onceward_jobs FOR UPDATE) AS x; END'"
+                " 'BEGIN PERFORM 1 FROM (SELECT id FROM onceward.jobs FOR UPDATE) AS x; END'"
             ),
             "a function that locks rows of several tenants",
         ),
@@ -183,7 +185,9 @@ async def test_schema_that_citus_refuses_is_found(
 def statements() -> Iterator[tuple[str, str]]:
     """Yield the statements for PostgreSQL that are not migrations, with their names."""
     for path in sorted(PACKAGES.glob("*/src/**/*.sql")):
-        if "migrations" in path.parts or "outbox" in path.parts or "sqlite" in str(path):
+        if {"migrations", "schema", "sql"} & {*path.parts} or "sqlite" in str(path):
+            continue
+        if "outbox" in path.parts:
             continue
         parts = re.split(
             r"^-- name: (\w+(?: on citus)?)$", path.read_text(encoding="utf-8"), flags=re.MULTILINE

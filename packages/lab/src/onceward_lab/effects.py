@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from onceward.stores.urls import parse_store_url
 from onceward_lab.user_actions import WalkAction, marks_of
 
 __all__ = ["Document", "Effects", "read_effects", "select"]
@@ -61,7 +62,8 @@ async def read_effects(database_url: str) -> Effects:
 
 
 async def select(database_url: str, sql: str) -> Sequence[Mapping[str, Any]]:
-    """Run one query on a new connection."""
+    """Run one query on a new connection; tables of the library are named as on SQLite."""
+    sql = parse_store_url(database_url).names().render(sql)
     if urlsplit(database_url).scheme != "sqlite":
         asyncpg = import_module("asyncpg")
         connection = await asyncpg.connect(database_url)

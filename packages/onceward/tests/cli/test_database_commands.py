@@ -57,7 +57,7 @@ def save_records(url: str, *records: Record) -> None:
 def test_migrate_prints_what_it_applied_and_applies_it_once(cli: Cli, database: str) -> None:
     first = cli("migrate", "--database", database, "--json")
     applied = json.loads(first.stdout)["applied"]
-    assert {"namespace": "core", "number": 1, "name": "records"} in applied
+    assert {"namespace": "guard", "number": 1, "name": "guard"} in applied
     again = cli("migrate", ONCEWARD_DATABASE_URL=database)
     assert again.returncode == 0
     assert b"is up to date" in again.stdout

@@ -11,6 +11,7 @@ import pytest
 from onceward import open_store
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
+from onceward.stores.parts import JOBS
 from packages.onceward.tests.support.citus import ON_CITUS
 from packages.protocol.tests.cli.harness import Here, one_line
 
@@ -27,6 +28,7 @@ def prepare(url: str) -> dict[str, str]:
 
     async def make() -> dict[str, str]:
         store = open_store(url)
+        store.schema.want(JOBS)
         await store.open()
         table = JobStore(store)
         ids: dict[str, str] = {}

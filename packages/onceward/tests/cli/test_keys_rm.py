@@ -42,7 +42,7 @@ def read(url: str, sql: str) -> list[Any]:
         store = open_store(url)
         await store.open()
         try:
-            return list(await store.read(sql))
+            return list(await store.read(store.table_names.render(sql)))
         finally:
             await store.close()
 

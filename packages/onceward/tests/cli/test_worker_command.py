@@ -19,6 +19,7 @@ import pytest
 from onceward import open_store
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
+from onceward.stores.parts import JOBS
 from onceward_protocol.cli import plugins
 from packages.onceward.tests.cli.test_app_option import APP, write_module
 from packages.onceward.tests.support.serving import free_port
@@ -50,6 +51,7 @@ def enqueue(directory: Path, job_type: str, payload: Any, *, queue: str) -> str:
 
     async def run() -> str:
         store = open_store(f"sqlite:///{directory}/app.db")
+        store.schema.want(JOBS)
         await store.open()
         job_store = JobStore(store)
         job = new_job(job_type, payload, queue=queue, cause=Cause("ada", "test", "r-1", "c-1"))

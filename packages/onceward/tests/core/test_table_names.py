@@ -75,7 +75,7 @@ def test_names_on_postgresql(prefix: str | None, schema: str | None, jobs: str) 
 
 def test_tables_without_a_prefix_need_a_schema_of_their_own() -> None:
     for is_sqlite, schema in ((True, None), (False, "public")):
-        with pytest.raises(ConfigurationError, match="^table_prefix "):
+        with pytest.raises(ConfigurationError, match=r"^table_prefix "):
             TableNames.chosen("", schema, is_sqlite=is_sqlite)
 
 

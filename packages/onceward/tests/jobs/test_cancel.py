@@ -162,7 +162,7 @@ async def test_cancel_waits_for_a_claim_that_has_locked_the_row(lab: JobsLab) ->
     unit = await lab.store.begin()
     try:
         await unit.statements.execute(
-            "UPDATE onceward_jobs SET state = 'running', worker = 'w', lease = lease + 1"
+            "UPDATE onceward.jobs SET state = 'running', worker = 'w', lease = lease + 1"
         )
         cancelling = asyncio.create_task(lab.admin.cancel(job_id, **WHO))
 

@@ -1,4 +1,4 @@
-"""The functions of ``citus.sql`` do what those of the migrations do; on plain PostgreSQL.
+"""The functions for Citus do what those for one PostgreSQL do; on plain PostgreSQL.
 
 The statements that use the others of them find what those for one PostgreSQL find.
 """
@@ -8,7 +8,6 @@ import itertools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -19,10 +18,12 @@ from onceward.core.tenants import ALL_TENANTS, TenantFilter
 from onceward.jobs.admin import JobAdmin
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Row, Store
+from onceward.stores.parts import JOBS
 from onceward.stores.sql_loader import load_queries
 from onceward_operator.console.jobs import job_sql
 from onceward_operator.record_search import RecordPlace, find_records
 from onceward_testing.samples import NOW, a_record, commit
+from packages.onceward.tests.support.citus import functions_for_citus
 from packages.onceward.tests.support.jobs_harness import JobsLab
 
 TENANTS = ("ada", "bob", "eve")
@@ -31,16 +32,17 @@ TENANTS = ("ada", "bob", "eve")
 @pytest.fixture
 async def store(postgres_url: str) -> AsyncIterator[Store]:
     store = open_store(postgres_url)
+    store.schema.want(JOBS)
     await store.open()
-    await run_script(store)
+    await replace_functions(store)
     yield store
     await store.close()
 
 
-async def run_script(store: Store) -> None:
-    script = (files("onceward.stores") / "citus.sql").read_text(encoding="utf-8")
+async def replace_functions(store: Store) -> None:
     unit = await store.begin()
-    await unit.statements.execute(script)
+    for function in functions_for_citus():
+        await unit.statements.execute(function)
     await unit.commit(None, None)
 
 
@@ -134,27 +136,27 @@ async def test_old_rows_of_jobs_are_deleted_in_batches(store: Store, job_store: 
     assert await clean("steps") == [0, 0, 0]
 
 
-async def test_copied_functions_differ_from_the_migrations_only_in_the_commit(
+async def test_copied_functions_differ_only_in_the_commit(
     postgres_url: str,
 ) -> None:
-    """A migration that changes one of them must change the copy, too."""
+    """Who changes one of them must change the copy, too."""
     store = open_store(postgres_url)
+    store.schema.want(JOBS)
     await store.open()
 
     async def sources() -> dict[str, str]:
         rows = await store.read(
-            "SELECT proname, prosrc FROM pg_proc"
-            " WHERE proname IN ('onceward_save_record', 'onceward_complete_job')"
+            "SELECT proname, prosrc FROM pg_proc WHERE proname IN ('save_record', 'complete_job')"
         )
         return {row["proname"]: row["prosrc"] for row in rows}
 
     try:
         before = await sources()
-        await run_script(store)
+        await replace_functions(store)
         after = await sources()
     finally:
         await store.close()
-    added = "    PERFORM onceward_two_phase_commit();\n"
+    added = '    PERFORM "onceward".two_phase_commit();\n'
     assert len(before) == 2
     assert {name: source.replace(added, "") for name, source in after.items()} == before
     assert all(added in source for source in after.values())

@@ -65,7 +65,7 @@ async def test_concurrent_claims_get_different_jobs(lab: JobsLab, another_store:
 # What the current transaction has read from the table of jobs.
 READS = """
 SELECT seq_scan AS scans, seq_tup_read + idx_tup_fetch AS rows
-  FROM pg_stat_xact_user_tables WHERE relname = 'onceward_jobs'
+  FROM pg_stat_xact_user_tables WHERE relname = 'jobs'
 """
 
 
@@ -310,8 +310,9 @@ async def test_job_whose_key_was_completed_meanwhile_is_removed(
     row = "tenant, key, queue, type, payload_hash, request_id, correlation_id"
     await lab.store.write(
         lab.store.table_names.render(
-            f"INSERT INTO onceward_jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
-            f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM onceward_job_completions"
+            f"INSERT INTO onceward_jobs ({row}, id, payload, visible_at, run_at, max_attempts,"
+            f" actor) SELECT {row}, job_id, 'null', now(), now(), 5, 'ada'"
+            " FROM onceward_job_completions"
         )
     )
     job = await lab.claim_one("one")

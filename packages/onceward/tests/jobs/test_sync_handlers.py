@@ -110,13 +110,14 @@ async def test_session_of_sync_sqlalchemy_is_used_in_the_thread(tmp_path: Path) 
     engine = create_engine(f"sqlite:///{tmp_path}/jobs.db")
     store = SqlAlchemySyncStore(sessionmaker(engine))
     onceward = Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None)
-    await onceward.open()
-    await store.write("CREATE TABLE effects (note text)")
 
     @onceward.jobs.handler("note")
     def note(job: SyncJobContext) -> None:
         session = job.begin()
         session.execute(text("INSERT INTO effects VALUES (:note)"), {"note": job.id})
+
+    await onceward.open()
+    await store.write("CREATE TABLE effects (note text)")
 
     async with onceward.job_store.transaction() as tx:
         job = new_job("note", None, cause=Cause("ada", "ada", "r", "c"))

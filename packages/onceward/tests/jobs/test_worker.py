@@ -232,8 +232,9 @@ async def test_completed_key_is_acknowledged_without_running(lab: JobsLab) -> No
     row = "tenant, key, queue, type, payload_hash, request_id, correlation_id"
     await lab.store.write(
         lab.store.table_names.render(
-            f"INSERT INTO onceward_jobs ({row}, id, payload, visible_at, run_at, max_attempts, actor)"
-            f" SELECT {row}, job_id, 'null', now(), now(), 5, 'ada' FROM onceward_job_completions"
+            f"INSERT INTO onceward_jobs ({row}, id, payload, visible_at, run_at, max_attempts,"
+            f" actor) SELECT {row}, job_id, 'null', now(), now(), 5, 'ada'"
+            " FROM onceward_job_completions"
         )
     )
     lab.notify()

@@ -15,6 +15,7 @@ from onceward.core.decision import Held
 from onceward.core.idempotency_record import RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from onceward.ports import ChunkStore, Found, KeyClaimed
+from onceward.stores.parts import SEQUENCES
 from onceward.stores.sequences import SequenceNumbers
 from onceward_protocol.sequence import Stream
 from onceward_testing.samples import NOW, a_record, an_audit_event
@@ -47,6 +48,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 async def opened(url: str) -> AsyncIterator[Stores]:
     one: Any = open_store(url)
     other: Any = open_store(url)
+    one.schema.want(SEQUENCES)
     await one.open()
     await other.open()
     try:

@@ -16,6 +16,7 @@ from onceward.core.idempotency_record import RecordId
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.stores.citus import SEQUENTIAL
+from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward.stores.postgres.params import finish_statement
 from onceward_testing.samples import NOW, a_record
 from packages.onceward.tests.support.citus import CITUS_URL, empty_citus
@@ -24,7 +25,7 @@ KEY = RecordId("ada", "things.create", "one")
 TENANTS = [f"tenant-{number}" for number in range(20)]
 # How many indexes of a key each shard of the log has.
 INDEXED_SHARDS = """
-SELECT result FROM run_command_on_shards('upgraded.onceward_request_log', $$
+SELECT result FROM run_command_on_shards('upgraded.request_log', $$
        SELECT count(*) FROM pg_index WHERE indrelid = '%s'::regclass
           AND pg_get_indexdef(indexrelid) LIKE '%%(key_hash)' $$)
 """
@@ -64,14 +65,12 @@ if CITUS_URL:
         await first.close()
         await second.close()
 
-    @pytest.mark.parametrize("version", [11, 13])  # before and after the request log was added
-    async def test_distributed_tables_on_citus_are_migrated(version: int) -> None:
-        """A new version distributes the tables that it adds, and changes those of every node."""
+    async def test_parts_added_to_distributed_tables_are_distributed() -> None:
         connection = await asyncpg.connect(await empty_citus())
         await connection.execute("DROP SCHEMA IF EXISTS upgraded CASCADE")
         try:
             old: Any = open_store(CITUS_URL, schema="upgraded")
-            old._migrations = [each for each in old._migrations if each.number <= version]
+            old.schema.want(JOBS)
             await old.open()
             rows = await old.read(
                 "SELECT attrelid::regclass::text AS name FROM pg_attribute JOIN pg_class"
@@ -80,7 +79,7 @@ if CITUS_URL:
             )
             unit = await old.begin()
             await unit.statements.execute(SEQUENTIAL)
-            records = "upgraded.onceward_idempotency_records"
+            records = "upgraded.idempotency_records"
             for name in sorted((row["name"] for row in rows), key=lambda name: name != records):
                 group = "none" if name == records else records
                 await unit.statements.fetch_all(
@@ -91,18 +90,19 @@ if CITUS_URL:
             await unit.commit(None, None)
             await old.close()
             new: Any = open_store(CITUS_URL, schema="upgraded")
+            new.schema.want(REQUEST_LOG)
             await new.open()
             assert new.table_names.is_distributed
             for number, tenant in enumerate(TENANTS):  # on all nodes
                 await connection.execute(
-                    "INSERT INTO upgraded.onceward_request_log"
+                    "INSERT INTO upgraded.request_log"
                     " (at, tenant, endpoint, key_hash, request_id, correlation_id, outcome, status,"
                     " code) VALUES ($1, $2, 'e', 'h', 'r', 'c', 'refused', 400, 'known')",
                     float(number),
                     tenant,
                 )
             logged = await new.read(
-                "SELECT tenant, code FROM upgraded.onceward_request_log WHERE key_hash = 'h'"
+                "SELECT tenant, code FROM upgraded.request_log WHERE key_hash = 'h'"
             )
             assert sorted((row["tenant"], row["code"]) for row in logged) == [
                 (tenant, "known") for tenant in sorted(TENANTS)
@@ -115,9 +115,7 @@ if CITUS_URL:
                 "SELECT logicalrelid::text AS name, partmethod::text AS method"
                 " FROM pg_dist_partition WHERE logicalrelid::text LIKE 'upgraded.%'"
             )
-            methods = {
-                row["name"].removeprefix("upgraded.onceward_"): row["method"] for row in known
-            }
+            methods = {row["name"].removeprefix("upgraded."): row["method"] for row in known}
             assert (methods["request_log"], methods["paused_queues"]) == ("h", "n")
         finally:
             await connection.execute("DROP SCHEMA upgraded CASCADE")

@@ -155,7 +155,7 @@ async def test_tables_restored_below_open_connections(
         for how in ("--clean --if-exists --single-transaction", "--data-only"):
             lost = await cached_order(running)
             if how == "--data-only":
-                sql = "TRUNCATE onceward_idempotency_records, orders"
+                sql = "TRUNCATE onceward.idempotency_records, orders"
                 await running[0].onceward.store.write(sql)
                 postgres.run(
                     "pg_restore", *how.split(), "-t", "orders", f"-d{postgres_url}", str(backup)
@@ -271,7 +271,7 @@ async def limited_url(postgres_url: str) -> AsyncIterator[str]:
     """Return the URL of a user that is not allowed everything, as on a managed server."""
     admin = await asyncpg.connect(postgres_url)
     name = urlsplit(postgres_url).path[1:]
-    await admin.execute(f"CREATE ROLE {name} LOGIN; ALTER SCHEMA public OWNER TO {name}")
+    await admin.execute(f"CREATE ROLE {name} LOGIN; GRANT CREATE ON DATABASE {name} TO {name}")
     yield postgres_url.replace("postgres@", f"{name}@")
     await admin.execute(f"DROP OWNED BY {name}")
     await admin.execute(f"DROP ROLE {name}")
@@ -306,7 +306,7 @@ async def test_each_new_connection_reports_the_epoch(
         same = await after("SELECT 1")
         assert (same.identity, same.went_back) == (first.identity, False)
         assert same.position is not None
-        truncated = await after("TRUNCATE onceward_idempotency_records")
+        truncated = await after("TRUNCATE onceward.idempotency_records")
         assert truncated.identity not in {None, first.identity}
         with caplog.at_level(logging.WARNING, "onceward.stores"):
             denied = await after("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM PUBLIC")

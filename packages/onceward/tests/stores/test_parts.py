@@ -194,7 +194,7 @@ def test_first_job_creates_the_tables_in_the_transaction_of_its_request(url: str
 
         def send(key: str, status: int) -> int:
             answer = client.post(f"/orders?status={status}", headers={"Idempotency-Key": key})
-            return answer.status_code
+            return int(answer.status_code)
 
         assert send("a", 500) == 500
         assert not onceward.store.schema.has(JOBS)

@@ -5,7 +5,6 @@ Outages and limits of all drivers are in test_postgres_drivers.py.
 
 import asyncio
 from collections.abc import AsyncIterator
-from datetime import timedelta
 
 import asyncpg
 import pytest
@@ -204,20 +203,3 @@ async def test_cancelled_query_closes_its_connection(store: PostgresStore) -> No
     others = asyncio.all_tasks() - {asyncio.current_task()}
     assert [task for task in others if "_cancel" in repr(task.get_coro())] == []
     assert await store.read("SELECT 1 AS one") == [{"one": 1}]
-
-
-async def test_process_of_the_version_before_overwrites_the_time_of_the_device(store):
-    await commit(store, a_record())
-    later = NOW + timedelta(days=2)
-    record = a_record(created_at=later, body=b"{}")
-    unit = await claimed(store, record.id, later)
-    # The call of the version before, which knows no such time.
-    await unit.transaction.execute(
-        "SELECT onceward_finish(:tenant, :endpoint, :key, 'a', 'b', 201, '{}', '{}', 'r', 'c',"
-        " :at, :until, NULL, NULL, NULL, NULL)",
-        {**record.id._asdict(), "at": later, "until": record.expires_at},
-    )
-    await unit.commit(None, None)
-    found = await store.find(record.id, later)
-    assert found is not None
-    assert (found.body, found.client_generated_at) == (b"{}", None)

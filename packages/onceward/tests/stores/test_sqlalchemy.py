@@ -232,9 +232,8 @@ async def test_ended_unit_refuses_another_commit(store):
 async def test_engine_is_neither_changed_nor_disposed(store, engine):
     await store.close()
     async with engine.connect() as connection:
-        assert (
-            await connection.scalar(text("SELECT count(*) FROM onceward_idempotency_records")) == 0
-        )
+        table = store.table_names.table("idempotency_records")
+        assert await connection.scalar(text(f"SELECT count(*) FROM {table}")) == 0
     await store.open()
 
 

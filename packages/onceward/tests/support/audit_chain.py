@@ -77,8 +77,8 @@ async def chains(store: Store, tenants: Sequence[str]) -> dict[str, list[str]]:
                 )
         await store.write(
             store.table_names.render(
-                "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
-                f" request_id, correlation_id, created_at) VALUES {', '.join(values)}"
+                "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash,"
+                f" status, request_id, correlation_id, created_at) VALUES {', '.join(values)}"
             ),
             {"at": start + timedelta(seconds=10 * number)},
         )

@@ -5,17 +5,19 @@ All tests share it, so they run in one process: ``pytest -k citus`` without ``-n
 """
 
 import os
+from dataclasses import replace
 from typing import Final
 
 import asyncpg
 
 from onceward import open_store
 from onceward.cli.database import installed_migrations
-from onceward.stores.parts import distribute_store, installed_parts
+from onceward.core.table_names import TableNames
+from onceward.stores.parts import LIBRARY_PARTS, distribute_store, installed_parts
 from onceward.stores.tenant_tables import covered_tables
 from onceward_protocol.cli.plugins import declared_by_packages
 
-__all__ = ["CITUS_URL", "ON_CITUS", "empty_citus"]
+__all__ = ["CITUS_URL", "ON_CITUS", "empty_citus", "functions_for_citus"]
 
 CITUS_URL: Final = os.environ.get("ONCEWARD_TEST_CITUS_URL", "")
 # One more parameter for tests of all databases: no test is collected without a server.
@@ -58,6 +60,12 @@ async def empty_citus() -> str:
     finally:
         await connection.close()
     return CITUS_URL
+
+
+def functions_for_citus() -> list[str]:
+    """Return the statements that create the functions of distributed tables."""
+    names = replace(TableNames.chosen(None, None, is_sqlite=False), is_distributed=True)
+    return [sql for part in LIBRARY_PARTS for sql in part.functions(names)]
 
 
 async def _distribute() -> None:

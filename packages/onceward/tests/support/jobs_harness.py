@@ -139,7 +139,8 @@ class JobsLab:
         """Make jobs visible in so many seconds, even if they are leased."""
         await self.store.write(
             self.store.table_names.render(
-                f"UPDATE onceward_jobs SET visible_at = {_IN_SECONDS[self.store.name]} WHERE {where}"
+                f"UPDATE onceward_jobs SET visible_at = {_IN_SECONDS[self.store.name]}"
+                f" WHERE {where}"
             ),
             {"seconds": seconds},
         )

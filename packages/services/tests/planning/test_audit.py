@@ -138,8 +138,8 @@ async def test_an_event_of_a_job_is_found_by_its_time_though_the_clocks_differ(
     for seconds in (-3, 3):
         await planning.onceward.store.write(
             planning.onceward.store.table_names.render(
-                "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status,"
-                " request_id, correlation_id, created_at)"
+                "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash,"
+                " status, request_id, correlation_id, created_at)"
                 " VALUES ('acme', :id, 'ada', 'job.enqueued planning x', '', 202, '', '', :at)"
             ),
             {"id": new_id(at + timedelta(seconds=seconds)), "at": at},

@@ -38,6 +38,7 @@ from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import EngineMaker, Worker
 from onceward.ports import Delivery, Engine, Finished, Retry, Store
+from onceward.stores.parts import JOBS
 
 __all__ = ["EngineContract", "EngineHarness"]
 
@@ -172,7 +173,9 @@ class EngineContract:
 
     @pytest_asyncio.fixture
     async def harness(self, store: Store, new_engine: EngineMaker) -> AsyncIterator[EngineHarness]:
-        """Create a business table, and stop everything after the test."""
+        """Create the tables of jobs and a business table; stop everything after the test."""
+        store.schema.want(JOBS)
+        await store.open()
         unit = await store.begin()
         await unit.statements.execute(
             "CREATE TABLE IF NOT EXISTS contract_effects (name text NOT NULL, attempt integer)"

@@ -19,6 +19,7 @@ import httpx
 from fastapi import FastAPI
 
 from onceward import Onceward, open_store
+from onceward.core.table_names import TableNames
 from onceward.server.jwt_auth import JwtIdentify, mint_token
 from onceward_lab.bench.environment import Environment
 from onceward_lab.bench.idempotency import create_orders
@@ -96,14 +97,15 @@ _FILL: Mapping[str, str] = {
 # How the indexes of a table are dropped and created again, the primary key last.
 _INDEXES = """
     SELECT CASE WHEN indisprimary
-                THEN format('ALTER TABLE %I DROP CONSTRAINT %I', $1::text, indexrelid::regclass)
-                ELSE format('DROP INDEX %I', indexrelid::regclass) END AS drop,
+                THEN format('ALTER TABLE %s DROP CONSTRAINT %I', $1::text, relname)
+                ELSE format('DROP INDEX %s', indexrelid::regclass) END AS drop,
            CASE WHEN indisprimary
-                THEN format('ALTER TABLE %I ADD CONSTRAINT %I %s', $1::text, indexrelid::regclass,
+                THEN format('ALTER TABLE %s ADD CONSTRAINT %I %s', $1::text, relname,
                             (SELECT pg_get_constraintdef(oid) FROM pg_constraint
                               WHERE conindid = indexrelid AND contype = 'p'))
                 ELSE pg_get_indexdef(indexrelid) END AS create
-      FROM pg_index WHERE indrelid = $1::text::regclass ORDER BY indisprimary"""
+      FROM pg_index JOIN pg_class ON pg_class.oid = indexrelid
+     WHERE indrelid = $1::text::regclass ORDER BY indisprimary"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +247,14 @@ async def fill(url: str, sizes: Sizes) -> None:
     connection = await asyncpg.connect(url)
     try:
         await connection.execute("SET maintenance_work_mem = '512MB'")
-        for table, sql in _FILL.items():
+        render = TableNames.chosen(None, None, is_sqlite=False).render
+        for name, sql in _FILL.items():
+            table = render(name)
             indexes = await connection.fetch(_INDEXES, table)
             for index in indexes:
                 await connection.execute(index["drop"])
             await connection.execute(
-                sql.replace("{tenant}", _TENANT), sizes.of(table), timeout=3_600
+                render(sql).replace("{tenant}", _TENANT), sizes.of(name), timeout=3_600
             )
             for index in indexes:
                 await connection.execute(index["create"], timeout=3_600)

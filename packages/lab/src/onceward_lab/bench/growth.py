@@ -36,17 +36,17 @@ Growth = tuple[dict[str, float], list[Point]]
 # Indexes are dropped and rebuilt at each step: updating them takes about twice as long.
 # md5 of the number is as random as a UUID, and ten times as fast.
 _POSTGRES_FILL = """
-ALTER TABLE onceward_idempotency_records DROP CONSTRAINT onceward_idempotency_records_pkey;
-DROP INDEX idx_onceward_idempotency_records_expires_at;
-INSERT INTO onceward_idempotency_records
+ALTER TABLE onceward.idempotency_records DROP CONSTRAINT idempotency_records_pkey;
+DROP INDEX onceward.idx_idempotency_records_expires_at;
+INSERT INTO onceward.idempotency_records
 SELECT 'tenant-' || n % 1000, '{endpoint}', md5(n::text)::uuid::text,
        repeat('a', 64), repeat('b', 64), 201, convert_to(repeat('x', 80), 'UTF8'),
        '{{"content-type":"application/json"}}'::jsonb, repeat('r', 32), repeat('r', 32), NULL,
        now(), now() + CASE WHEN n % {share} = 0 THEN interval '-1 minute' ELSE interval '1 day' END
   FROM generate_series({first}, {last}) AS n;
-ALTER TABLE onceward_idempotency_records ADD PRIMARY KEY (tenant, endpoint, idempotency_key);
-CREATE INDEX idx_onceward_idempotency_records_expires_at
-    ON onceward_idempotency_records (expires_at);
+ALTER TABLE onceward.idempotency_records ADD PRIMARY KEY (tenant, endpoint, idempotency_key);
+CREATE INDEX idx_idempotency_records_expires_at
+    ON onceward.idempotency_records (expires_at);
 """
 # In the order of the index: inserting keys at random takes several times as long.
 _SQLITE_FILL = """
@@ -124,12 +124,12 @@ def _on_postgres(full_url: str, empty_url: str, connection: Any) -> _Pair:
         await connection.execute("SET maintenance_work_mem = '512MB'")
         of = {"endpoint": ENDPOINT, "share": EXPIRED_SHARE, "first": first, "last": last}
         await connection.execute(_POSTGRES_FILL.format(**of), timeout=900)
-        await connection.execute("VACUUM ANALYZE onceward_idempotency_records", timeout=900)
+        await connection.execute("VACUUM ANALYZE onceward.idempotency_records", timeout=900)
         # Otherwise pending writes would disturb the look-ups.
         await connection.execute("CHECKPOINT", timeout=900)
 
     async def size() -> int:
-        sql = "SELECT pg_total_relation_size('onceward_idempotency_records')"
+        sql = "SELECT pg_total_relation_size('onceward.idempotency_records')"
         return int(await connection.fetchval(sql))
 
     return _Pair(

@@ -76,11 +76,13 @@ class OncewardJobs:
         from onceward.jobs.job_store import JobStore
         from onceward.jobs.registry import JobRegistry
         from onceward.stores.factory import open_store
+        from onceward.stores.parts import JOBS
 
         options: dict[str, Any] = {}
         if url.startswith("postgresql"):
             options = {"min_connections": CONNECTIONS, "max_connections": CONNECTIONS}
         self.store = open_store(url, **options)
+        self.store.schema.want(JOBS)
         await self.store.open()
         self.table = JobStore(self.store)
         self.notifier = self.store.notifier()
@@ -115,7 +117,7 @@ class OncewardJobs:
             "orders",
         ):
             empty = "DELETE FROM" if self.store.name == "sqlite" else "TRUNCATE"
-            await self.store.write(f"{empty} {table}")
+            await self.store.write(self.store.table_names.render(f"{empty} {table}"))
         unit = await self.store.begin()
         for _ in range(jobs):
             await self._place(unit.statements)

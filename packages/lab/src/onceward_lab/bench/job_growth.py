@@ -13,6 +13,7 @@ import asyncpg
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Store
+from onceward.stores.parts import JOBS
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.sqlite import SqliteStore
 from onceward_lab.bench.curves import Point, sizes
@@ -29,12 +30,12 @@ _SCHEDULED = (
 )
 _POSTGRES = {
     "finished": f"""
-        INSERT INTO onceward_job_completions ({_DONE}, enqueued_at)
+        INSERT INTO onceward.job_completions ({_DONE}, enqueued_at)
         SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
                repeat('a', 64), 1, repeat('r', 32), repeat('r', 32), now()
           FROM generate_series(1, $1::bigint) AS n""",
     "scheduled": f"""
-        INSERT INTO onceward_jobs ({_SCHEDULED}, visible_at, run_at)
+        INSERT INTO onceward.jobs ({_SCHEDULED}, visible_at, run_at)
         SELECT 'tenant-' || n % 1000, gen_random_uuid(), 'job:' || n, 'default', 'order.placed',
                '{{}}', repeat('a', 64), 5, 'someone', repeat('r', 32), repeat('r', 32),
                now() + interval '1 day', now() + interval '1 day'
@@ -65,6 +66,7 @@ async def postgres(
     """
     stores = [PostgresStore(url, min_connections=1) for url in urls]
     for store in stores:
+        store.schema.want(JOBS)
         await store.open()
     empty, finished, scheduled = [await asyncpg.connect(url) for url in urls]
     points: list[Point] = []
@@ -93,7 +95,7 @@ async def _fill_postgres(connection: Any, what: str, rows: int) -> None:
 
 async def _vacuum(connection: Any) -> None:
     """Remove the dead rows of earlier claims, which would slow down one side only."""
-    for table in ("onceward_jobs", "onceward_job_completions"):
+    for table in ("onceward.jobs", "onceward.job_completions"):
         await connection.execute(f"VACUUM ANALYZE {table}", timeout=900)
 
 
@@ -102,6 +104,7 @@ async def sqlite(directory: Path, rows: int = ROWS, rounds: int = ROUNDS) -> dic
     paths = [str(directory / f"claims-{state}.db") for state in ("empty", "finished", "scheduled")]
     stores = [SqliteStore(path) for path in paths]
     for store in stores:
+        store.schema.want(JOBS)
         await store.open()
     try:
         for path, what in zip(paths[1:], ("finished", "scheduled"), strict=True):

@@ -15,6 +15,7 @@ from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker
 from onceward.stores.factory import open_store
+from onceward.stores.parts import JOBS
 
 WAKES = 30
 IDLE_SECONDS = 5.0
@@ -46,6 +47,7 @@ async def measure(
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     store = open_store(url)
+    store.schema.want(JOBS)
     await store.open()
     try:
         process.stdout.readline()

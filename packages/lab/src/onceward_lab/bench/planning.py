@@ -41,7 +41,7 @@ SELECT 'acme', {_ID.format(n="n")}, {_ID.format(n="1")}, 'a mission', 'planned',
   FROM generate_series(1, $1::int) AS n
 """,
     "audit": f"""
-INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash, status, resource,
+INSERT INTO onceward.audit_events (tenant, id, actor, endpoint, payload_hash, status, resource,
                                    request_id, correlation_id, created_at)
 SELECT 'acme', {_ID.format(n="n")}, 'ada', 'PATCH /v1/missions/{{mission_id}}', repeat('0', 64),
        200, 'mission:1', 'r', 'c', now()

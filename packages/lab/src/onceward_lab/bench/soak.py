@@ -45,7 +45,7 @@ WINDOWS = 10
 ROUNDS, ROUND_SECONDS = 3, 10.0
 EXPIRED = 200_000
 _EXPIRED = """
-INSERT INTO onceward_idempotency_records
+INSERT INTO onceward.idempotency_records
 SELECT 'old-' || n % 1000, 'POST /old', gen_random_uuid()::text, repeat('a', 64), repeat('b', 64),
        201, convert_to(repeat('x', 80), 'UTF8'), '{"content-type":"application/json"}'::jsonb,
        repeat('r', 32), repeat('r', 32), NULL, now(), now() + n * interval '4 milliseconds'

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from onceward.stores.parts import LIBRARY_PARTS
 from onceward.stores.sqlite import SqliteStore
 from onceward_lab.simulation.app import SCHEMA
 from onceward_lab.simulation.database import ServerDatabase
@@ -64,5 +65,6 @@ class Templates:
 
 async def _migrate(path: Path) -> None:
     store = SqliteStore(path, migrations=[Migration("simulate", 1, "simulate", SCHEMA)])
+    store.schema.want(*LIBRARY_PARTS)
     await store.open()
     await store.close()

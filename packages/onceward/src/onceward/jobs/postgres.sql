@@ -3,7 +3,7 @@
 -- take its expired lease for valid.
 --
 -- Statements on jobs of several tenants that lock them are functions, see
--- stores/postgres/migrations/0011_portable_sql.sql.
+-- stores/sql/jobs: a file of the name of each.
 --
 -- A queue is empty most of the time. A plan that PostgreSQL caches while it is empty reads the whole
 -- table. So "complete" contains "(SELECT generate_series(1, 1000000) AS n LIMIT …)": without its
@@ -164,7 +164,7 @@ SELECT tenant, id, key, queue, type, resource_id, payload_hash, :result::text, a
 RETURNING job_id::text AS job_id;
 
 -- name: two_phase_commit
--- Before "complete_one" on Citus; see stores/citus.sql.
+-- Before "complete_one" on Citus; see stores/sql/guard/two_phase_commit.citus.sql.
 SELECT onceward_two_phase_commit();
 
 -- name: remove_completed

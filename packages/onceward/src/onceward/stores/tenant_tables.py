@@ -19,6 +19,7 @@ __all__ = [
     "columns_of",
     "covered_tables",
     "delete_batch",
+    "own_table",
     "plain_name",
     "read_rows",
     "uncovered_tables",
@@ -109,8 +110,8 @@ async def covered_tables(
     Tables of parts that the database does not have are left out. Raises ``ConfigurationError`` for
     another table that does not exist, or has no primary key.
     """
-    own = [_own(store.table_names, name) for name in _BEFORE_OTHERS]
-    last = [_own(store.table_names, name) for name in _AFTER_OTHERS]
+    own = [own_table(store.table_names, name) for name in _BEFORE_OTHERS]
+    last = [own_table(store.table_names, name) for name in _AFTER_OTHERS]
     found: dict[TenantTable, Columns] = {}
     for table in [*own, *others, *last]:
         columns = await columns_of(store, table.name)
@@ -188,7 +189,8 @@ def plain_name(table: str) -> str:
     return table.rpartition(".")[2].strip('"')
 
 
-def _own(names: TableNames, name: str) -> TenantTable:
+def own_table(names: TableNames, name: str) -> TenantTable:
+    """Return a table of the library by its name without prefix and schema."""
     table = TenantTable(name)
     # A schema is quoted, which the check of names from elsewhere refuses.
     object.__setattr__(table, "name", names.table(name))

@@ -10,7 +10,7 @@ from typing import Final
 from onceward import Transaction
 from onceward.ports import Store
 from onceward.stores.sql_loader import load_queries
-from onceward.stores.tenant_tables import TenantTable, columns_of, delete_batch
+from onceward.stores.tenant_tables import TenantTable, columns_of, delete_batch, own_table
 from onceward_services.registry import SERVICES
 from onceward_services.walk.walkers import lock_walker
 
@@ -30,7 +30,7 @@ _JOBS: Final = (
     "delete_waiting_jobs",
 )
 # The numbers of the walker's devices: no other service numbers requests.
-_NUMBERS: Final = ("onceward_sequence_numbers", "onceward_sequences")
+_NUMBERS: Final = ("sequence_numbers", "sequences")
 
 
 async def request_deletion(tx: Transaction, tenant: str, now: datetime) -> None:
@@ -52,9 +52,9 @@ async def erase_walker(store: Store, tenant: str, *, queue: str) -> int:
     for name in _JOBS:
         await store.write(sql[name], about | {"queue": queue})
     deleted = 0
-    numbers = [store.table_names.render(name) for name in _NUMBERS]
-    for name in (*_tables(), *numbers):
-        table, columns = TenantTable(name), await columns_of(store, name)
+    numbers = [own_table(store.table_names, name) for name in _NUMBERS]
+    for table in (*map(TenantTable, _tables()), *numbers):
+        columns = await columns_of(store, table.name)
         while batch := await delete_batch(store, table, columns, tenant, limit=_BATCH):
             deleted += batch
     while batch := len(await store.write(sql["delete_records"], about | {"limit": _BATCH})):

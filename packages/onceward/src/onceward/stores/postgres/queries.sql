@@ -19,8 +19,7 @@ INSERT INTO onceward_audit_events
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12);
 
 -- name: sweep_records
--- Deletes a batch of the records that expired first, and returns how many. Rows that another sweep has
--- locked are skipped.
+-- The DELETE is in stores/sql/guard/sweep_expired.sql.
 SELECT onceward_sweep_expired($1, $2) AS deleted;
 
 -- name: list_records
@@ -90,5 +89,5 @@ WITH saved AS (
 SELECT count(*) FROM saved;
 
 -- name: two_phase_commit
--- Before "save_records" on Citus; see stores/citus.sql.
+-- Before "save_records" on Citus; see sql/guard/two_phase_commit.citus.sql.
 SELECT onceward_two_phase_commit();

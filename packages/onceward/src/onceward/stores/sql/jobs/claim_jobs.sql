@@ -31,7 +31,7 @@ BEGIN
              ORDER BY found.visible_at LIMIT p_limit) AS due;
     IF v_rows IS NOT NULL THEN
         RETURN QUERY
-        SELECT * FROM onceward_lease_locked_jobs(
+        SELECT * FROM onceward_lease_jobs(
             v_rows, v_has_lost, v_now, p_worker, p_lease_seconds, p_alone);
     END IF;
 END $$;

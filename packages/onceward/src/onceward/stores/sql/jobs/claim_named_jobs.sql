@@ -23,7 +23,7 @@ BEGIN
                FOR UPDATE OF job SKIP LOCKED) AS due;
     IF v_rows IS NOT NULL THEN
         RETURN QUERY
-        SELECT * FROM onceward_lease_locked_jobs(
+        SELECT * FROM onceward_lease_jobs(
             v_rows, v_has_lost, v_now, p_worker, p_lease_seconds, p_alone);
     END IF;
 END $$;

@@ -4,7 +4,7 @@
 -- dead-letters the job, and does not count as an attempt. "completed" is true if the key has a
 -- completion marker: the job is then acknowledged without running. (With EXISTS, PostgreSQL may read
 -- all markers.)
-CREATE OR REPLACE FUNCTION onceward_lease_locked_jobs(
+CREATE OR REPLACE FUNCTION onceward_lease_jobs(
     p_rows tid[], p_has_lost boolean, p_now timestamptz,
     p_worker text, p_lease_seconds float8, p_alone boolean
 ) RETURNS TABLE (
