@@ -193,7 +193,7 @@ async def test_job_whose_row_was_locked_for_a_moment_is_leased_without_another_d
     try:
         await nats.until_consumer(effect_lab.store)
         row = {"tenant": "ada", "id": job_id}
-        sql = "SELECT 1 FROM onceward_jobs WHERE tenant = :tenant AND id = :id::uuid FOR UPDATE"
+        sql = "SELECT 1 FROM onceward.jobs WHERE tenant = :tenant AND id = :id::uuid FOR UPDATE"
         await locking.statements.fetch_all(sql, row)
         still_to_do = store.still_to_do
 

@@ -13,6 +13,7 @@ import pytest
 from onceward import open_store
 from onceward.jobs.context import JobContext
 from onceward.jobs.executor import FAULT_POINTS
+from onceward.stores.parts import JOBS
 from packages.onceward.tests.support.jobs_harness import (
     JobsLab,
     WorkerProcess,
@@ -43,6 +44,7 @@ def gate() -> asyncio.Event:
 async def lab(database: str, gate: asyncio.Event) -> AsyncIterator[JobsLab]:
     """Return the worker that takes over; it is not started."""
     store = open_store(database)
+    store.schema.want(JOBS)
     await store.open()
     await make_effects(store)
     lab = JobsLab(store)

@@ -13,6 +13,7 @@ import pytest
 
 from onceward import open_store
 from onceward.jobs.context import JobContext
+from onceward.stores.parts import JOBS
 from onceward_protocol.clock import SystemClock
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.jobs_harness import (
@@ -34,6 +35,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 async def lab(database: str) -> AsyncIterator[JobsLab]:
     store = open_store(database)
+    store.schema.want(JOBS)
     await store.open()
     await make_effects(store)
     lab = JobsLab(store)

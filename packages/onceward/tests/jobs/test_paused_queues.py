@@ -275,7 +275,7 @@ async def test_message_about_locked_job_of_paused_queue_is_not_acknowledged(
     unit = await lab.store.begin()
     try:
         await nats.until_consumer(lab.store)
-        await unit.statements.execute("SELECT id FROM onceward_jobs FOR UPDATE")
+        await unit.statements.execute("SELECT id FROM onceward.jobs FOR UPDATE")
         await nats.send_job(lab.store, job_id)
 
         async def came_again() -> bool:

@@ -25,6 +25,7 @@ from onceward.server.audit_sealer import AuditSealer
 from onceward.server.sweeper import Sweeper
 from onceward.stores import audit_seals
 from onceward.stores.audit_seals import AuditSeals
+from onceward.stores.parts import AUDIT_SEALS
 from onceward.stores.retention import AUDIT_EVENTS, Retention
 from onceward_operator.audit_trail import AuditTrail
 from onceward_operator.tenant_data import TenantData
@@ -54,11 +55,16 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture
 async def store(url: str) -> AsyncIterator[Store]:
     opened = open_store(url)
+    opened.schema.want(AUDIT_SEALS)
     await opened.open()
     for table in (EVENTS, SEALS):
-        await opened.write(f"DELETE FROM {table}")
+        await opened.write(opened.table_names.render(f"DELETE FROM {table}"))
     yield opened
     await opened.close()
+
+
+async def write(store: Store, sql: str) -> None:
+    await store.write(store.table_names.render(sql))
 
 
 async def rows(store: Store, sql: str) -> list[dict[str, Any]]:
@@ -229,12 +235,15 @@ async def test_app_seals_in_the_background_and_goes_on_after_an_error(
         return text in caplog.text
 
     await onceward.open()
-    await store.write(f"ALTER TABLE {SEALS} RENAME TO away")
+    prefix = store.table_names.prefix
+    await write(store, f"ALTER TABLE {SEALS} RENAME TO {prefix}away")
     try:
         await add_event(store, SystemClock().now())
         await eventually(lambda: is_logged("were not sealed"), seconds=30)
     finally:
-        await store.write(f"ALTER TABLE away RENAME TO {SEALS}")
+        away = store.table_names.render(SEALS).replace("audit_seals", "away")
+        seals = store.table_names.render(SEALS).rpartition(".")[2]
+        await write(store, f"ALTER TABLE {away} RENAME TO {seals}")
     await eventually(lambda: is_logged("audit.sealed"), seconds=30)
     await onceward.close()
     check = await verify(store, "ada", KEY)
@@ -267,15 +276,15 @@ Tamper = Callable[[Store, str, list[str]], Awaitable[Any]]
 async def swap_events(store: Store, tenant: str, ids: list[str]) -> None:
     """Exchange the ids of two events, and so their places."""
     for old, new in ((ids[2], "x"), (ids[3], ids[2]), ("x", ids[3])):
-        await store.write(
-            f"UPDATE {EVENTS} SET id = '{new}' WHERE id = '{old}' AND tenant = '{tenant}'"
+        await write(
+            store, f"UPDATE {EVENTS} SET id = '{new}' WHERE id = '{old}' AND tenant = '{tenant}'"
         )
 
 
 async def swap_seals(store: Store, tenant: str, _ids: list[str]) -> None:
     for old, new in ((1, 99), (2, 1), (99, 2)):
-        await store.write(
-            f"UPDATE {SEALS} SET number = {new} WHERE number = {old} AND tenant = '{tenant}'"
+        await write(
+            store, f"UPDATE {SEALS} SET number = {new} WHERE number = {old} AND tenant = '{tenant}'"
         )
 
 
@@ -290,28 +299,28 @@ async def insert_old_and_seal(store: Store, tenant: str, ids: list[str]) -> None
 
 async def insert_into_a_seal(store: Store, tenant: str, _ids: list[str]) -> None:
     event = await add_event(store, SystemClock().now(), tenant)
-    await store.write(f"UPDATE {EVENTS} SET seal = 2 WHERE id = '{event}'")
+    await write(store, f"UPDATE {EVENTS} SET seal = 2 WHERE id = '{event}'")
 
 
 async def truncate(store: Store, tenant: str, _ids: list[str]) -> None:
-    await store.write(f"DELETE FROM {SEALS} WHERE number = 3 AND tenant = '{tenant}'")
+    await write(store, f"DELETE FROM {SEALS} WHERE number = 3 AND tenant = '{tenant}'")
 
 
 async def truncate_with_events(store: Store, tenant: str, ids: list[str]) -> None:
     await truncate(store, tenant, ids)
-    await store.write(f"DELETE FROM {EVENTS} WHERE seal = 3 AND tenant = '{tenant}'")
+    await write(store, f"DELETE FROM {EVENTS} WHERE seal = 3 AND tenant = '{tenant}'")
 
 
 async def rewrite(store: Store, tenant: str, ids: list[str]) -> None:
     """Change an event and make the whole chain again, as one can who has no key."""
-    await store.write(f"UPDATE {EVENTS} SET actor = 'eve' WHERE id = '{ids[0]}'")
-    await store.write(f"DELETE FROM {SEALS} WHERE tenant = '{tenant}'")
-    await store.write(f"UPDATE {EVENTS} SET seal = NULL WHERE tenant = '{tenant}'")
+    await write(store, f"UPDATE {EVENTS} SET actor = 'eve' WHERE id = '{ids[0]}'")
+    await write(store, f"DELETE FROM {SEALS} WHERE tenant = '{tenant}'")
+    await write(store, f"UPDATE {EVENTS} SET seal = NULL WHERE tenant = '{tenant}'")
     await seal(store)
 
 
 def statement(sql: str) -> Tamper:
-    return lambda store, tenant, ids: store.write(f"{sql.format(*ids)} AND tenant = '{tenant}'")
+    return lambda store, tenant, ids: write(store, f"{sql.format(*ids)} AND tenant = '{tenant}'")
 
 
 TAMPERING: list[tuple[str, Tamper]] = [
@@ -452,7 +461,7 @@ async def test_chain_is_valid_after_retention_has_deleted_its_first_seals(
     assert check.head is not None
     assert (check.head.first_kept, check.head.number) == (4, 7), "two deletions, a seal each"
 
-    await store.write(f"DELETE FROM {SEALS} WHERE tenant = 'ada' AND number = 4")
+    await write(store, f"DELETE FROM {SEALS} WHERE tenant = 'ada' AND number = 4")
     assert "seal_removed" in {f.code for f in (await verify(store, "ada", KEY)).findings}
     clock.pass_by(days=30)
     await sweeper.delete_old_rows()

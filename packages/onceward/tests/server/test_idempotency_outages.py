@@ -120,14 +120,14 @@ async def test_error_of_a_statement_in_the_claim_does_not_open_the_breaker(
     broken = """
         CREATE FUNCTION fail() RETURNS text LANGUAGE plpgsql AS $$
         BEGIN RAISE EXCEPTION 'broken for one tenant' USING ERRCODE = '22012'; END $$;
-        ALTER TABLE onceward_idempotency_records ENABLE ROW LEVEL SECURITY;
-        CREATE POLICY per_tenant ON onceward_idempotency_records
+        ALTER TABLE onceward.idempotency_records ENABLE ROW LEVEL SECURITY;
+        CREATE POLICY per_tenant ON onceward.idempotency_records
          USING (CASE tenant WHEN 'evil' THEN fail() = '' ELSE true END);
-        INSERT INTO onceward_idempotency_records SELECT 'evil', 'POST /things', 'key-1', '', '',
+        INSERT INTO onceward.idempotency_records SELECT 'evil', 'POST /things', 'key-1', '', '',
                200, '', '{}', '', '', NULL, now(), now() + interval '1 day';
         DO $$ BEGIN CREATE ROLE hf_app LOGIN; EXCEPTION WHEN duplicate_object THEN END $$;
-        GRANT ALL ON ALL TABLES IN SCHEMA public TO hf_app;
-        GRANT ALL ON SCHEMA public TO hf_app;
+        GRANT ALL ON ALL TABLES IN SCHEMA public, onceward TO hf_app;
+        GRANT ALL ON SCHEMA public, onceward TO hf_app;
     """
     async with open_lab(url, breaker=Breaker(failure_limit=5, open_seconds=60)) as lab:
         connection = await asyncpg.connect(url.replace("+psycopg", ""))

@@ -55,7 +55,7 @@ def logged(url: str) -> Rows:
         finally:
             connection.close()
     with psycopg.connect(url.replace("+psycopg", "")) as server:
-        return list(server.execute(_LOGGED).fetchall())
+        return list(server.execute(_LOGGED.replace("onceward_", "onceward.")).fetchall())
 
 
 def refuse_and_replay(post: Callable[..., Any], other: dict[str, Any]) -> None:
@@ -236,10 +236,10 @@ async def test_flood_stays_within_the_limits_of_memory_and_table(
     monkeypatch.setattr("onceward.server.request_log._FLUSH_SECONDS", 0.01)
     is_sqlite = url.startswith("sqlite")
     store: Any = SqliteStore(url.removeprefix("sqlite:///")) if is_sqlite else PostgresStore(url)
-    await store.open()
     most = 2_000
     log = RequestLog(store, SystemClock(), most_rows=most)
     log.enable()
+    await store.open()
     log.start()
     try:
         largest = 0
@@ -263,9 +263,9 @@ async def rows_of(store: Any) -> Any:
 
 async def test_newest_rows_are_kept_when_the_table_is_full(tmp_path: Path) -> None:
     store = SqliteStore(f"{tmp_path}/log.db")
-    await store.open()
     log = RequestLog(store, SystemClock(), most_rows=10)
     log.enable()
+    await store.open()
     log.start()
     try:
         for number in range(30):
@@ -331,7 +331,8 @@ async def test_log_is_written_only_where_it_is_asked_for(
         assert (onceward.idempotency.metrics is onceward.metrics) is not is_logged
     finally:
         await onceward.close()
-    assert logged(url) == ([("replayed", 201)] if is_logged else [])
+    if is_logged or has_console:  # without them there is no table
+        assert logged(url) == ([("replayed", 201)] if is_logged else [])
     # The sweep, the seals, the end of the loop; and the log.
     assert others == 3 + is_logged
 
@@ -367,9 +368,9 @@ async def replay_once(app: FastAPI) -> None:
 @pytest.fixture
 async def sqlite_log(tmp_path: Path) -> AsyncIterator[tuple[SqliteStore, RequestLog]]:
     store = SqliteStore(f"{tmp_path}/log.db")
-    await store.open()
     log = RequestLog(store, SystemClock())
     log.enable()
+    await store.open()
     log.start()
     yield store, log
     await log.stop()
@@ -456,9 +457,9 @@ async def test_log_that_cannot_be_written_at_the_end_is_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = SqliteStore(f"{tmp_path}/log.db")
-    await store.open()
     log = RequestLog(store, SystemClock())
     log.enable()
+    await store.open()
     log.start()
     add(log, 1)
     await store.close()
@@ -526,10 +527,10 @@ async def any_log(
     """Return a log that is written by the test only."""
     is_sqlite = url.startswith("sqlite")
     store: Any = SqliteStore(url.removeprefix("sqlite:///")) if is_sqlite else PostgresStore(url)
-    await store.open()
     monkeypatch.setattr("onceward.server.request_log._FLUSH_SECONDS", 3600.0)
     log = RequestLog(store, SystemClock())
     log.enable()
+    await store.open()
     log.start()
     yield store, log
     await log.stop()

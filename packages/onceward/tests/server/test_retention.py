@@ -12,6 +12,7 @@ from onceward.errors import ConfigurationError
 from onceward.ports import Store
 from onceward.server.sweeper import Sweeper
 from onceward.stores import retention
+from onceward.stores.parts import AUDIT_SEALS, JOBS
 from onceward.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
 from onceward_protocol.clock import SystemClock
 from packages.onceward.tests.support.tenant_rows import add_rows
@@ -26,6 +27,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     else:
         url = str(request.getfixturevalue("postgres_url"))
     opened = open_store(url)
+    opened.schema.want(JOBS, AUDIT_SEALS)
     await opened.open()
     yield opened
     await opened.close()

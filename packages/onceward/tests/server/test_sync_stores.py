@@ -228,7 +228,8 @@ def test_job_is_enqueued_in_the_session_s_transaction(shop: Shop) -> None:
     assert shop.post("/jobs/undone", 1).status_code == 409
     assert shop.post("/jobs/kept", 2).status_code == 201
     with shop.app.app_context():
-        payloads = shop.db.session.scalars(text("SELECT payload FROM onceward_jobs")).all()
+        jobs = shop.guard.onceward.store.table_names.table("jobs")
+        payloads = shop.db.session.scalars(text(f"SELECT payload FROM {jobs}")).all()
     assert payloads == ['{"end":"kept"}']
     assert shop.count() == 1
 
@@ -308,7 +309,8 @@ async def test_def_handler_of_fastapi_writes_in_a_sync_session(url: str) -> None
     await onceward.close()
     with sessionmaker(engine)() as session:
         assert session.scalar(select(func.count()).select_from(Order)) == 12
-        assert session.scalar(text("SELECT count(*) FROM onceward_jobs")) == 12
+        jobs = onceward.store.table_names.table("jobs")
+        assert session.scalar(text(f"SELECT count(*) FROM {jobs}")) == 12
     engine.dispose()
 
 

@@ -22,7 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from onceward import Onceward
 from onceward.core.idempotency_record import Record, RecordId
-from onceward.core.table_names import DEFAULT_NAMES
+from onceward.core.table_names import TableNames
 from onceward.errors import StoreUnavailableError
 from onceward.ports import Claimed, EpochReading
 from onceward.stores.postgres import PostgresStore
@@ -39,6 +39,8 @@ from packages.onceward.tests.support.harness import HeldClock
 from packages.onceward.tests.support.shop import CREATE, make_app
 
 KEY = "the-key-of-a-lost-order"
+
+NAMES = TableNames.chosen(None, None, is_sqlite=False)
 
 
 @dataclass
@@ -209,7 +211,7 @@ async def test_promoted_standby_that_lacks_the_last_commits(
         hosts = f"127.0.0.1:{postgres.port},127.0.0.1:{standby.port}"
         url = f"postgresql://postgres@{hosts}/{name}?target_session_attrs=read-write"
         connection = await asyncpg.connect(standby.url(name))
-        in_recovery = await EpochReader().read(DEFAULT_NAMES, connection.fetchrow, ())
+        in_recovery = await EpochReader().read(NAMES, connection.fetchrow, ())
         assert in_recovery.identity is None
         await connection.close()
         standby.stop()  # "immediate" would make the next start recover

@@ -124,8 +124,9 @@ INSERT INTO {prefix}migrations VALUES ('core', 1, 'records', '2026-01-01'),
 CREATE TABLE idempotency_records (tenant text);
 INSERT INTO idempotency_records VALUES ('ada');
 """
+
 REFUSED = (
-    r"this is a database of version 0\.1 \(table (\w+\.)?\w+_migrations\), .* another database"
+    r'this is a database of version 0\.1 \(table "?(\w+\.)?\w+_migrations"?\), .* another database'
 )
 
 
@@ -180,8 +181,8 @@ def test_migrations_of_other_tools_are_not_taken_for_those_of_0_1(tmp_path: Path
         db.executescript(
             "CREATE TABLE django_migrations (id, app, name, applied);"
             "INSERT INTO django_migrations VALUES (1, 'core', 'records', '');"
-            "CREATE TABLE my_migrations (number, name, applied_at);"
-            "INSERT INTO my_migrations VALUES (1, 'first', '');"
+            'CREATE TABLE "my ""own_migrations" (number, name, applied_at);'
+            "INSERT INTO \"my \"\"own_migrations\" VALUES (1, 'first', '');"
         )
     migrate(f"sqlite:///{path}", as_json=True)
 

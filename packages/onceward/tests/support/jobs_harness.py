@@ -28,6 +28,7 @@ from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker
 from onceward.ports import JobOutcome, Row, Store
+from onceward.stores.parts import JOBS
 from onceward_testing.server_process import suspend_child
 
 ROOT = Path(__file__).parents[4]
@@ -368,6 +369,7 @@ async def _work() -> None:
     env = os.environ
     name = env.get("JOBS_NAME", "process")
     store = open_store(env["JOBS_DATABASE"])
+    store.schema.want(JOBS)
     await store.open()
     await make_effects(store)
     kill_at = env.get("JOBS_KILL_AT")

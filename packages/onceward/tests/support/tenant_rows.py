@@ -6,6 +6,7 @@ from typing import Any
 from uuid import uuid4
 
 from onceward.ports import Store
+from onceward.stores.parts import LIBRARY_PARTS
 from onceward.stores.tenant_tables import TenantTable, covered_tables, plain_name
 
 # Numbered by the database, or by the sealer.
@@ -26,7 +27,9 @@ async def add_rows(
     values: Mapping[tuple[str, str], Any] = {},
     only: Sequence[str] = (),
 ) -> list[str]:
-    """Insert the rows and return the names of the tables."""
+    """Create all parts, insert the rows and return the names of the tables."""
+    store.schema.want(*LIBRARY_PARTS)
+    await store.open()
     names = []
     for table, columns in (await covered_tables(store, others)).items():
         name = plain_name(table.name)

@@ -19,6 +19,7 @@ from onceward.stores.sql_loader import load_queries
 from onceward.stores.tenant_tables import (
     Columns,
     TenantTable,
+    columns_of,
     covered_tables,
     delete_batch,
     plain_name,
@@ -154,7 +155,8 @@ class TenantData:
         # Servers write their log of requests in the background. From the event on they drop rows of
         # this tenant; what they have written since the last pass is deleted here.
         log = self._store.table_names.table("request_log")
-        erased[plain_name(log)] += await self._delete_log(log, tenant)
+        if plain_name(log) in erased:
+            erased[plain_name(log)] += await self._delete_log(log, tenant)
         cached = None if forget_cached is None else await forget_cached(tenant)
         if self._store.name == "sqlite":
             # The log still has the rows as they were. A server that reads keeps it a while longer.
@@ -175,6 +177,8 @@ class TenantData:
     async def _end_sessions(self, tenant: str) -> None:
         """End the sessions of the console that are for this tenant: they contain its name."""
         table = self._store.table_names.table("console_sessions")
+        if not (await columns_of(self._store, table)).types:
+            return
         rows = await self._store.read(
             f"SELECT id_hash, tenants FROM {table} WHERE tenants <> 'null'"  # noqa: S608 - checked
         )

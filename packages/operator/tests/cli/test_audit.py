@@ -12,6 +12,7 @@ import pytest
 
 from onceward import open_store
 from onceward.ports import Store
+from onceward.stores.parts import AUDIT_SEALS
 from onceward_protocol.clock import SystemClock
 from packages.onceward.tests.support.audit_chain import add_event, chains
 from packages.onceward.tests.support.citus import ON_CITUS
@@ -36,6 +37,7 @@ def file(tmp_path: Path) -> str:
 def on(url: str, work: Callable[[Store], Awaitable[Any]]) -> Any:
     async def run() -> Any:
         store = open_store(url)
+        store.schema.want(AUDIT_SEALS)
         await store.open()
         try:
             return await work(store)
@@ -43,6 +45,10 @@ def on(url: str, work: Callable[[Store], Awaitable[Any]]) -> Any:
             await store.close()
 
     return asyncio.run(run())
+
+
+def writing(sql: str) -> Callable[[Store], Awaitable[Any]]:
+    return lambda store: store.write(store.table_names.render(sql))
 
 
 def found(done: Done) -> Any:
@@ -69,7 +75,10 @@ def test_chains_are_verified_and_what_was_changed_is_named(
     head = f"{ada['head']['number']}:{ada['head']['hash']}"
     assert here("audit", "verify", *where, "--tenant", "ada", "--head", head).returncode == 0
 
-    on(database, lambda store: store.write(f"UPDATE {EVENTS} SET actor = '' WHERE id = '{ids[2]}'"))
+    on(
+        database,
+        writing(f"UPDATE {EVENTS} SET actor = '' WHERE id = '{ids[2]}'"),
+    )
     bad = here("audit", "verify", *where, "--heads", "heads.jsonl", *heads)
     assert bad.returncode == 1
     assert one_line(bad.stderr) == ("onceward: the audit trail is not as it was sealed: 1 finding")
@@ -83,8 +92,14 @@ def test_chains_are_verified_and_what_was_changed_is_named(
     )
     assert here("audit", "verify", *where, "--accept", ids[2]).returncode == 0
 
-    on(database, lambda store: store.write(f"DELETE FROM {SEALS} WHERE tenant = 'bob'"))
-    on(database, lambda store: store.write(f"DELETE FROM {EVENTS} WHERE tenant = 'bob'"))
+    on(
+        database,
+        writing(f"DELETE FROM {SEALS} WHERE tenant = 'bob'"),
+    )
+    on(
+        database,
+        writing(f"DELETE FROM {EVENTS} WHERE tenant = 'bob'"),
+    )
     codes = found(here("audit", "verify", *where, "--heads", "heads.jsonl", "--json"))["findings"]
     assert {(one["tenant"], one["code"]) for one in codes} == {
         ("ada", "event_changed"), ("bob", "head_missing"),

@@ -250,7 +250,7 @@ async def test_restored_ends_replays_from_memory_and_redis(
     assert [await order(), await order()] == [False, True]
     # A restore that leaves no trace: the rows are gone, the tables and the server are the same.
     for table in ("orders", "onceward_idempotency_records"):
-        await onceward.store.write(f"DELETE FROM {table}")
+        await onceward.store.write(onceward.store.table_names.render(f"DELETE FROM {table}"))
     clock.pass_by(seconds=1.001)
     assert await order(), "or the next assertion proves nothing"
     done = await asyncio.to_thread(here, "restored", "--database", url, "--json")

@@ -20,6 +20,7 @@ from onceward import JobContext, open_store
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.errors import ConfigurationError
 from onceward.ports import Claimed
+from onceward.stores.parts import installed_parts
 from onceward_operator.audit_trail import AuditTrail
 from onceward_operator.move import FAULT_POINTS, DatabaseMove
 from onceward_operator.move.source import CORE_TABLES
@@ -43,6 +44,7 @@ def source(tmp_path: Path) -> str:
 @asynccontextmanager
 async def lab_on(url: str) -> AsyncIterator[JobsLab]:
     store = open_store(url)
+    store.schema.want(*installed_parts().values())
     await store.open()
     try:
         lab = JobsLab(store)
@@ -282,6 +284,25 @@ async def test_table_list_is_complete(source: str) -> None:
     assert ours - {"migrations"} == set(CORE_TABLES)
 
 
+async def test_only_tables_of_parts_that_the_source_has_are_created(
+    source: str, postgres_url: str
+) -> None:
+    await (store := open_store(f"sqlite:///{source}")).open()
+    await store.close()
+    report = await DatabaseMove(source, postgres_url, tables=[]).run()
+    assert {table.table for table in report.tables} == {
+        "onceward_secret",
+        "onceward_idempotency_records",
+        "onceward_audit_events",
+    }
+    found = await rows(
+        postgres_url, "SELECT tablename FROM pg_tables WHERE schemaname = 'onceward'"
+    )
+    assert {name for (name,) in found} == {
+        *("secret", "idempotency_records", "audit_events", "migrations", "move")
+    }
+
+
 APP_TABLES = """
 CREATE TABLE people (id INTEGER PRIMARY KEY AUTOINCREMENT, boss INTEGER, is_admin INTEGER,
   born TEXT, pay DECIMAL, notes TEXT, token TEXT, photo BLOB, seen TEXT, "Nick" TEXT);
@@ -429,14 +450,14 @@ async def test_rows_in_the_tables_of_the_app_are_never_deleted(
     await connection.execute("TRUNCATE customers, bills; INSERT INTO my_secret VALUES (3)")
     await (store := open_store(postgres_url)).open()
     await store.close()
-    secret = await connection.fetch("SELECT * FROM onceward_secret")
+    secret = await connection.fetch("SELECT * FROM onceward.secret")
     assert "it has rows in my_secret" in await refused("--tables", "all")
     await connection.execute("TRUNCATE my_secret")
     planned = await asyncio.to_thread(
         here, "move", "--from", url, "--to", postgres_url, "--tables", "all", "--dry-run"
     )
     assert planned.returncode == 0, planned
-    assert await connection.fetch("SELECT * FROM onceward_secret") == secret
+    assert await connection.fetch("SELECT * FROM onceward.secret") == secret
     await connection.close()
 
 
@@ -599,7 +620,7 @@ async def test_move_is_refused_without_changes(here: Here, source: str, postgres
     assert json.loads(planned.stdout)["tables"]["onceward_jobs"] == 25
     await create_orders(postgres_url)
     assert (await ordered(postgres_url)).status_code == 201
-    assert "it has rows in onceward_idempotency_records" in await refused(*move)
+    assert "it has rows in idempotency_records" in await refused(*move)
     # Nothing has marked the source.
     await (store := open_store(url)).open()
     await store.close()

@@ -31,7 +31,8 @@ async def test_export_has_every_row_and_leaves_an_audit_event(lab: ConsoleLab) -
     lines = [json.loads(line) for line in response.text.splitlines()]
     assert lines[0]["tenant"] == "bob"
     assert lines[-1]["complete"] is True
-    assert lines[-1]["rows"]["onceward_idempotency_records"] == 1
+    name = f"{lab.onceward.store.table_names.prefix}idempotency_records"
+    assert lines[-1]["rows"][name] == 1
     assert "zoe" not in response.text
     rows = await lab.onceward.store.read(
         lab.onceward.store.table_names.render(
@@ -45,7 +46,9 @@ async def test_export_has_every_row_and_leaves_an_audit_event(lab: ConsoleLab) -
 async def test_erasure_needs_the_name_and_deletes_only_that_tenant(lab: ConsoleLab) -> None:
     for tenant in ("bob", "zoe"):
         await lab.order(tenant)
-    counted = "SELECT tenant FROM onceward_idempotency_records ORDER BY tenant"
+    counted = lab.onceward.store.table_names.render(
+        "SELECT tenant FROM onceward_idempotency_records ORDER BY tenant"
+    )
     async with lab.browser("ada", "admin") as browser:
         fields = {"tenant": "bob", "reason": "left"}
         for confirmed in ("", "zoe"):
@@ -63,7 +66,8 @@ async def test_erasure_needs_the_name_and_deletes_only_that_tenant(lab: ConsoleL
 
 async def test_erasure_ends_the_sessions_of_the_tenant(lab: ConsoleLab) -> None:
     await lab.order("bob")
-    sessions = "SELECT tenants FROM onceward_console_sessions"
+    names = lab.onceward.store.table_names
+    sessions = names.render("SELECT tenants FROM onceward_console_sessions")
     async with lab.browser("bob", "admin") as bob, lab.browser("zoe", "viewer") as zoe:
         fields = {"tenant": "bob", "confirmed": "bob", "reason": "left"}
         assert (await bob.post("tenants/erase", **fields)).status_code == 303
@@ -79,7 +83,7 @@ async def test_system_is_for_administrators_of_all_tenants(lab: ConsoleLab) -> N
         page = await browser.get("system")
         assert page.status_code == 200
         assert "Durability" in page.text
-        assert "core" in page.text
+        assert "guard" in page.text
     for sub, role in (("ada", "operator"), ("bob", "admin")):
         async with lab.browser(sub, role) as browser:
             assert (await browser.get("system")).status_code == 403

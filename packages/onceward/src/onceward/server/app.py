@@ -65,7 +65,7 @@ from onceward.server.route_table import (
 from onceward.server.sweeper import Sweeper
 from onceward.server.view_guard import check_endpoint, check_policy, no_caller
 from onceward.stores.factory import store_of
-from onceward.stores.parts import AUDIT_SEALS, JOBS, REQUEST_LOG, SEQUENCES, create_within
+from onceward.stores.parts import AUDIT_SEALS, JOBS, SEQUENCES, create_within
 from onceward.stores.retention import Retention
 from onceward.stores.tenant_tables import TenantTable
 from onceward_protocol.clock import SystemClock
@@ -542,7 +542,6 @@ class Onceward(Generic[TransactionT_co]):
         the next request to the console on.
         """
         if self.request_log.keep_seconds > 0:
-            self.store.schema.want(REQUEST_LOG)
             self.request_log.enable()
             self.idempotency.log_requests(self.request_log)
 

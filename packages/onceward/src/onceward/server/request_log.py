@@ -31,6 +31,7 @@ from onceward.errors import StoreError, StoreUnavailableError
 from onceward.ports import Clock, Metrics, Outcome, Store, YieldingStore
 from onceward.server.erasures import erased_since
 from onceward.server.guarded_request import GuardedRequest
+from onceward.stores.parts import REQUEST_LOG
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.error_codes import ERROR_HEADER, error_code
 from onceward_protocol.ids import new_uuid4
@@ -141,8 +142,13 @@ class RequestLog:
         self._stopping = asyncio.Event()
 
     def enable(self) -> None:
-        """Have ``start`` start the log. Without it, nothing is collected or written."""
+        """Have ``start`` start the log, in tables that the next ``open`` of the store creates.
+
+        Without it, nothing is collected or written.
+        """
         self._is_enabled = self.keep_seconds > 0
+        if self._is_enabled:
+            self._store.schema.want(REQUEST_LOG)
 
     def start(self) -> None:
         """Write in a background task, if the log is enabled. Idempotent."""

@@ -151,6 +151,7 @@ class DjangoStore:
             self._driver = import_module("onceward.stores.psycopg_limits")
         self._package = f"onceward.stores.{_DATABASES[vendor]}"
         names = TableNames.chosen(table_prefix, schema, is_sqlite=self.is_sqlite)
+        # The parts of the schema that are wanted, and those that the database has.
         self.schema = Schema(names, is_sqlite=self.is_sqlite, migrations=migrations)
         self._use_names(names)
         self._run = run_in_thread

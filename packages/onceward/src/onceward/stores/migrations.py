@@ -53,13 +53,15 @@ _HAS_TENANT: Final = (
     " AND attname = 'tenant' AND NOT attisdropped)"
 )
 # Tables of migrations, whatever the prefix: those of 0.1 have the same columns but the first.
-_LEDGERS_ON_SQLITE: Final = """SELECT name FROM sqlite_schema AS found
+_LEDGERS_ON_SQLITE: Final = """SELECT '"' || replace(name, '"', '""') || '"'
+  FROM sqlite_schema AS found
  WHERE type = 'table' AND substr(name, -11) = '_migrations'
    AND (SELECT count(*) FROM pragma_table_info(found.name)
          WHERE name IN ('number', 'name', 'applied_at')) = 3
 """
 _LEDGERS: Final = """SELECT oid::regclass::text FROM pg_class
- WHERE relkind = 'r' AND right(relname, 11) = '_migrations' AND has_table_privilege(oid, 'SELECT')
+ WHERE relkind = 'r' AND relpersistence <> 't' AND right(relname, 11) = '_migrations'
+   AND has_table_privilege(oid, 'SELECT')
    AND (SELECT count(*) FROM pg_attribute
          WHERE attrelid = pg_class.oid AND attname IN ('number', 'name', 'applied_at')) = 3
 """

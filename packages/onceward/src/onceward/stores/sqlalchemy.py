@@ -137,6 +137,7 @@ class SqlAlchemyStore:
         self.gate = self._new_gate()
         self._package = f"onceward.stores.{database}"
         names = TableNames.chosen(table_prefix, schema, is_sqlite=self.is_sqlite)
+        # The parts of the schema that are wanted, and those that the database has.
         self.schema = Schema(names, is_sqlite=self.is_sqlite, migrations=migrations)
         self._use_names(names)
         self.limits.abandoned.limit_to_half_of(self.max_connections)

@@ -142,6 +142,7 @@ class SqlAlchemySyncStore:
         )
         self._package = f"onceward.stores.{database}"
         names = TableNames.chosen(table_prefix, schema, is_sqlite=self.is_sqlite)
+        # The parts of the schema that are wanted, and those that the database has.
         self.schema = Schema(names, is_sqlite=self.is_sqlite, migrations=migrations)
         self._use_names(names)
         # psycopg is not needed for SQLite.

@@ -144,6 +144,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
             )
         check_dsn(target.location)
         names = target.names(table_prefix, schema)
+        # The parts of the schema that are wanted, and those that the database has.
         self.schema = Schema(names, is_sqlite=False, migrations=migrations)
         self._use_names(names)
         self._epochs = EpochReader()

@@ -77,6 +77,7 @@ class SqliteStore:
         self._path = str(path)
         self._busy_seconds = busy_seconds
         names = TableNames.chosen(table_prefix, None, is_sqlite=True)
+        # The parts of the schema that are wanted, and those that the database has.
         self.schema = Schema(names, is_sqlite=True, migrations=migrations)
         self._use_names(names)
         self._lookup: sqlite3.Connection | None = None
