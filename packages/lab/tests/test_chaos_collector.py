@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from onceward.stores.factory import open_store
+from onceward.stores.parts import JOBS
 from onceward_lab.chaos.actions import action_id, actions_of
 from onceward_lab.chaos.collector import read_history, response_of
 from onceward_lab.chaos.device import Device
@@ -42,6 +43,7 @@ async def database(tmp_path: Path) -> str:
     """Return a database in which every action took effect once."""
     url = f"sqlite:///{tmp_path / 'server.db'}"
     store = open_store(url, migration_packages=migration_packages())
+    store.schema.want(JOBS)
     await store.open()
     await store.close()
     with sqlite3.connect(tmp_path / "server.db") as rows:

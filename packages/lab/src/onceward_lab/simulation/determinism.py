@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any, Final, Self
 
-from onceward.stores.sqlite import store
+from onceward.stores import parts
 from onceward_lab.simulation.exchanges import SimulatedExchanges
 from onceward_nats import relay
 from onceward_outbox import database, drain, drain_run
@@ -36,7 +36,7 @@ def deterministic(rng: random.Random) -> Iterator[None]:
         (relay, "_LOOK_SECONDS", _RELAY_POLL_SECONDS),
         # Read once: a restarted process would read the same files.
         (database, "load_migrations", _load_migrations),
-        (store, "load_migrations", _load_migrations),
+        (parts, "load_migrations", _load_migrations),
     )
     before = [getattr(module, name) for module, name, _ in replacements]
     state = random.getstate()

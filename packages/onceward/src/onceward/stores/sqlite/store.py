@@ -109,7 +109,7 @@ class SqliteStore:
         except sqlite3.Error as error:
             await self.close()
             raise StoreUnavailableError(f"cannot open {self._path}: {error}") from error
-        except (ConfigurationError, StoreUnavailableError):
+        except ConfigurationError:
             await self.close()
             raise
         self._file = file_identity(self._path)
@@ -275,7 +275,23 @@ class SqliteStore:
         def apply(db: sqlite3.Connection) -> None:
             run_steps(migration.apply(), lambda sql, values: db.execute(sql, values).fetchall())
 
-        await self._in_transaction(apply)
+        def apply_first(db: sqlite3.Connection) -> None:
+            db.execute(f"PRAGMA busy_timeout={int(self._busy_seconds * 1000)}")
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                apply(db)
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+            finally:
+                db.execute("PRAGMA busy_timeout=0")
+
+        if self._is_open:  # requests write, and this waits for its turn
+            await self._in_transaction(apply)
+        else:
+            await self._writing.run(apply_first)
         self.schema.committed(migration)
         self._use_names(migration.names)
 
