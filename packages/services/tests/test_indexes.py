@@ -45,10 +45,12 @@ async def test_indexes_without_the_tenant_are_those_of_the_decision(
     connection = await asyncpg.connect(services_database)
     try:
         rows = await connection.fetch(
-            "SELECT i.relname AS name, t.relname AS table FROM pg_index AS x"
+            "SELECT CASE n.nspname WHEN 'onceward' THEN replace(i.relname, 'idx_', 'idx_onceward_')"
+            " ELSE i.relname END AS name, t.relname AS table FROM pg_index AS x"
             " JOIN pg_class AS i ON i.oid = x.indexrelid JOIN pg_class AS t ON t.oid = x.indrelid"
             " JOIN pg_attribute AS a ON a.attrelid = i.oid AND a.attnum = 1"
-            " WHERE t.relnamespace = 'public'::regnamespace AND a.attname <> 'tenant'"
+            " JOIN pg_namespace AS n ON n.oid = t.relnamespace"
+            " WHERE n.nspname IN ('public', 'onceward') AND a.attname <> 'tenant'"
         )
     finally:
         await connection.close()

@@ -203,7 +203,9 @@ async def test_every_page_uses_an_index_and_sorts_nothing(planning: PlanningServ
         how = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN "
         rows = await store.read(how + query, values)
         plan = "\n".join(str(row.get("detail") or row.get("QUERY PLAN")) for row in rows)
-        wanted = index.replace("audit_events_pkey", "PRIMARY KEY") if is_sqlite else index
+        wanted = index.replace("idx_onceward_", "idx_")
+        if is_sqlite:
+            wanted = index.replace("audit_events_pkey", "PRIMARY KEY")
         assert wanted in plan, plan
         assert not any(word in plan for word in ("Sort", "TEMP B-TREE", "SCAN audit")), plan
         assert "Seq Scan" not in plan
