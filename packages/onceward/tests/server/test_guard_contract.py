@@ -7,6 +7,7 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
+from onceward.core.table_names import TableNames
 from onceward.server.direct_route import DirectRoute
 from onceward_testing.guard_batch_contract import GuardBatchContract
 from onceward_testing.guard_contract import AsgiContract, ChunkedBodyContract, GuardContract
@@ -78,10 +79,12 @@ class OnPostgres:
     @pytest.fixture(scope="class")
     @classmethod
     def rows(cls, url: str) -> Iterator[Rows]:
+        names = TableNames.chosen(None, None, is_sqlite=False)
         with psycopg.connect(url, autocommit=True, row_factory=dict_row) as connection:
 
             def read(sql: str, **params: Any) -> list[dict[str, Any]]:
-                return connection.execute(sql.replace(":tenant", "%(tenant)s"), params).fetchall()
+                sql = names.render(sql.replace(":tenant", "%(tenant)s"))
+                return connection.execute(sql, params).fetchall()
 
             yield read
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 import pytest
 
 from onceward import Policy, open_store
+from onceward.stores.parts import JOBS
 from onceward_testing.guard_shop import BATCH_PATH, CREATE_ORDERS, GuardedApp, Shop, Visits
 from onceward_testing.in_process_client import Request, Response
 
@@ -29,7 +30,7 @@ __all__ = [
 ]
 
 Rows = Callable[..., list[dict[str, Any]]]
-"""Runs a query with named parameters and returns the rows."""
+"""Runs a query with named parameters, and ``onceward_`` before Onceward's tables."""
 
 
 class Counts(NamedTuple):
@@ -195,6 +196,7 @@ class GuardHarness:
 
         async def create() -> None:
             store = open_store(new_url)
+            store.schema.want(JOBS)
             await store.open()
             await store.write(CREATE_ORDERS)
             await store.close()
