@@ -182,6 +182,7 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
         ("lease_not_fenced", 27),
         ("stale_actions_accepted", 24),
         ("refused_entry_keeps_its_lane", 2),
+        ("followers_do_not_wait", 12),
         ("silence_counts_as_attempt", 245),
         ("version_not_followed", 96),
         ("retry_names_another_version", 515),

@@ -57,6 +57,25 @@ def test_a_signal_stops_the_run_and_prints_the_counts(signal_number: signal.Sign
     assert "no guarantee was violated\nstopped early" in out
 
 
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGKILL])
+def test_search_in_the_background_leaves_no_process(signal_number: signal.Signals) -> None:
+    """A shell without job control starts it with SIGINT ignored."""
+    command = [str(Path(sys.executable).with_name("onceward")), "simulate", "--planted"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with process:
+        _wait_for_children(process.pid)
+        time.sleep(0.5)  # some are importing, some search
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal_number)
+        process.wait(TIMEOUT_SECONDS)
+    _, alive = psutil.wait_procs(children, TIMEOUT_SECONDS)
+    assert alive == []
+
+
 def _wait_for_children(pid: int) -> None:
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not psutil.Process(pid).children() and time.monotonic() < deadline:

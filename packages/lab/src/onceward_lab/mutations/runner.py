@@ -32,7 +32,13 @@ from onceward_lab.mutations import (
 )
 from onceward_lab.mutations.planting import BUGS, Bug
 from onceward_lab.simulation.faulty_vfs import disable_sqlite_mutexes
-from onceward_lab.simulation.runner import Failure, block_sigint, describe, infrequent_gc
+from onceward_lab.simulation.runner import (
+    Failure,
+    block_sigint,
+    describe,
+    end_with_parent,
+    infrequent_gc,
+)
 from onceward_lab.simulation.scenario import run_seed
 from onceward_lab.simulation.shrinking import shrink
 from onceward_lab.simulation.templates import Templates, shared_directory
@@ -108,6 +114,7 @@ def _pool(context: SpawnContext, jobs: int) -> Pool:
 
 def _find_in_process(task: tuple[str, str]) -> BugResult:
     name, directory = task
+    end_with_parent()
     disable_sqlite_mutexes()
     with infrequent_gc(), Templates(directory) as templates:
         return find_bug(name, templates)

@@ -40,6 +40,8 @@ _IDLE_SECONDS: Final = 600.0
 _TIME_LIMIT_SHARE: Final = 0.05
 _EARLY_SECONDS: Final = 0.5
 _TICK_SECONDS: Final = 1e-6
+# At one moment of virtual time: 59 at most in 150 seeds.
+_MOST_CLOCK_READS: Final = 5_000
 _OK: Final = 200
 # Of an item: an earlier one did not succeed, or it can only be sent alone.
 _NOT_RUN_STATUSES: Final = frozenset({400, 424})
@@ -89,16 +91,28 @@ class _SimulatedQueue(OutboxQueue):
         process.loop.call_later(seconds, again, context=process.context.copy())
 
 
+class _BusyLoopError(OncewardError):
+    """The device runs without end at one moment of virtual time."""
+
+
 class _DeviceClock:
     """The device's clock, which users can set."""
 
     def __init__(self, device: "Device") -> None:
         self._device = device
+        self._last = 0.0
+        self._reads = 0
 
     def now(self) -> datetime:
         return self._device.true_now() + self._device.clock_offset
 
     def monotonic(self) -> float:
+        """Raise ``_BusyLoopError`` if it is read without end while no virtual time passes."""
+        now = self._device.world.loop.time()
+        self._reads = self._reads + 1 if now == self._last else 0
+        self._last = now
+        if self._reads > _MOST_CLOCK_READS:
+            raise _BusyLoopError("the drain runs in a loop without sending or waiting")
         return self._device.seconds_since_boot()
 
     def boot_id(self) -> str:

@@ -4,6 +4,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ __all__ = [
     "Summary",
     "block_sigint",
     "describe",
+    "end_with_parent",
     "infrequent_gc",
     "replay",
     "run_batch",
@@ -200,6 +202,7 @@ def _serve_batches(connection: Connection, directory: str) -> None:
     # The parent handles signals and ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    end_with_parent()
     disable_sqlite_mutexes()
     shown = 0
     with infrequent_gc(), Templates(directory) as templates:
@@ -235,6 +238,18 @@ def describe(outcome: Outcome) -> Failure:
         timeline=[f"{at:10.3f}  {source:<10} {event}" for at, source, event in outcome.timeline],
         faults_left=sum(outcome.faults.values()),
     )
+
+
+def end_with_parent() -> None:
+    """End this process when its parent has ended, even by SIGKILL."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # noqa: S101 - called in a child process
+
+    def wait_for_end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait_for_end, daemon=True).start()
 
 
 @contextmanager

@@ -18,7 +18,7 @@ def run_until_interrupted(work: Callable[[], int]) -> int:
     Both signals raise ``KeyboardInterrupt`` in ``work`` (in asyncio: they cancel the main task), so
     ``work`` should release what it started with ``finally`` or ``with``.
     """
-    before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         return work()
     except KeyboardInterrupt:
@@ -26,6 +26,13 @@ def run_until_interrupted(work: Callable[[], int]) -> int:
         return 0
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(*_: Any) -> None:
+    # A shell starts background processes with SIGINT ignored.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager
