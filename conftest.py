@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from onceward_testing.nats_server import RealNatsCluster
 from onceward_testing.servers import RealNats, RealPostgres, RealRedis
 from packages.onceward.tests.support.citus import empty_citus
 from packages.onceward.tests.support.databases import SpareDatabases
+from tests import session_guard
 
 # Failed assertions of the contracts say what they compared, like those of test files.
 for _contract in ("engine", "guard", "guard_batch", "lifecycle", "sequence", "store"):
@@ -29,18 +31,28 @@ LONG = (
 )
 
 
+GUARD = pytest.StashKey["subprocess.Popen[bytes]"]()
 MEMORY = Path("/dev/shm")  # noqa: S108 - tempfile makes the files safe
 # More than the files of a whole run take.
 MEMORY_BYTES = 6 * 1024**3
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C work where the shell has switched it off (``make test &``); choose a TMPDIR."""
+    if not hasattr(config, "workerinput"):
+        config.stash[GUARD] = session_guard.start()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if "TMPDIR" not in os.environ and has_memory():
         os.environ["TMPDIR"] = str(MEMORY)
         tempfile.tempdir = None
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Wait until everything that the run has started is gone."""
+    guard = config.stash.get(GUARD, None)
+    if guard is not None:
+        guard.communicate()
 
 
 def has_memory() -> bool:
