@@ -31,7 +31,7 @@ LONG = (
 )
 
 
-GUARD = pytest.StashKey["subprocess.Popen[bytes]"]()
+GUARD: pytest.StashKey[subprocess.Popen[bytes]] = pytest.StashKey()
 MEMORY = Path("/dev/shm")  # noqa: S108 - tempfile makes the files safe
 # More than the files of a whole run take.
 MEMORY_BYTES = 6 * 1024**3

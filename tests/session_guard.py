@@ -11,14 +11,17 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import psutil  # type: ignore[import-untyped]
 
 VARIABLE: Final = "ONCEWARD_TEST_SESSION"
-# The servers' own guards stop them in order first.
 _GRACE_SECONDS: Final = 5.0
 _POLL_SECONDS: Final = 0.2
+# The shell that stops a server in order once its test process has ended.
+_SERVER_GUARD: Final = "sh"
 
 
 def start() -> "subprocess.Popen[bytes]":
@@ -52,15 +55,24 @@ def _main(session: str, pytest: int) -> None:
     # Until pytest closes the pipe, or ends; processes that it forked may have the pipe open, too.
     while os.getppid() == pytest and not select.select([sys.stdin], [], [], _POLL_SECONDS)[0]:
         pass
+    if _are_left(session):
+        _kill(process for process in processes(session) if process.name() != _SERVER_GUARD)
+        if _are_left(session):
+            _kill(processes(session))
+
+
+def _are_left(session: str) -> bool:
     deadline = time.monotonic() + _GRACE_SECONDS
-    while (left := processes(session)) and time.monotonic() < deadline:
+    while processes(session) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
+    return bool(processes(session))
+
+
+def _kill(left: Iterable[Any]) -> None:
     for process in left:
-        try:
+        with suppress(psutil.Error):
+            print(f"a test left {process.name()} running: killed", file=sys.stderr)
             process.kill()
-        except psutil.Error:
-            continue
-        print(f"killed a process that a test left running: {process.pid}", file=sys.stderr)
 
 
 if __name__ == "__main__":
