@@ -51,12 +51,14 @@ from packages.onceward.tests.support.django_project import add_django_database
 class AsgiFront:
     def __init__(self, app: Any, onceward: Onceward[Any]) -> None:
         self.onceward = onceward
+        self.app = app
         self._client = AsgiClient(app)
         self.send = self._client.send
+        self.stop_client = self._client.close
 
     def close(self) -> None:
         self._client.wait(self.onceward.close())
-        self._client.close()
+        self.stop_client()
 
 
 def _starlette_response(reply: Reply) -> StarletteResponse:
@@ -188,6 +190,7 @@ def plain_asgi(shop: Shop) -> AsgiFront:
 class WsgiFront:
     def __init__(self, app: Any, onceward: Onceward[Any], close: Callable[[], None]) -> None:
         self.onceward = onceward
+        self.app = app
         self.send = WsgiClient(app).send
         self.close = close
 
@@ -306,10 +309,13 @@ class DjangoFront:
         self._activate()
         return django_onceward().onceward
 
-    def send(self, request: Request) -> Response:
+    def app(self, environ: dict[str, Any], start_response: Any) -> Any:
         self._activate()
         assert self._handler is not None
-        return WsgiClient(self._handler).send(request)
+        return self._handler(environ, start_response)
+
+    def send(self, request: Request) -> Response:
+        return WsgiClient(self.app).send(request)
 
     def close(self) -> None:
         with self._switching:

@@ -14,6 +14,7 @@ from onceward_testing.guard_contract import AsgiContract, ChunkedBodyContract, G
 from onceward_testing.guard_harness import Caller, Rows
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.server import guard_fronts as fronts
+from packages.onceward.tests.server import served_fronts
 
 
 class TestFastApiWithEarlyClaim(GuardContract, GuardBatchContract, AsgiContract):
@@ -103,3 +104,15 @@ class TestFlaskOnPostgres(OnPostgres, TestFlask):
 
 class TestDjangoOnPostgres(OnPostgres, TestDjango):
     pass
+
+
+class TestFastApiOnUvicorn(GuardContract, GuardBatchContract, AsgiContract):
+    new_app = staticmethod(served_fronts.fastapi_on_uvicorn)
+
+
+class TestFlaskOnWerkzeug(GuardContract, GuardBatchContract):
+    new_app = staticmethod(served_fronts.flask_on_werkzeug)
+
+
+class TestDjangoOnWerkzeug(OnPostgres, GuardContract, GuardBatchContract):
+    new_app = staticmethod(served_fronts.django_on_werkzeug)

@@ -24,6 +24,7 @@ import pytest
 
 from onceward import ErrorFormat, ErrorsStored, KeyFormat, Policy, Staleness
 from onceward.errors import CommitUnknownError, StoreUnavailableError
+from onceward.server.rate_limits import LimitsRateLimiter
 from onceward_testing.guard_harness import (
     Caller,
     GuardHarness,
@@ -368,17 +369,20 @@ class GuardContract(GuardHarness):
             ['""'],
             ["k" * 129],
             ["key 1"],
-            ["key\x01"],
             ["k\xe4se"],
             ['"key-1'],
             ['"key-1";A=1'],
             ["key-1", "key-2"],
             ["key-1", ""],
         ],
-        ids=range(11),
+        ids=range(10),
     )
     def test_malformed_or_ambiguous_key_is_refused(self, caller: Caller, keys: list[str]) -> None:
         assert code_of(caller.send(keys)) == (400, "idempotency.key_invalid")
+        assert (caller.runs, caller.counts()) == (0, (0, 0, 0))
+
+    def test_key_with_a_control_character_is_refused(self, caller: Caller) -> None:
+        assert caller.send("key\x01").status == 400, "by the server, or by the guard"
         assert (caller.runs, caller.counts()) == (0, (0, 0, 0))
 
     def test_quoted_or_repeated_key_is_the_same_key(self, caller: Caller) -> None:
@@ -499,6 +503,17 @@ class GuardContract(GuardHarness):
         assert len({one.body for one in responses}) == 1
         assert sum(not one.is_replay for one in responses) == 1
         assert (caller.runs, caller.counts()) == (2, (1, 1, 1))
+
+    def test_waiting_duplicate_of_a_request_that_streams_gets_it_or_runs(
+        self, caller: Caller
+    ) -> None:
+        first = caller.begin(do="wait stream")
+        waiting = caller.soon()
+        sleep(0.05)
+        caller.visits.gate.set()
+        assert first.result().status == (201 if self.collects_streams else 500)
+        assert (waiting.result().status, waiting.result().is_replay) == (201, self.collects_streams)
+        assert (caller.runs, caller.counts()) == (2 - self.collects_streams, (1, 1, 1))
 
     def test_waiting_duplicate_replays_a_stored_error(self, caller: Caller) -> None:
         first = caller.begin(do="wait 404")
@@ -958,6 +973,18 @@ class GuardContract(GuardHarness):
         assert limiter.calls == [("2/minute", caller.tenant, "orders.create")] * 3
         limiter.left = 1
         assert (caller.send().is_replay, caller.runs) == (True, 1)
+
+    def test_limiter_of_the_library_limits_and_says_what_is_left(
+        self, new_caller: NewCaller
+    ) -> None:
+        caller = new_caller(Policy(rate_limit="2/hour"), limiter=LimitsRateLimiter())
+        responses = [caller.send() for _ in range(3)]
+        assert [one.status for one in responses] == [201, 201, 429]
+        left = [(one.header("ratelimit") or "").split(";")[1] for one in responses]
+        assert left == ["r=1", "r=0", "r=0"]
+        assert {one.header("ratelimit-policy") for one in responses} == {'"2-per-hour";q=2;w=3600'}
+        assert 0 < int(responses[2].header("retry-after") or "") <= 3600
+        assert caller.runs == 1
 
     def test_checks_after_the_sign_in_run_in_the_documented_order(
         self, new_caller: NewCaller
