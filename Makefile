@@ -116,23 +116,25 @@ format: $(SETUP) ## reformat the code
 bench: $(SETUP) ## speed, as ratios against the bare alternative in the same run
 	$(BIN)/onceward bench
 
-# An hour for each test: thousands of rounds take longer than the limit of a single test.
-LONG := $(BIN)/python -m pytest --timeout 3600 -o faulthandler_timeout=0
-proof: $(SETUP) ## the long proofs: simulation, planted bugs, an hour of chaos, races
-	$(BIN)/onceward simulate --seconds 600
+# About an hour on two cores. PROOF=4 makes everything four times as long.
+PROOF ?= 1
+times = $(shell expr $(1) \* $(PROOF))
+# An hour for each test: many rounds take longer than the limit of a single test.
+LONG := $(BIN)/python -m pytest --timeout 3600 -o faulthandler_timeout=0 -n 2 --dist loadgroup
+proof: $(SETUP) ## the long proofs: simulation, planted bugs, chaos, races; about an hour
+	$(BIN)/onceward simulate --seconds $(call times,300)
 	$(BIN)/onceward simulate --planted
-	$(BIN)/onceward chaos --seconds 1200
-	$(BIN)/onceward chaos --seconds 1200 --database postgres
-	$(BIN)/onceward chaos --seconds 1200 --database postgres --nats
-	$(BIN)/onceward chaos --seconds 600 --database postgres-ha
-	$(BIN)/onceward chaos --seconds 600 --database postgres-ha --nats
+	$(BIN)/onceward chaos --seconds $(call times,300)
+	$(BIN)/onceward chaos --seconds $(call times,300) --database postgres
+	$(BIN)/onceward chaos --seconds $(call times,300) --database postgres --nats
+	$(BIN)/onceward chaos --seconds $(call times,300) --database postgres-ha
+	$(BIN)/onceward chaos --seconds $(call times,300) --database postgres-ha --nats
 # The control: a run that cannot lose anything would prove nothing.
 	$(BIN)/onceward chaos --seconds 60 --database postgres-ha --replication async --json | grep -q '"lost": [1-9]'
-	$(LONG) -n 2 --dist loadgroup -m long
-	ONCEWARD_TEST_ROUNDS=2000 $(LONG) packages/onceward/tests/acceptance
-	ONCEWARD_TEST_ROUNDS=1000 $(LONG) packages/onceward/tests/stores/test_failover.py packages/onceward/tests/stores/test_promotion.py
-	ONCEWARD_TEST_ROUNDS=1000 $(LONG) packages/services/tests/field/test_changes_order.py
-	ONCEWARD_TEST_ROUNDS=1000 $(LONG) packages/services/tests/planning/test_notifications.py
+	$(LONG) -m long
+	ONCEWARD_TEST_ROUNDS=$(call times,1000) $(LONG) packages/onceward/tests/acceptance \
+		packages/onceward/tests/stores/test_failover.py packages/onceward/tests/stores/test_promotion.py \
+		packages/services/tests/field/test_changes_order.py packages/services/tests/planning/test_notifications.py
 
 docs: $(SETUP) ## build the documentation site into site/ (strict)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
