@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 SERVER := $(VENV)/.server
 SETUP  := $(VENV)/.setup
 # Processes that run tests. Most tests wait for a server now and then, so more than there are cores.
-WORKERS ?= 4
+WORKERS ?= 6
 
 # With bytecode switched off, each of the many test processes would compile everything again.
 export PYTHONDONTWRITEBYTECODE :=

@@ -169,36 +169,29 @@ def test_a_mask_can_omit_every_fault(templates: Templates) -> None:
 
 
 @pytest.mark.parametrize(
-    # A seed that finds it, as of today: after a change of the simulation it may take some more.
+    # Some of each kind that are found fast; ``make proof`` searches for all of them. A seed that
+    # finds it, as of today: after a change of the simulation it may take some more.
     ("bug", "first"),
     [
         ("key_regenerated_on_retry", 6),
         ("acknowledged_before_the_sync", 0),
         ("record_outside_the_transaction", 13),
         ("cache_ignores_the_epoch", 93),
-        ("second_process_not_noticed", 24),
         ("fingerprint_without_nested_keys", 9),
-        ("marker_in_another_transaction", 10),
         ("lease_not_fenced", 27),
         ("stale_actions_accepted", 24),
         ("refused_entry_keeps_its_lane", 2),
         ("followers_do_not_wait", 12),
-        ("silence_counts_as_attempt", 245),
         ("version_not_followed", 96),
-        ("retry_names_another_version", 515),
-        ("older_edit_overwrites_a_newer_one", 20),
         ("version_not_sent", 20),
         ("hold_ignored_by_the_next_user", 21),
-        ("retry_after_forgotten_after_a_restart", 21),
         ("chunk_that_needs_savepoints_is_committed", 0),
         ("refused_item_not_rolled_back", 2),
         ("records_of_a_chunk_in_another_transaction", 12),
         ("lane_goes_on_after_a_failure", 7),
         ("results_given_to_other_items", 32),
-        ("numbers_of_a_chunk_in_another_transaction", 53),
         ("unknown_commit_taken_for_success", 22),
         ("unknown_commit_reported_as_a_refusal", 22),
-        ("record_replayed_before_it_is_on_the_standby", 111),
     ],
 )
 def test_a_planted_bug_is_found(bug: str, first: int, templates: Templates) -> None:
