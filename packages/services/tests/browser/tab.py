@@ -1,13 +1,11 @@
 """A page of Chromium that records everything it logs and loads."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.async_api import BrowserContext, ConsoleMessage, Dialog, Page, Request, Response
-from playwright.async_api import TimeoutError as TimeoutError_
 
 __all__ = ["BROWSER_TEST", "Tab"]
 
@@ -136,32 +134,17 @@ class Tab:
         return await self.page.inner_text("body")
 
     async def act(self, label: str, *, is_download: bool = False, **fields: str) -> None:
-        """Open an action, fill in its fields, send it, and wait for the page that follows.
-
-        A live page may be replaced while the fields are filled in: then nothing was sent, and the
-        fields are filled in again.
-        """
-        if is_download:
-            await self._fill_in(label, fields)
-            return
-        for attempt in range(3):
-            try:
-                # The click itself ends before the page is replaced.
-                async with self.page.expect_navigation(timeout=LIMIT_MILLISECONDS / 4):
-                    await self._fill_in(label, fields)
-            except TimeoutError_:
-                if attempt == 2:
-                    raise
-                await self.page.reload()
-            else:
-                return
-
-    async def _fill_in(self, label: str, fields: Mapping[str, str]) -> None:
+        """Open an action, fill in its fields, send it, and wait for the page that follows."""
         action = self.page.locator("details.action", has=self.page.get_by_text(label, exact=True))
         await action.locator("summary").click()
         for name, value in fields.items():
             await action.locator(f"[name={name}]").fill(value)
-        await action.locator("button").click()
+        if is_download:
+            await action.locator("button").click()
+            return
+        # The click itself ends before the page is replaced.
+        async with self.page.expect_navigation():
+            await action.locator("button").click()
 
     async def check_looks(self) -> None:
         """Check structure, contrast in both schemes, and widths of a phone and a desktop."""
