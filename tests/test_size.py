@@ -12,7 +12,7 @@ LINES = {
     "onceward": 37_300,  # target 31,000
     "outbox": 15_500,  # target 11,500
     "operator": 7_800,  # target 7,200
-    "testing": 5_250,  # of these 2,100 for GuardContract, its app and its clients
+    "testing": 5_300,  # decision 0063
     "nats": 1_250,
     "services": 17_600,
     "lab": 26_300,
