@@ -79,11 +79,24 @@ def plain() -> FastAPI:
     return app
 
 
+class NoSchema:
+    """The schema of a store without tables."""
+
+    is_complete = True
+
+    def want(self, *_parts: Any) -> None:
+        """Do nothing."""
+
+    def has(self, _part: Any) -> bool:
+        return True
+
+
 class NoDatabase:
     """A store that keeps nothing: what is left is the cost of the guard."""
 
     name = "sqlite"
     table_names = DEFAULT_NAMES
+    schema = NoSchema()
     superseded = False
 
     async def ping(self) -> None:
