@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from onceward_lab.bench.cpu_server import APPS
 
 
-@pytest.mark.parametrize("name", ["http", "fastapi", "guard", "guarded_sqlite"])
+@pytest.mark.parametrize("name", ["fastapi", "guard", "guarded_sqlite"])
 def test_app_responds_to_a_guarded_request(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
