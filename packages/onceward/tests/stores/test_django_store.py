@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -237,3 +238,23 @@ def test_connection_to_a_replaced_sqlite_file_is_closed(tmp_path: Path) -> None:
     finally:
         connections["replaced"].close()
         del connections["replaced"], connections.databases["replaced"]
+
+
+def test_processes_that_start_together_create_the_tables_of_a_new_file_once(tmp_path: Path) -> None:
+    for number in range(10):
+        alias = add_django_database(f"sqlite:///{tmp_path}/new-{number}.db")
+        gate = threading.Barrier(6)
+
+        def start(alias: str = alias, gate: threading.Barrier = gate) -> None:
+            store = DjangoStore(run_in_request_thread, using=alias)
+            connections[alias].ensure_connection()
+            gate.wait()
+            try:
+                run(store.open())
+                run(store.ping())
+            finally:
+                connections[alias].close()
+
+        with ThreadPoolExecutor(6) as pool:
+            for each in [pool.submit(start) for _ in range(6)]:
+                each.result()

@@ -595,6 +595,11 @@ class DjangoUnit:
                 if "no such table" not in str(error):
                     self.undo()
                     raise
+                if not is_in_test_case(connection):
+                    # There is no table to lock yet. The read that showed it would be stale as soon
+                    # as another process has created one: begin again, with the lock.
+                    connection.connection.execute("ROLLBACK")
+                    connection.connection.execute("BEGIN IMMEDIATE")
             # Rows that the connection has changed since it was opened, without those of the view.
             self._changes_before = self.transaction.connection.total_changes
 
