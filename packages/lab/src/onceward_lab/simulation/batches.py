@@ -116,4 +116,6 @@ def _request_of(
     if "key" in item:
         found["Idempotency-Key"] = item["key"]
     body = item.get("body")
+    if body is not None:
+        found["Content-Type"] = "application/json"
     return Request(item["method"], path, found, None if body is None else msgspec.json.encode(body))
