@@ -105,6 +105,8 @@ class DeviceObserver:
     ) -> None:
         """Note the version in a response, and whether a send counts as an attempt."""
         if request.method == "PATCH":
+            if isinstance(result, NoResponse) and not result.may_have_been_sent:
+                self._forget_unrun(request)
             self._unrun_keys.discard(request.headers["Idempotency-Key"])
             version = header_of(request, "If-Match")
             if not _is_placeholder(version):  # or what the server has made of it is known
@@ -130,6 +132,9 @@ class DeviceObserver:
     def on_no_result(self, request: Request, action: str) -> None:
         """Note that the results of a batch say nothing about an entry: it was not run."""
         self._began.pop(action, None)
+        self._forget_unrun(request)
+
+    def _forget_unrun(self, request: Request) -> None:
         key = request.headers["Idempotency-Key"]
         if key in self._unrun_keys:  # the next send is the first one
             self._unrun_keys.discard(key)
