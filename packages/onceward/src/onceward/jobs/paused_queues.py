@@ -78,17 +78,22 @@ class PausedQueues:
         return is_resumed
 
     async def _change(self, statement: str, values: Params, event: AuditEvent) -> bool:
-        """Change the table and write the audit event in one transaction; False: nothing to do."""
+        """Change the table and write the audit event in one transaction; False: nothing to change.
+
+        In that case, too, it commits a write, which waits for a synchronous standby: the earlier
+        change may come from a commit of unknown outcome, and be lost by a failover.
+        """
         unit = await self._store.begin()
         try:
-            if not await unit.statements.fetch_all(self._sql(statement), values):
-                await unit.rollback()
-                return False
-            await unit.commit(None, event)
+            is_changed = bool(await unit.statements.fetch_all(self._sql(statement), values))
+            if not is_changed:
+                await unit.statements.execute(self._sql("add_nothing"))
+                await unit.statements.execute(self._sql("remove_nothing"))
+            await unit.commit(None, event if is_changed else None)
         except BaseException:
             await unit.rollback()
             raise
-        return True
+        return is_changed
 
     def _sql(self, name: str) -> str:
         names = self._store.table_names

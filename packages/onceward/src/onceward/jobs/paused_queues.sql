@@ -11,5 +11,12 @@ RETURNING queue;
 -- Returns no row for a queue that is not paused.
 DELETE FROM onceward_paused_queues WHERE queue = :queue RETURNING queue;
 
+-- name: add_nothing
+-- A row that is removed before the commit: no queue has this name.
+INSERT INTO onceward_paused_queues (queue, actor, reason, paused_at) VALUES ('', '', '', 0);
+
+-- name: remove_nothing
+DELETE FROM onceward_paused_queues WHERE queue = '';
+
 -- name: paused
 SELECT queue, actor, reason, paused_at FROM onceward_paused_queues ORDER BY queue;
