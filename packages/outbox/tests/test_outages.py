@@ -82,9 +82,17 @@ def test_an_outage_costs_one_request_and_no_attempt(queue: OutboxQueue, outage: 
     assert report.next_due_seconds is not None
     with queue.transaction() as connection:
         connection.execute("UPDATE offline_sync_queue SET due_ms = NULL, next_retry_at = NULL")
+    stop = threading.Event()
+
+    def outage_until_it_has_probed(_: Request) -> Response:
+        if len(server.requests) >= 4:
+            stop.set()
+        return outage
+
+    server._reply = outage_until_it_has_probed
     worker = Drain(queue, server, retry=replace(QUICK, attempts=1))
-    worker.run("ada", max_seconds=0.5)
-    assert 1 < len(server.requests) < 20, "it probes, one request each time"
+    worker.run("ada", max_seconds=60, stop=stop)
+    assert 4 <= len(server.requests) < 8, "it probes, one request each time"
     assert statuses(queue, ids) == {Status.PENDING}
     server._reply = created
     assert worker.run("ada", max_seconds=20).succeeded == 40

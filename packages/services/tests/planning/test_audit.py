@@ -1,5 +1,6 @@
 """The audit log over HTTP: one event per execution, paged and filtered, of one organization."""
 
+import asyncio
 import logging
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -113,6 +114,7 @@ async def test_filters_can_be_combined(planning: PlanningServer) -> None:
 async def test_from_is_inclusive_and_to_is_exclusive(planning: PlanningServer) -> None:
     for _ in range(3):
         await planning.project()
+        await asyncio.sleep(0.002)  # events of one millisecond have no order
     newest, middle, oldest = await events(planning)
     assert await events(planning, **{"from": middle["created_at"]}) == [newest, middle]
     assert await events(planning, to=middle["created_at"]) == [oldest]
