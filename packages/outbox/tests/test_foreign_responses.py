@@ -78,7 +78,7 @@ def test_three_pages_in_a_row_hold_the_drain(queue: OutboxQueue) -> None:
 def test_pages_and_outages_use_up_no_attempts(queue: OutboxQueue, said: Response) -> None:
     entry = queue.enqueue(activity("ada", "visit", max_attempts=2))
     server = Scripted([*[said] * 5, response(500), *[said] * 3, response(500)])
-    for _ in range(10):
+    for _ in range(100):
         assert queue.get(entry.id).status is Status.PENDING
         drain(queue, "ada", server, retry=SOON, max_seconds=0.2, wait=True)
         if not server._answers:
