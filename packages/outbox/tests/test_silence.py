@@ -330,6 +330,20 @@ def test_an_error_of_the_transport_returns_everything_to_the_queue(
     assert counts[Status.PENDING] >= 5
 
 
+def test_lost_claim_does_not_hide_the_error_of_the_transport(
+    queue: OutboxQueue, user: str
+) -> None:
+    queue.enqueue(activity(user, "one"))
+
+    def reply(_: Request) -> Response:
+        with queue.transaction() as connection:  # as if another process had claimed it
+            connection.execute("UPDATE offline_sync_queue SET claim_number = claim_number + 1")
+        raise RuntimeError("a bug in the transport")
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        drain(queue, user, Scripted(reply))
+
+
 def test_stop_waits_for_what_is_in_flight(queue: OutboxQueue, user: str) -> None:
     queue.enqueue_many([activity(user, str(n)) for n in range(9)])
     stop = threading.Event()

@@ -9,6 +9,7 @@ the drain can record outcomes and claim the next entries in one short transactio
 import logging
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from random import random
 from typing import Final, TypeVar, assert_never
@@ -23,7 +24,7 @@ from onceward_outbox.correlation import correlation_headers, without_correlation
 from onceward_outbox.drain_state import DrainState, Ended
 from onceward_outbox.entry import Claimed, Entry, Reason, UnknownBase
 from onceward_outbox.entry_request import Mappings, build_request, entity_path
-from onceward_outbox.errors import EntryInvalidError, UsageError
+from onceward_outbox.errors import ClaimLostError, EntryInvalidError, UsageError
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.outage import TOO_MANY, Outages, is_outage, path_template
 from onceward_outbox.outcome import (
@@ -204,7 +205,8 @@ class Sender:
             raise
         except BaseException:
             # The app's functions may raise anything. Nothing was sent.
-            queue.release(claimed)
+            with suppress(ClaimLostError):
+                queue.release(claimed)
             raise
         if unsent is not None:
             return unsent
@@ -214,8 +216,10 @@ class Sender:
         except GeneratorExit:
             raise
         except BaseException:
-            # It may have been sent: back into the queue, as if this process had died.
-            queue.schedule_retry(claimed, delay_seconds=0, give_up=False, outcome_unknown=True)
+            # It may have been sent: back into the queue, as if this process had died. Another
+            # process may have claimed it since; the error must not hide the first one.
+            with suppress(ClaimLostError):
+                queue.schedule_retry(claimed, delay_seconds=0, give_up=False, outcome_unknown=True)
             raise
         self.reach("drain.after_send")
         state.report.sent += 1
