@@ -363,7 +363,8 @@ def _overwrites(history: History) -> Iterator[Violation]:
             is_first = not any(
                 one.version < write.version
                 for one in known
-                if one.how == "response" or one.at < action.enqueued_at
+                if (one.how == "response" and one.at < action.first_sent_at)
+                or one.at < action.enqueued_at
             )
             if not write.is_checked and is_first and action.may_force:
                 # No version of it was known.

@@ -69,6 +69,8 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     lost: bool = False
     # When it was enqueued, in seconds since the start.
     enqueued_at: float = 0.0
+    # When it was sent for the first time. A retry names the same version.
+    first_sent_at: float = float("inf")
     # If it is not known, the change is sent without a check.
     may_force: bool = True
     # The change names a version that the server never had.

@@ -302,6 +302,8 @@ class AppProcess:
         is_parallel = self._world.actions[action].is_parallel
         if self._device.name not in self._world.network.offline:  # otherwise it is not sent
             self._device.observer.on_send(request, action, loop.time(), is_parallel=is_parallel)
+            planned = self._world.actions[action]
+            planned.first_sent_at = min(planned.first_sent_at, loop.time())
 
     def carry(self, sent: Sent, on_result: Callable[[Response | NoResponse], None]) -> None:
         """Give a request to the network; only the first call of ``on_result`` counts."""

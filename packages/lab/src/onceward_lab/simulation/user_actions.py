@@ -53,6 +53,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     # The database has lost its effect, or what it needs.
     lost: bool = False
     enqueued_at: float = 0.0
+    first_sent_at: float = float("inf")
     # Changes of its note may be sent at the same time.
     is_parallel: bool = False
     # Later changes of its note were sent while it had failed.
@@ -138,6 +139,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             enqueues_job=True,
             lost=self.lost,
             enqueued_at=self.enqueued_at,
+            first_sent_at=self.first_sent_at,
             may_force=self.profile == "field",
             is_stale=self.is_stale,
             is_parallel=self.is_parallel,
