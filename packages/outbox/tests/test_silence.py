@@ -330,9 +330,7 @@ def test_an_error_of_the_transport_returns_everything_to_the_queue(
     assert counts[Status.PENDING] >= 5
 
 
-def test_lost_claim_does_not_hide_the_error_of_the_transport(
-    queue: OutboxQueue, user: str
-) -> None:
+def test_lost_claim_does_not_hide_the_error_of_the_transport(queue: OutboxQueue, user: str) -> None:
     queue.enqueue(activity(user, "one"))
 
     def reply(_: Request) -> Response:
