@@ -566,8 +566,6 @@ def test_guarded_views_are_excluded_from_atomic_requests_or_refused(
         post(client, "/by-method", again)
 
 
-# The last test leaves the transaction of the class broken: the others come first, in one process.
-@pytest.mark.xdist_group("django-test-case")
 class InTestCase(TestCase):
     """Django wraps each of these in a transaction, which it rolls back."""
 

@@ -569,7 +569,8 @@ class DjangoUnit:
         self._is_read_only = False
         # Django's connection of this thread, which the ORM uses.
         self.transaction = connection = get_connection(store.using)
-        if connection.in_atomic_block and not is_in_test_case(connection):
+        in_test = is_in_test_case(connection)
+        if connection.in_atomic_block and not in_test:
             raise ConfigurationError(
                 "a transaction is open already, but the guard begins and commits its own. If "
                 "ATOMIC_REQUESTS is on, guard the class instead of its methods, or add "
@@ -595,7 +596,7 @@ class DjangoUnit:
                 if "no such table" not in str(error):
                     self.undo()
                     raise
-                if not is_in_test_case(connection):
+                if not in_test:
                     # There is no table to lock yet. The read that showed it would be stale as soon
                     # as another process has created one: begin again, with the lock.
                     connection.connection.execute("ROLLBACK")
