@@ -160,7 +160,7 @@ class ConnectionUnit(Protocol):
         """Whether the connection was lost while the handler ran."""
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if the connection was lost and so raised ``error``."""
+        """Return the client's error, if the connection was lost and so raised ``error``."""
 
 
 @runtime_checkable
@@ -371,7 +371,7 @@ class SessionStore(Protocol):
         """Roll back what was not committed and return the connection. Never raises."""
 
     def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if a method of the session raised ``error`` in an outage."""
+        """Return the client's error, if a method of the session raised ``error`` in an outage."""
 
 
 @runtime_checkable

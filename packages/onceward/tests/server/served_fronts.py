@@ -1,5 +1,6 @@
 """The fronts of ``GuardContract`` behind a real server, called over sockets."""
 
+import abc
 import asyncio
 import threading
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from packages.onceward.tests.server.guard_fronts import AsgiFront, DjangoFront, 
 HANG_SECONDS = 20
 
 
-class SocketFront:
+class SocketFront(abc.ABC):
     """Sends requests to a port, and returns when the app has ended, not when it has responded."""
 
     def __init__(self, onceward: Callable[[], Onceward[Any]]) -> None:
@@ -72,8 +73,9 @@ class SocketFront:
             connection.close()
             assert ended.wait(HANG_SECONDS)
 
+    @abc.abstractmethod
     def close(self) -> None:
-        raise NotImplementedError
+        """Stop the server, and close its Onceward."""
 
 
 def _framed(chunk: bytes) -> bytes:

@@ -258,3 +258,7 @@ def test_processes_that_start_together_create_the_tables_of_a_new_file_once(tmp_
         with ThreadPoolExecutor(6) as pool:
             for each in [pool.submit(start) for _ in range(6)]:
                 each.result()
+        with connections[alias].cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM onceward_migrations WHERE number = 1")
+            assert cursor.fetchone() == (1,)
+        connections[alias].close()

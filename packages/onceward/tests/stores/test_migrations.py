@@ -185,6 +185,8 @@ def test_migrations_of_other_tools_are_not_taken_for_those_of_0_1(tmp_path: Path
             "INSERT INTO \"my \"\"own_migrations\" VALUES (1, 'first', '');"
         )
     migrate(f"sqlite:///{path}", as_json=True)
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM onceward_idempotency_records").fetchone() == (0,)
 
 
 # -- Django ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What every guard does, as a pytest suite: for Onceward's integrations and for yours.
+"""The behaviour of every guard, as a pytest suite: for Onceward's integrations and for yours.
 
 Inherit from it and make apps with the routes of a ``Shop``::
 

@@ -53,7 +53,7 @@ __all__ = [
 CREATE_ORDERS: Final = "CREATE TABLE IF NOT EXISTS orders (tenant TEXT, item TEXT)"
 """Creates the table of the app."""
 INSERT_ORDER: Final = "INSERT INTO orders (tenant, item) VALUES (:tenant, :item)"
-"""What a handler writes."""
+"""The statement with which a handler writes."""
 BATCH_PATH: Final = "/batch"
 """Where the batch endpoint is."""
 NOT_SIGNED_IN: Final = "not-signed-in"
@@ -139,7 +139,7 @@ class CallExecution(NamedTuple):
 
 
 STEPS = Write | Enqueue | Wait | CallExecution
-"""What ``Shop.handle`` yields; ``run_handler`` and ``run_sync_handler`` do it."""
+"""The steps that ``Shop.handle`` yields; ``run_handler`` and ``run_sync_handler`` do it."""
 
 
 class Visits:

@@ -47,7 +47,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """What the client received."""
+    """A response, as the client received it."""
 
     # 0: nothing, because the client went away.
     status: int

@@ -757,7 +757,7 @@ def _outage_of(
     head: RequestHead,
     store: SessionStore | None,
 ) -> StoreUnavailableError | None:
-    """Return what to respond with, if session or connection raised ``error`` in an outage."""
+    """Return the client's error, if session or connection raised ``error`` in an outage."""
     if head.transaction is not None:
         return head.transaction.outage_of(error)
     execution = claimed if isinstance(claimed, Execution) else claimed.outcome

@@ -34,7 +34,7 @@ class RequestTransaction(Protocol):
         """Roll back what has not ended. Never raises."""
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if ``error`` is of the transaction and means an outage."""
+        """Return the client's error, if ``error`` is of the transaction and means an outage."""
 
 
 def open_transaction(store: Store, sessions: SessionStore | None) -> RequestTransaction:
@@ -147,7 +147,7 @@ class SessionOfRequest:
         await self._store.close_session(self._session)
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if the session raised ``error`` in an outage."""
+        """Return the client's error, if the session raised ``error`` in an outage."""
         return self._store.outage_of(self._session, error)
 
 

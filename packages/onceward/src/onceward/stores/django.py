@@ -703,7 +703,7 @@ class DjangoUnit:
         return not self._ended and (raw is None or bool(getattr(raw, "closed", False)))
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if a statement of the view failed in an outage."""
+        """Return the client's error, if a statement of the view failed in an outage."""
         is_internal = isinstance(error, InternalError) and not is_read_only(error)
         if not isinstance(error, _OUTAGES) or is_internal or not _is_outage(error):
             return None

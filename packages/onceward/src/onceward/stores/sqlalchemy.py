@@ -324,7 +324,7 @@ class SqlAlchemyStore:
                 session.sync_session.close()
 
     def outage_of(self, session: AsyncSession, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if a method of the session raised ``error`` in an outage."""
+        """Return the client's error, if a method of the session raised ``error`` in an outage."""
         if session.sync_session.info.get(OUTAGE) is not error:
             return None
         outage = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")

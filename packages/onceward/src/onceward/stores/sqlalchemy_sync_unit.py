@@ -209,7 +209,7 @@ class SqlAlchemySyncUnit(GuardedUnit):
         return SyncSessionStatements(self._store, self)
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if a statement of the handler failed in an outage."""
+        """Return the client's error, if a statement of the handler failed in an outage."""
         if not self.is_lost or not is_outage(error):
             return None
         outage = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")

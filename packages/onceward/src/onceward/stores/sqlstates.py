@@ -35,7 +35,7 @@ def is_denied(error: BaseException) -> bool:
 
 
 def unstorable_error(error: BaseException) -> BodyInvalidError | None:
-    """Return what to respond with, if a driver raised ``error`` for a text that it cannot store."""
+    """Return the client's error, if a driver raised ``error`` for a text that it cannot store."""
     for each in _errors_of(error):
         is_psycopg = type(each).__module__.partition(".")[0] == "psycopg"
         if is_unstorable_state(getattr(each, "sqlstate", None)) or (

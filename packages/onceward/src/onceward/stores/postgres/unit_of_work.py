@@ -200,7 +200,7 @@ class PostgresUnit(Generic[TransactionT_co]):
         return not self._ended and bool(self._connection.is_closed())
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return what to respond with, if a statement on the driver's connection failed with it."""
+        """Return the client's error, if a statement on the driver's connection failed with it."""
         driver = self._store.driver
         is_of_driver = isinstance(error, (*driver.outages, *driver.errors))
         return unavailable(error) if is_of_driver and self.is_lost else None
