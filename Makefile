@@ -34,20 +34,19 @@ PACKAGES := $(patsubst packages/%/pyproject.toml,%,$(PROJECTS))
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
+# The pip that is there already takes two seconds less than installing one with ensurepip first.
+new_venv = $(PYTHON) -m venv --without-pip $(VENV) && { \
+	$(PYTHON) -m pip --python $(BIN)/python install --disable-pip-version-check --no-compile --quiet --require-hashes --requirement requirements/setup.txt 2>/dev/null \
+	|| { $(BIN)/python -m ensurepip >/dev/null && $(PIP) --require-hashes --requirement requirements/setup.txt 2>/dev/null; } || true; }
 # An interrupted installation leaves half of a package behind, which no installer repairs.
-ifneq ($(wildcard $(VENV)/.unfinished),)
-$(info the last set-up did not finish: making $(VENV) again)
-$(shell rm -rf $(VENV))
-endif
-begin = $(BIN)/python -c 'import shutil, sys; sys.exit(shutil.disk_usage(".").free < 2 * 1024**3)' \
+begin = if [ -e $(VENV)/.unfinished ]; then echo "the last set-up did not finish: making $(VENV) again"; rm -rf $(VENV); $(new_venv); fi; \
+	$(BIN)/python -c 'import shutil, sys; sys.exit(shutil.disk_usage(".").free < 2 * 1024**3)' \
 	|| { echo "less than 2 GiB are free on this disk: free some, then try again"; exit 1; } && touch $(VENV)/.unfinished
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onceward needs Python 3.11 or newer; set PYTHON=python3.x"; exit 1; }
-	$(PYTHON) -m venv --without-pip $(VENV)
-# The pip that is there already takes two seconds less than installing one with ensurepip first.
-	@$(PYTHON) -m pip --python $@ install --disable-pip-version-check --no-compile --quiet --require-hashes --requirement requirements/setup.txt 2>/dev/null \
-		|| { $@ -m ensurepip >/dev/null && $(PIP) --require-hashes --requirement requirements/setup.txt 2>/dev/null; } || true
+	@echo "making $(VENV)"
+	@$(new_venv)
 
 $(SERVER): $(PROJECTS) $(LOCKS) | $(BIN)/python
 	@echo "installing the server in $(VENV)"
