@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import Any
 
 from onceward import Execution, Onceward, Principal
-from onceward.server.identify import ApiKeyIdentify, hash_api_key
+from onceward.sign_in.identify import ApiKeyIdentify, hash_api_key
 
 with closing(sqlite3.connect("notes.db")) as database:
     database.execute("CREATE TABLE IF NOT EXISTS notes (text TEXT NOT NULL)")

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from onceward import Onceward
 from onceward.fastapi import Caller
-from onceward.server.jwt_auth import JwtIdentify
+from onceward.sign_in.jwt_auth import JwtIdentify
 from onceward_operator.console import Page, PageRequest, Shown, TokenAccess, console
 
 with closing(sqlite3.connect("shop.db")) as database:

@@ -16,8 +16,9 @@ LIBRARY = ("protocol", "onceward", "outbox", "operator", "testing", "nats")
 API = sorted((REFERENCE / "api").glob("*.md"))
 DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 MODULES = [name for page in API for name in DIRECTIVE.findall(page.read_text(encoding="utf-8"))]
-# The command line is documented by its commands, in reference/cli.md.
-NOT_IMPORTED_BY_APPS = {"cli"}
+# The command line is documented by its commands, in reference/cli.md. ``Onceward`` and its options
+# are names of the package itself.
+NOT_IMPORTED_BY_APPS = {"app", "audit", "cli", "options"}
 
 
 @cache

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from onceward.jobs.admin import JobAdmin
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 
 KEY = {"Idempotency-Key": "one-key", "X-Token": "token-1"}
 

@@ -14,10 +14,10 @@ import pytest
 from typer.main import get_command
 
 from onceward import Policy, errors
+from onceward.guard.idempotency import FAULT_POINTS
 from onceward.jobs.executor import FAULT_POINTS as JOB_FAULT_POINTS
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import JobOutcome, Outcome
-from onceward.server.idempotency import FAULT_POINTS
 from onceward.stores.factory import open_store
 from onceward_protocol.cli.commands import create_app
 from onceward_protocol.cli.plugins import add_plugins

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import onceward_outbox
-from onceward.server.idempotency import Idempotency
+from onceward.guard.idempotency import Idempotency
 from onceward_lab.mutations import runner as mutations
 from onceward_lab.mutations.planting import BUGS, Replacement, plant
 from onceward_lab.simulation import device, scenario

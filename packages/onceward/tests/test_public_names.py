@@ -86,10 +86,10 @@ def test_a_star_import_brings_all_names() -> None:
 def test_nothing_heavy_is_imported_before_it_is_used() -> None:
     code = (
         "import sys, onceward\n"
-        "heavy = ('asyncio', 'msgspec', 'sqlite3', 'onceward.server', 'onceward.jobs')\n"
+        "heavy = ('asyncio', 'msgspec', 'sqlite3', 'onceward.guard', 'onceward.jobs')\n"
         "assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)\n"
         "onceward.Onceward\n"
-        "assert 'onceward.server' in sys.modules\n"
+        "assert 'onceward.guard' in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()

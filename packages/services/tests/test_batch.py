@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import httpx
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 
 from .conftest import SECRET, Serve, signed_in
 

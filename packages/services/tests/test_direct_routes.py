@@ -13,8 +13,8 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from onceward.server.direct_route import DirectRoute
-from onceward.server.jwt_auth import mint_token
+from onceward.frameworks.fastapi_direct import DirectRoute
+from onceward.sign_in.jwt_auth import mint_token
 
 from .conftest import SECRET, Serve
 from .test_isolation import Person, _body, _document, _filled, _named, _operations

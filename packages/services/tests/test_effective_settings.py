@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from onceward.server.request_log import RequestLog
+from onceward.guard.request_log import RequestLog
 from onceward.stores.postgres.store import PostgresStore
 from onceward.stores.sqlite.store import SqliteStore
 from onceward_protocol.clock import SystemClock

@@ -13,7 +13,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_protocol.ids import new_id
 from onceward_services.app import create_app
 from onceward_services.planning.inbox import Inbox, add_notification

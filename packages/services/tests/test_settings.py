@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from onceward.errors import ConfigurationError
-from onceward.server.jwt_keys import SAMPLE_SECRETS
-from onceward.server.limits import Limits
+from onceward.guard.limits import Limits
+from onceward.sign_in.jwt_keys import SAMPLE_SECRETS
 from onceward_services.app import create_app
 from onceward_services.field.policy import POLICY as FIELD
 from onceward_services.planning.policy import POLICY as PLANNING

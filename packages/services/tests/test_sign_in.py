@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_services.app import create_app
 from onceward_services.settings import load_settings
 

@@ -8,8 +8,9 @@ these modules:
     core.job            Enqueued, Merged, AlreadyDone: what ``enqueue`` returns
     core.tenants        ALL_TENANTS, for operators
     fastapi             dependencies for FastAPI: Session, Tx, Caller, Run; principal_from
-    server              integrations: starlette, asgi, wsgi, django_views; identify, jwt_auth;
-                        rate_limits
+    frameworks          integrations: starlette, asgi, wsgi, django
+    sign_in             who calls: identify, jwt_auth
+    guard               one guarded request; rate_limits
     stores              SQLite, PostgreSQL, SQLAlchemy, Django, the Redis cache
     jobs                background jobs in the same database
     client              an HTTP client that keeps the key over retries
@@ -39,16 +40,16 @@ _NEVER: Final = False
 # Not a bare TYPE_CHECKING: import-linter leaves such imports out, and could not see a lower layer
 # import a higher one by way of this file.
 if TYPE_CHECKING or _NEVER:
+    from onceward.app import Onceward
     from onceward.core.policy import ErrorFormat, ErrorsStored, Policy, Staleness
     from onceward.core.tenants import SINGLE_TENANT
+    from onceward.guard.execution import Execution
+    from onceward.guard.optimistic_locking import update_with_version
+    from onceward.guard.request import Principal
     from onceward.jobs.context import JobContext
     from onceward.jobs.registry import JobRegistry
     from onceward.jobs.worker import Worker
     from onceward.ports import Transaction
-    from onceward.server.app import Onceward
-    from onceward.server.execution import Execution
-    from onceward.server.guarded_request import Principal
-    from onceward.server.optimistic_locking import update_with_version
     from onceward.stores.factory import open_store
     from onceward_protocol.keys import KeyFormat
 
@@ -79,18 +80,18 @@ _MODULE_OF_NAME: Final = {
     "SINGLE_TENANT": "onceward.core.tenants",
     "ErrorFormat": "onceward.core.policy",
     "ErrorsStored": "onceward.core.policy",
-    "Execution": "onceward.server.execution",
-    "Onceward": "onceward.server.app",
+    "Execution": "onceward.guard.execution",
+    "Onceward": "onceward.app",
     "JobContext": "onceward.jobs.context",
     "JobRegistry": "onceward.jobs.registry",
     "KeyFormat": "onceward_protocol.keys",
     "Policy": "onceward.core.policy",
-    "Principal": "onceward.server.guarded_request",
+    "Principal": "onceward.guard.request",
     "Staleness": "onceward.core.policy",
     "Transaction": "onceward.ports",
     "Worker": "onceward.jobs.worker",
     "open_store": "onceward.stores.factory",
-    "update_with_version": "onceward.server.optimistic_locking",
+    "update_with_version": "onceward.guard.optimistic_locking",
 }
 
 if not TYPE_CHECKING:  # a type checker would accept every misspelt name

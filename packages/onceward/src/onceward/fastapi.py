@@ -9,8 +9,7 @@
     async def create(order: NewOrder, session: Session) -> OrderOut: ...
 """
 
-from onceward.server.identify import principal_from
-from onceward.server.starlette import (
+from onceward.frameworks.starlette import (
     Caller,
     Run,
     Tx,
@@ -18,6 +17,7 @@ from onceward.server.starlette import (
     the_principal,
     the_transaction,
 )
+from onceward.sign_in.identify import principal_from
 
 __all__ = [
     "Caller",

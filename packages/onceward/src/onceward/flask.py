@@ -1,5 +1,5 @@
 """Onceward for Flask: ``FlaskGuard`` and the principal of Flask-Login."""
 
-from onceward.server.flask_views import FlaskGuard, login_principal
+from onceward.frameworks.flask import FlaskGuard, login_principal
 
 __all__ = ["FlaskGuard", "login_principal"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from onceward.server.idempotency import FAULT_POINTS
+from onceward.guard.idempotency import FAULT_POINTS
 from packages.onceward.tests.support.serving import ShopProcess
 
 KEY = {"Idempotency-Key": "the-key"}

@@ -54,7 +54,7 @@ FLASK = """
 from flask import Flask
 from onceward import SINGLE_TENANT, Onceward
 from onceward.flask import FlaskGuard
-from onceward.server.wsgi import WsgiGuard
+from onceward.frameworks.wsgi import WsgiGuard
 
 app = Flask(__name__)
 guard = FlaskGuard(Onceward("sqlite:///app.db"), app)

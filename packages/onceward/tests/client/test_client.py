@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from onceward import SINGLE_TENANT, Onceward
 from onceward.client import Action, AsyncClient, BatchRefusedError, Client, GaveUpError
 from onceward.errors import UsageError
-from onceward.server.starlette import Tx
+from onceward.frameworks.starlette import Tx
 
 CUT = "cut"
 

@@ -14,9 +14,9 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from onceward import JobContext, Onceward, Principal, open_store
+from onceward.frameworks.starlette import Tx
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import Store
-from onceward.server.starlette import Tx
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from onceward_testing.servers import RealPostgres

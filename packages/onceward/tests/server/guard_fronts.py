@@ -27,8 +27,8 @@ from onceward.django import batch as django_batch
 from onceward.django import execution as django_execution
 from onceward.django import guard as django_guard
 from onceward.flask import FlaskGuard
-from onceward.server.django_views import django_onceward
-from onceward.server.wsgi import WsgiGuard
+from onceward.frameworks.django import django_onceward
+from onceward.frameworks.wsgi import WsgiGuard
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from onceward_testing.guard_shop import (
     BATCH_PATH,

@@ -11,9 +11,9 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from onceward.server.guarded_request import Principal
-from onceward.server.jwt_auth import JwtIdentify
-from onceward.server.request_head import RequestHead
+from onceward.guard.request import Principal
+from onceward.guard.request_head import RequestHead
+from onceward.sign_in.jwt_auth import JwtIdentify
 
 SECRET = "a secret that is long enough for HS256"
 NOW = datetime(2025, 6, 1, 12, 0, tzinfo=UTC)

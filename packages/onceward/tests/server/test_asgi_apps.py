@@ -18,15 +18,15 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
 from onceward import SINGLE_TENANT, Onceward, Policy, Principal, ServiceError
+from onceward.batch.options import BatchOptions
 from onceward.errors import (
     ConfigurationError,
     NoTransactionError,
     StreamingResponseError,
     UsageError,
 )
-from onceward.server.batch_options import BatchOptions
-from onceward.server.limits import Limits
-from onceward.server.starlette import Caller, Run, Tx
+from onceward.frameworks.starlette import Caller, Run, Tx
+from onceward.guard.limits import Limits
 from packages.onceward.tests.support.harness import Connection
 from packages.onceward.tests.support.policies import ENVELOPE_WITH_STALENESS
 

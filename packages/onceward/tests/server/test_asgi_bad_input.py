@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import jwt
 import pytest
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from packages.services.tests.cli.conftest import Server
 
 PATH = "/api/v1/routes"

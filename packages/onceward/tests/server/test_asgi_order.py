@@ -6,7 +6,7 @@ import pytest
 
 from onceward import SINGLE_TENANT, Onceward, Policy
 from onceward.errors import ConfigurationError
-from onceward.server.rate_limits import LimitsRateLimiter
+from onceward.guard.rate_limits import LimitsRateLimiter
 from onceward_testing.guard_harness import LimiterOf
 from packages.onceward.tests.support.harness import Connection, open_lab
 

@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from onceward import SINGLE_TENANT, Onceward, open_store
-from onceward.core.audit_chain import (
+from onceward.audit import sealer as audit_sealer
+from onceward.audit import seals as audit_seals
+from onceward.audit.chain import (
     NO_PREVIOUS,
     AuditKeys,
     event_digest,
     event_document,
     make_seal,
 )
+from onceward.audit.sealer import AuditSealer
+from onceward.audit.seals import AuditSeals
 from onceward.errors import ConfigurationError
+from onceward.maintenance.retention import AUDIT_EVENTS, Retention
+from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import Store
-from onceward.server import audit_sealer
-from onceward.server.audit_sealer import AuditSealer
-from onceward.server.sweeper import Sweeper
-from onceward.stores import audit_seals
-from onceward.stores.audit_seals import AuditSeals
 from onceward.stores.parts import AUDIT_SEALS
-from onceward.stores.retention import AUDIT_EVENTS, Retention
 from onceward_operator.audit_trail import AuditTrail
 from onceward_operator.tenant_data import TenantData
 from onceward_protocol.canonical_json import canonical_json

@@ -22,10 +22,10 @@ from werkzeug.middleware.dispatcher import DispatcherMiddleware  # noqa: E402
 from werkzeug.test import Client  # noqa: E402
 
 from onceward import Onceward, Principal  # noqa: E402
+from onceward.batch.options import BatchOptions  # noqa: E402
 from onceward.errors import ConfigurationError, NotAuthenticatedError  # noqa: E402
 from onceward.flask import FlaskGuard  # noqa: E402
-from onceward.server.batch_options import BatchOptions  # noqa: E402
-from onceward.server.django_views import django_onceward  # noqa: E402
+from onceward.frameworks.django import django_onceward  # noqa: E402
 from packages.onceward.tests.support.harness import by_header  # noqa: E402
 
 LOCAL = str(uuid.uuid4())

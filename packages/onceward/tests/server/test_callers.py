@@ -13,7 +13,7 @@ from starlette.routing import Route
 from onceward import SINGLE_TENANT, Onceward, OncewardError, Principal
 from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import ConfigurationError, PrincipalInvalidError
-from onceward.server.wsgi import WsgiGuard
+from onceward.frameworks.wsgi import WsgiGuard
 
 NO_CHOICE = r"nothing says who the caller is.*identify=….*tenants=SINGLE_TENANT"
 

@@ -31,9 +31,9 @@ from pydantic import BaseModel, field_validator
 from starlette.middleware.base import BaseHTTPMiddleware
 
 from onceward import SINGLE_TENANT, Onceward
+from onceward.batch.options import BatchOptions, ItemReport
 from onceward.fastapi import Caller, Run, Tx
-from onceward.server.batch_options import BatchOptions, ItemReport
-from onceward.server.direct_route import DirectRoute
+from onceward.frameworks.fastapi_direct import DirectRoute
 
 
 class Colour(Enum):

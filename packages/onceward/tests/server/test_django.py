@@ -43,8 +43,8 @@ from onceward.errors import (  # noqa: E402
     StreamingResponseError,
     UsageError,
 )
-from onceward.server.django_views import django_onceward, django_response  # noqa: E402
-from onceward.server.sync_bridge import Served  # noqa: E402
+from onceward.frameworks.django import django_onceward, django_response  # noqa: E402
+from onceward.frameworks.sync_bridge import Served  # noqa: E402
 from packages.onceward.tests.support.django_project import urls as views  # noqa: E402
 
 _numbers = itertools.count()

@@ -19,9 +19,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from onceward.errors import NotAuthenticatedError, StoreUnavailableError
-from onceward.server import jwt_keys
-from onceward.server.guarded_request import Principal
-from onceward.server.jwks_download import MAX_BYTES, download
+from onceward.guard.request import Principal
+from onceward.sign_in import jwt_keys
+from onceward.sign_in.jwks_download import MAX_BYTES, download
 from packages.onceward.tests.server.jwt_harness import (
     HOUR,
     NOW,

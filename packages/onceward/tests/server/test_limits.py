@@ -12,12 +12,13 @@ from werkzeug.test import Client
 
 from onceward import SINGLE_TENANT, Onceward, Policy
 from onceward.errors import ConfigurationError, NotAuthenticatedError
-from onceward.server import asgi, guarded_request
-from onceward.server.guarded_request import parse_request
-from onceward.server.limits import Limits
-from onceward.server.request_body import LARGE_BODY_BYTES
-from onceward.server.request_head import RequestHead
-from onceward.server.wsgi import WsgiGuard
+from onceward.frameworks import asgi
+from onceward.frameworks.wsgi import WsgiGuard
+from onceward.guard import request as guarded_request
+from onceward.guard.limits import Limits
+from onceward.guard.request import parse_request
+from onceward.guard.request_body import LARGE_BODY_BYTES
+from onceward.guard.request_head import RequestHead
 from onceward_protocol.error_codes import CODES
 from packages.onceward.tests.support.harness import Connection, HeldClock, open_lab
 
@@ -31,7 +32,7 @@ def database(tmp_path: Path) -> str:
 
 @pytest.fixture
 def short_linger(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceward.server.request_body._LINGER_IDLE_SECONDS", 0.05)
+    monkeypatch.setattr("onceward.guard.request_body._LINGER_IDLE_SECONDS", 0.05)
 
 
 def is_closed(connection: Connection) -> bool:

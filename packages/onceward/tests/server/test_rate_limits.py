@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from onceward.errors import ConfigurationError
-from onceward.server import rate_limits
-from onceward.server.rate_limits import LimitsRateLimiter, check_limit
+from onceward.guard import rate_limits
+from onceward.guard.rate_limits import LimitsRateLimiter, check_limit
 
 
 class HeldClock:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import time
 
-from onceward.server.request_body import LARGE_BODY_BYTES, RequestBodies
+from onceward.guard.request_body import LARGE_BODY_BYTES, RequestBodies
 
 
 async def test_thread_pauses_for_as_long_as_it_has_worked() -> None:

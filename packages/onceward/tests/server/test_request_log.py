@@ -21,9 +21,9 @@ from werkzeug.wrappers import Response
 from onceward import SINGLE_TENANT, Onceward, Policy, Principal, Staleness
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.flask import FlaskGuard
-from onceward.server.batch_chunk import RequestChunk
-from onceward.server.request_log import RequestLog
-from onceward.server.wsgi import WsgiGuard
+from onceward.frameworks.wsgi import WsgiGuard
+from onceward.guard.chunk import RequestChunk
+from onceward.guard.request_log import RequestLog
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.sqlite import SqliteStore
 from onceward_operator.console import TokenAccess, console
@@ -233,7 +233,7 @@ def add(log: RequestLog, number: int, tenant: str = "t") -> None:
 async def test_flood_stays_within_the_limits_of_memory_and_table(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward.server.request_log._FLUSH_SECONDS", 0.01)
+    monkeypatch.setattr("onceward.guard.request_log._FLUSH_SECONDS", 0.01)
     is_sqlite = url.startswith("sqlite")
     store: Any = SqliteStore(url.removeprefix("sqlite:///")) if is_sqlite else PostgresStore(url)
     most = 2_000
@@ -409,7 +409,7 @@ async def test_rows_that_cannot_be_written_are_bounded_and_counted(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store, log = sqlite_log
-    monkeypatch.setattr("onceward.server.request_log._MOST_WAITING", 3)
+    monkeypatch.setattr("onceward.guard.request_log._MOST_WAITING", 3)
     other = sqlite3.connect(f"{tmp_path}/log.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     for number in range(5):
@@ -527,7 +527,7 @@ async def any_log(
     """Return a log that is written by the test only."""
     is_sqlite = url.startswith("sqlite")
     store: Any = SqliteStore(url.removeprefix("sqlite:///")) if is_sqlite else PostgresStore(url)
-    monkeypatch.setattr("onceward.server.request_log._FLUSH_SECONDS", 3600.0)
+    monkeypatch.setattr("onceward.guard.request_log._FLUSH_SECONDS", 3600.0)
     log = RequestLog(store, SystemClock())
     log.enable()
     await store.open()
@@ -614,7 +614,7 @@ async def test_requests_of_a_tenant_that_is_used_again_are_logged(
 ) -> None:
     store, log = any_log
     await erase(store, "bob")
-    monkeypatch.setattr("onceward.server.request_log._CLOCK_MARGIN_SECONDS", 0.0)
+    monkeypatch.setattr("onceward.guard.request_log._CLOCK_MARGIN_SECONDS", 0.0)
     add(log, 1, tenant="bob")
     await log._flush()
     assert await tenants_logged(store) == ["bob"]

@@ -14,11 +14,11 @@ from fastapi.testclient import TestClient
 from onceward import SINGLE_TENANT, ErrorFormat, Onceward, Policy
 from onceward.core.error_formats import ProblemFormat
 from onceward.errors import BodyInvalidError, ConfigurationError, UsageError
+from onceward.guard.limits import Limits
+from onceward.guard.rate_limits import LimitsRateLimiter
+from onceward.maintenance.record_removal import RecordRemoval
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import RecordQuery
-from onceward.server.limits import Limits
-from onceward.server.rate_limits import LimitsRateLimiter
-from onceward.server.record_removal import RecordRemoval
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.fingerprint import FingerprintInput, short_hash
 from packages.onceward.tests.support.harness import HeldClock, open_lab

@@ -9,11 +9,11 @@ import pytest
 
 from onceward import open_store
 from onceward.errors import ConfigurationError
+from onceward.maintenance import retention
+from onceward.maintenance.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
+from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import Store
-from onceward.server.sweeper import Sweeper
-from onceward.stores import retention
 from onceward.stores.parts import AUDIT_SEALS, JOBS
-from onceward.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
 from onceward_protocol.clock import SystemClock
 from packages.onceward.tests.support.tenant_rows import add_rows
 

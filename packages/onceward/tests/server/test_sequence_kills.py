@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from onceward.server.batch_chunk import FAULT_POINTS as CHUNK_POINTS
-from onceward.server.idempotency import FAULT_POINTS
+from onceward.guard.chunk import FAULT_POINTS as CHUNK_POINTS
+from onceward.guard.idempotency import FAULT_POINTS
 from onceward_protocol.sequence import key_hash
 from onceward_testing.fork_server import ForkServer
 from onceward_testing.servers import RealPostgres

@@ -15,7 +15,7 @@ from onceward import ErrorFormat, Onceward, Policy, Principal
 from onceward.core.policy import ErrorsStored
 from onceward.errors import CommitUnknownError, ConfigurationError
 from onceward.fastapi import Tx
-from onceward.server.idempotency import FAULT_POINTS
+from onceward.guard.idempotency import FAULT_POINTS
 from onceward.stores.redis import RedisRecords
 from onceward_operator.tenant_data import TenantData
 from onceward_testing.servers import RealPostgres

@@ -18,8 +18,8 @@ from werkzeug.test import Client
 from onceward import SINGLE_TENANT, Onceward, Principal
 from onceward.errors import ConfigurationError
 from onceward.flask import FlaskGuard
-from onceward.server.django_views import django_onceward, guard
-from onceward.server.wsgi import WsgiGuard
+from onceward.frameworks.django import django_onceward, guard
+from onceward.frameworks.wsgi import WsgiGuard
 from onceward.stores.psycopg import PsycopgSyncStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
 from packages.onceward.tests.support.django_project import add_django_database

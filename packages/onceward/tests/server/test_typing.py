@@ -8,8 +8,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from onceward import Onceward, Transaction, open_store
+from onceward.options import OncewardOptions
 from onceward.ports import Store
-from onceward.server.options import OncewardOptions
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.store import BasePostgresStore, PostgresOptions
 from onceward.stores.postgres.unit_of_work import PostgresTransaction

@@ -9,7 +9,7 @@ from werkzeug.test import Client
 from werkzeug.wsgi import wrap_file
 
 from onceward import SINGLE_TENANT, Onceward, Policy
-from onceward.server.wsgi import WsgiGuard
+from onceward.frameworks.wsgi import WsgiGuard
 
 KEY = {"Idempotency-Key": "key-1"}
 

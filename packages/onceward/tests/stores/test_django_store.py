@@ -23,9 +23,9 @@ from onceward.errors import (
     StoreUnavailableError,
     UsageError,
 )
+from onceward.frameworks.django import _response_of
+from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
 from onceward.ports import Claimed, EpochReading
-from onceward.server.django_views import _response_of
-from onceward.server.request_thread import DirectThread, run_in_request_thread, serving_in
 from onceward.stores.django import DjangoStore, DjangoUnit
 from onceward_operator.sqlite_backup import back_up
 from onceward_testing.samples import NOW, a_record, an_audit_event

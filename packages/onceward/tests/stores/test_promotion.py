@@ -10,8 +10,8 @@ import asyncpg
 import pytest
 
 from onceward.errors import CommitUnknownError, StoreUnavailableError
-from onceward.server.cache_epoch import CacheEpoch
-from onceward.server.record_lru_cache import RecordLruCache
+from onceward.guard.cache_epoch import CacheEpoch
+from onceward.guard.record_lru_cache import RecordLruCache
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.redis import RedisRecords

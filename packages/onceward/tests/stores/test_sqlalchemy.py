@@ -30,8 +30,8 @@ from onceward.errors import (
     SupersededError,
     UsageError,
 )
+from onceward.frameworks.starlette import the_transaction
 from onceward.ports import Found, Store
-from onceward.server.starlette import the_transaction
 from onceward.stores.asyncpg_messages import SharedTransaction
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore

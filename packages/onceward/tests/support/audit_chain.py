@@ -6,10 +6,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from onceward import open_store
-from onceward.core.audit_chain import AuditKeys, ChainCheck
+from onceward.audit.chain import AuditKeys, ChainCheck
+from onceward.audit.sealer import AuditSealer
 from onceward.core.idempotency_record import AuditEvent
 from onceward.ports import Store
-from onceward.server.audit_sealer import AuditSealer
 from onceward_operator.audit_trail import AuditTrail
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.ids import new_id

@@ -14,8 +14,8 @@ from fastapi.responses import JSONResponse
 from starlette.background import BackgroundTask
 
 from onceward import Onceward, Policy, open_store
+from onceward.batch.options import BatchOptions
 from onceward.errors import ServiceError
-from onceward.server.batch_options import BatchOptions
 from packages.onceward.tests.support.harness import by_header
 
 CREATE = (

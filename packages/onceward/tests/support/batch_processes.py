@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 
-from onceward.server.batch_options import BatchOptions
+from onceward.batch.options import BatchOptions
 from packages.onceward.tests.support.batch_lab import Item, item, open_batch_lab
 
 

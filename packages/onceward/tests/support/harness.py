@@ -22,8 +22,8 @@ from starlette.background import BackgroundTask
 
 from onceward import Onceward, Policy, open_store
 from onceward.errors import NotAuthenticatedError
-from onceward.server.guarded_request import Principal
-from onceward.server.request_head import RequestHead
+from onceward.guard.request import Principal
+from onceward.guard.request_head import RequestHead
 
 CREATE = "CREATE TABLE IF NOT EXISTS effects (id text PRIMARY KEY, name text)"
 

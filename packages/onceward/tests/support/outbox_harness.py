@@ -36,7 +36,7 @@ SINGLY = QueueSettings(batch=False)
 
 
 def token_of(user: str) -> str:
-    from onceward.server.jwt_auth import mint_token
+    from onceward.sign_in.jwt_auth import mint_token
 
     return mint_token(
         SECRET,

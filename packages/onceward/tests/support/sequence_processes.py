@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from onceward import Policy
-from onceward.server.batch_options import BatchOptions
+from onceward.batch.options import BatchOptions
 from packages.onceward.tests.support.batch_lab import BatchLab, Item, item, open_batch_lab
 from packages.onceward.tests.support.batch_processes import KillAt
 

@@ -14,8 +14,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.core.idempotency_record import Record
+from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
 from onceward.ports import Claimed
-from onceward.server.request_thread import DirectThread, run_in_request_thread, serving_in
 from onceward.stores.session_limits import SessionLimits
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_hosts import async_creator, creator

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Collection, Mapping
 from datetime import datetime
 from typing import Any, Final
 
-from onceward.core.audit_chain import (
+from onceward.audit.chain import (
     NO_KEYS,
     AuditKeys,
     ChainCheck,
     Seal,
     event_document,
 )
+from onceward.audit.seals import AuditSeals
 from onceward.ports import Row, Store
-from onceward.stores.audit_seals import AuditSeals
 
 __all__ = ["EXPORT_FORMAT", "AuditTrail", "event_line", "seal_line"]
 

@@ -34,7 +34,7 @@ async def read_request_counts(store: Store, now: datetime) -> Mapping[str, list[
     last = int(now.timestamp()) // _SECONDS * _SECONDS
     since = last - (MINUTES - 1) * _SECONDS
     file = "request_log.sqlite.sql" if store.name == "sqlite" else "request_log.postgres.sql"
-    sql = load_queries("onceward.server", file, names=store.table_names)["read_counts"]
+    sql = load_queries("onceward.guard", file, names=store.table_names)["read_counts"]
     found: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * MINUTES)
     for row in await store.read(sql, {"since": since}):
         place = (row["minute"] - since) // _SECONDS

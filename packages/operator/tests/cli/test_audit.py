@@ -200,7 +200,7 @@ def test_sweep_signs_what_it_records(here: Here, file: str, monkeypatch: Any) ->
     here("audit", "seal", ONCEWARD_AUDIT_KEY=KEY)
 
     from onceward.cli import database
-    from onceward.stores.retention import AUDIT_EVENTS, Retention
+    from onceward.maintenance.retention import AUDIT_EVENTS, Retention
 
     async def rules(_target: Any, _store: Any) -> list[Retention]:
         return [Retention(AUDIT_EVENTS, timedelta(days=30))]

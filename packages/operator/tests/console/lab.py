@@ -12,7 +12,7 @@ import httpx
 from fastapi import FastAPI, HTTPException
 
 from onceward import Onceward
-from onceward.server.jwt_auth import JwtIdentify, mint_token
+from onceward.sign_in.jwt_auth import JwtIdentify, mint_token
 from onceward_operator.console import Page, TokenAccess, console
 
 SECRET = "a secret of tests, long enough for HS256"

@@ -16,13 +16,13 @@ from fastapi.responses import RedirectResponse
 from onceward import Onceward, Principal
 from onceward.core.breaker import Breaker
 from onceward.errors import ConfigurationError
+from onceward.guard.disabled_endpoints import unknown_names
+from onceward.guard.rate_limits import LimitsRateLimiter
+from onceward.guard.request_head import Identify, RequestHead
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.observability.noop import NullJobMetrics
 from onceward.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store
-from onceward.server.disabled_endpoints import unknown_names
-from onceward.server.jwt_auth import JwtIdentify
-from onceward.server.rate_limits import LimitsRateLimiter
-from onceward.server.request_head import Identify, RequestHead
+from onceward.sign_in.jwt_auth import JwtIdentify
 from onceward_operator.console import TokenAccess, console
 from onceward_operator.console.app import ConsoleApp
 from onceward_protocol.clock import SystemClock

@@ -9,7 +9,7 @@ from fastapi.security import HTTPBearer
 from onceward import Onceward, Principal
 
 if TYPE_CHECKING:
-    from onceward.server.request_head import RequestHead
+    from onceward.guard.request_head import RequestHead
 
 __all__ = ["REQUIRED", "CurrentPrincipal", "authenticate"]
 

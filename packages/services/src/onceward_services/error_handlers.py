@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from onceward import ErrorFormat
+from onceward.batch.options import ItemReport
 from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.core.idempotency_record import Response as StoredResponse
 from onceward.errors import (
@@ -21,10 +22,9 @@ from onceward.errors import (
     ServiceError,
     StoreUnavailableError,
 )
-from onceward.server.batch_options import ItemReport
-from onceward.server.guarded_request import client_times
-from onceward.server.request_head import RequestHead
-from onceward.server.starlette import error_format_of
+from onceward.frameworks.starlette import error_format_of
+from onceward.guard.request import client_times
+from onceward.guard.request_head import RequestHead
 from onceward_services.registry import service_for_path
 
 __all__ = ["ErrorMiddleware", "install_error_handlers", "log_item"]

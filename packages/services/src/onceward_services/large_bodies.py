@@ -11,8 +11,8 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-from onceward.server.request_body import LARGE_BODY_BYTES
-from onceward.server.route_table import SAFE_METHODS
+from onceward.guard.request_body import LARGE_BODY_BYTES
+from onceward.guard.route_table import SAFE_METHODS
 from onceward_protocol.canonical_json import decode_json, encode_again, split_object
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from onceward import ErrorFormat, Policy, Staleness
+from onceward.batch.options import MAX_CHUNK_ITEMS, BatchOptions, ItemReport
 from onceward.core.error_formats import ProblemFormat
 from onceward.core.policy import VOLATILE_FIELDS
 from onceward.errors import ConfigurationError
-from onceward.server.batch_options import MAX_CHUNK_ITEMS, BatchOptions, ItemReport
-from onceward.server.limits import Limits
-from onceward.server.rate_limits import check_limit
-from onceward.stores.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
+from onceward.guard.limits import Limits
+from onceward.guard.rate_limits import check_limit
+from onceward.maintenance.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
 from onceward_services.field.policy import POLICY as FIELD
 from onceward_services.field.settings import FieldSettings
 from onceward_services.planning.policy import POLICY as PLANNING

@@ -140,7 +140,7 @@ class SignInSettings(BaseModel):
     @property
     def public_secret(self) -> str | None:
         """Say why tokens can be signed by others than the operator; None if they cannot."""
-        from onceward.server.jwt_keys import SAMPLE_SECRETS  # noqa: PLC0415 - workers need no JWT
+        from onceward.sign_in.jwt_keys import SAMPLE_SECRETS  # noqa: PLC0415 - workers need no JWT
 
         if self.needs_development_secret:
             return "a development secret"

@@ -14,7 +14,7 @@ import httpx
 from fastapi import Body, FastAPI, HTTPException
 
 from onceward import JobContext, NonRetryableError, Onceward
-from onceward.server.jwt_auth import JwtIdentify, mint_token
+from onceward.sign_in.jwt_auth import JwtIdentify, mint_token
 from packages.services.tests.browser.services_rows import (
     DELIVERY,
     REVIEWS,

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_services.dev_secrets import development_secret
 from packages.onceward.tests.support.databases import SpareDatabases
 from packages.protocol.tests.cli.conftest import cli, here

@@ -14,7 +14,7 @@ import httpx
 import psutil  # type: ignore[import-untyped]
 import pytest
 
-from onceward.server.jwt_keys import SAMPLE_SECRETS
+from onceward.sign_in.jwt_keys import SAMPLE_SECRETS
 from onceward_protocol.cli.output import CommandError
 from onceward_services.cli.serve import _bind
 from onceward_services.settings import load_settings

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from packages.protocol.tests.cli.harness import TIMEOUT_SECONDS
 from packages.services.tests.cli.conftest import Server
 

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from pytest_bdd import given, parsers, scenarios, then, when
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_services.app import create_app
 from onceward_services.settings import load_settings
 from onceward_testing.servers import RealPostgres

@@ -11,7 +11,7 @@ import httpx
 
 from onceward import Onceward
 from onceward.ports import Row
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_services.planning import api
 from onceward_services.planning.read_cache import ReadCache
 from packages.services.tests.conftest import SECRET, Serve

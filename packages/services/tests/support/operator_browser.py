@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from packages.services.tests.conftest import SECRET
 
 

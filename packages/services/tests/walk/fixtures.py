@@ -10,7 +10,7 @@ import httpx
 
 from onceward import Onceward
 from onceward.ports import Row, Store
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_protocol.clock import SystemClock
 from onceward_services.walk.catalogue import bundled_catalogue
 from packages.services.tests.conftest import SECRET, Serve

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generat
 from jwt.algorithms import RSAAlgorithm
 
 from onceward.ports import FaultPoints, Row
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from packages.services.tests.conftest import SECRET
 
 from .fixtures import Game, OpenGame, new_key, ok, text

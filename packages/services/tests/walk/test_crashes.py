@@ -5,7 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onceward.server.idempotency import FAULT_POINTS
+from onceward.guard.idempotency import FAULT_POINTS
 
 from .fixtures import Device, Game, OpenGame, new_key, ok
 

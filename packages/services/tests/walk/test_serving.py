@@ -12,7 +12,7 @@ from uuid import uuid4
 import httpx
 import pytest
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from packages.services.tests.cli.conftest import Server
 from packages.services.tests.conftest import SECRET
 

@@ -24,7 +24,7 @@ import pytest
 
 from onceward import ErrorFormat, ErrorsStored, KeyFormat, Policy, Staleness
 from onceward.errors import CommitUnknownError, StoreUnavailableError
-from onceward.server.rate_limits import LimitsRateLimiter
+from onceward.guard.rate_limits import LimitsRateLimiter
 from onceward_testing.guard_harness import (
     Caller,
     GuardHarness,
@@ -1156,7 +1156,7 @@ class AsgiContract(ChunkedBodyContract):
     def test_body_that_stalls_is_408_and_the_connection_is_closed(
         self, new_caller: NewCaller, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("onceward.server.request_body._LINGER_IDLE_SECONDS", 0.02)
+        monkeypatch.setattr("onceward.guard.request_body._LINGER_IDLE_SECONDS", 0.02)
         caller = new_caller(Policy(body_deadline=timedelta(seconds=0.05)))
         late = caller.send(content=b'{"item"', declared=100, stalls=True)
         assert code_of(late) == (408, "request.timeout")

@@ -25,9 +25,9 @@ from uuid import uuid4
 
 from onceward import Onceward, Policy, Principal, ServiceError
 from onceward.errors import NotAuthenticatedError
+from onceward.frameworks.sync_bridge import SyncExecution
+from onceward.guard.request_head import RequestHead
 from onceward.ports import Claimed
-from onceward.server.request_head import RequestHead
-from onceward.server.sync_bridge import SyncExecution
 from onceward_testing.in_process_client import Request, Response
 
 __all__ = [

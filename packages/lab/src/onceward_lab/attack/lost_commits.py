@@ -1,7 +1,7 @@
 """Makes a database of Onceward lose what was committed for a key, as restoring a backup does."""
 
+from onceward.maintenance.record_removal import RecordRemoval
 from onceward.ports import RecordQuery, Store
-from onceward.server.record_removal import RecordRemoval
 from onceward_protocol.clock import SystemClock
 
 __all__ = ["lose_commit"]

@@ -171,7 +171,7 @@ def guarded_with_console() -> FastAPI:
 
     It enqueues a job: live pages get an event for it.
     """
-    from onceward.server.jwt_auth import JwtIdentify
+    from onceward.sign_in.jwt_auth import JwtIdentify
     from onceward_lab.bench.console import OPERATOR, SECRET
     from onceward_operator.console import TokenAccess, console
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.bench.environment import Environment
 from onceward_lab.bench.idempotency import CREATE, create_orders
 from onceward_lab.bench.in_process import spread

@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from onceward import SINGLE_TENANT, Onceward, open_store
-from onceward.server.batch_options import BatchOptions
+from onceward.batch.options import BatchOptions
 from onceward_lab.bench.apps import CONNECTIONS, INSERT, Order
 
 __all__ = ["batching", "batching_by_fastapi", "services"]

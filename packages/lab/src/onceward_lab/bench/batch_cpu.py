@@ -21,7 +21,7 @@ from typing import Any
 
 import uvloop
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.bench.server_tree import CpuClock, ServerTree
 from onceward_testing.servers import RealPostgres
 

@@ -20,7 +20,7 @@ from fastapi import FastAPI
 
 from onceward import Onceward, open_store
 from onceward.core.table_names import TableNames
-from onceward.server.jwt_auth import JwtIdentify, mint_token
+from onceward.sign_in.jwt_auth import JwtIdentify, mint_token
 from onceward_lab.bench.environment import Environment
 from onceward_lab.bench.idempotency import create_orders
 from onceward_lab.bench.measurements import Measurement, at_least, at_most, measurement

@@ -17,7 +17,7 @@ from typing import Any
 
 import asyncpg
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.bench.in_process import call, spread
 from onceward_services.app import create_app
 from onceward_services.settings import load_settings

@@ -12,7 +12,7 @@ import asyncpg
 from fastapi import FastAPI, Request, Response
 
 from onceward import update_with_version
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.bench.in_process import call, routes_before, spread
 from onceward_services.app import create_app
 from onceward_services.auth import CurrentPrincipal

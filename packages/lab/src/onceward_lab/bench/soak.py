@@ -33,7 +33,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.bench.server_tree import CpuClock, ServerTree
 from onceward_lab.bench.slow_seconds import Activity, explain
 from onceward_testing.servers import RealPostgres, RealRedis

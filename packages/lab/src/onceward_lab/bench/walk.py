@@ -17,9 +17,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from onceward.core.idempotency_record import RequestFingerprint
-from onceward.server.execution import Execution, set_current_execution
-from onceward.server.guarded_request import GuardedRequest
-from onceward.server.jwt_auth import mint_token
+from onceward.guard.execution import Execution, set_current_execution
+from onceward.guard.request import GuardedRequest
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.bench.in_process import call, compare, routes_before, spread
 from onceward_protocol.staleness import parse_instant
 from onceward_services.app import create_app

@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.chaos.cluster import Cluster, DatabaseKind, Replication
 from onceward_lab.chaos.collector import jobs_left, read_history, response_of
 from onceward_lab.chaos.device import Device

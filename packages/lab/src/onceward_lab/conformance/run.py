@@ -8,7 +8,7 @@ from typing import Final
 import httpx
 import msgspec
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.conformance import (
     batch,
     bodies,

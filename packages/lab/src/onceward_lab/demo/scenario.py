@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from onceward.server.jwt_auth import mint_token
+from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.demo.device import PASSPHRASE, TOKEN, USER
 from onceward_lab.demo.result import DemoResult, compare
 from onceward_lab.effects import read_effects

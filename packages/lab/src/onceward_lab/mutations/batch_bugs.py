@@ -5,12 +5,12 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any
 
+from onceward.batch.run import BatchRun
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
 from onceward.errors import InProgressError
-from onceward.server import guarded_request
-from onceward.server.batch_chunk import RequestChunk
-from onceward.server.batch_run import BatchRun
+from onceward.guard import request as guarded_request
+from onceward.guard.chunk import RequestChunk
 from onceward.stores.sqlite.chunk import SqliteItemUnit
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_protocol.batch import Results

@@ -3,8 +3,8 @@
 from typing import Any
 
 from onceward.errors import CommitUnknownError, ServiceError
-from onceward.server.batch_chunk import RequestChunk
-from onceward.server.idempotency import Idempotency
+from onceward.guard.chunk import RequestChunk
+from onceward.guard.idempotency import Idempotency
 from onceward.stores.replication import ReplicationBarrier
 from onceward_lab.mutations.planting import Replacement, bug
 

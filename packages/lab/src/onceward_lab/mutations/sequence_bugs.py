@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from onceward.server import strict_sequences
-from onceward.server.batch_chunk import RequestChunk
-from onceward.server.idempotency import Idempotency
-from onceward.server.strict_sequences import ChunkSequences
+from onceward.guard import strict_sequences
+from onceward.guard.chunk import RequestChunk
+from onceward.guard.idempotency import Idempotency
+from onceward.guard.strict_sequences import ChunkSequences
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_outbox import enqueue
 

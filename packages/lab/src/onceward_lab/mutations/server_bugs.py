@@ -6,12 +6,14 @@ from typing import Any
 
 import msgspec
 
+from onceward import app
 from onceward.core.idempotency_record import RecordId
 from onceward.core.policy import Policy
-from onceward.server import app, guarded_request, idempotency
-from onceward.server.cache_epoch import CacheEpoch
-from onceward.server.execution import Execution
-from onceward.server.idempotency import Idempotency
+from onceward.guard import idempotency
+from onceward.guard import request as guarded_request
+from onceward.guard.cache_epoch import CacheEpoch
+from onceward.guard.execution import Execution
+from onceward.guard.idempotency import Idempotency
 from onceward.stores.sqlite import store, unit_of_work
 from onceward.stores.sqlite.rows import find_any
 from onceward.stores.sqlite.store import SqliteStore

@@ -10,12 +10,12 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from onceward.app import Onceward
+from onceward.batch.options import BatchOptions
 from onceward.errors import NonRetryableError, NotAuthenticatedError, ServiceError
+from onceward.guard.request import Principal
+from onceward.guard.request_head import RequestHead
 from onceward.jobs.context import JobContext
-from onceward.server.app import Onceward
-from onceward.server.batch_options import BatchOptions
-from onceward.server.guarded_request import Principal
-from onceward.server.request_head import RequestHead
 from onceward_services.field.policy import POLICY as FIELD
 from onceward_services.walk.policy import POLICY as WALK
 

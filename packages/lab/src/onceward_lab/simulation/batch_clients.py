@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 
-from onceward.server.batch_options import BatchOptions
+from onceward.batch.options import BatchOptions
 from onceward_lab.history import Expect
 from onceward_lab.simulation.batches import BATCH_PATH, results_of
 from onceward_lab.simulation.faults import Faults

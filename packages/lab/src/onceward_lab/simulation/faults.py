@@ -4,8 +4,9 @@ from collections import Counter
 from random import Random
 from typing import Final
 
+from onceward.guard import chunk as batch_chunk
+from onceward.guard import idempotency
 from onceward.jobs import executor
-from onceward.server import batch_chunk, idempotency
 from onceward_nats import relay
 from onceward_outbox import drain
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 
-from onceward.server import batch_chunk
+from onceward.guard import chunk as batch_chunk
 from onceward_lab.checker import Violation, check
 from onceward_lab.history import (
     Delay,
@@ -52,7 +52,7 @@ from onceward_nats import relay
 from onceward_outbox.transport import Response
 
 if TYPE_CHECKING:
-    from onceward.server.batch_options import BatchOptions
+    from onceward.batch.options import BatchOptions
     from onceward_lab.simulation.store import SimulatedConnection, SimulatedNotifier
 
 __all__ = ["Outcome", "focus_points", "run_seed"]

@@ -4,9 +4,9 @@ import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
+from onceward.app import Onceward
+from onceward.batch.options import BatchOptions
 from onceward.errors import RateLimitedError, ServiceError, StoreUnavailableError
-from onceward.server.app import Onceward
-from onceward.server.batch_options import BatchOptions
 from onceward_lab.simulation.app import guard_service, identify, register_jobs
 from onceward_lab.simulation.broker import SimulatedBroker, simulated_jetstream
 from onceward_lab.simulation.faults import Faults

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any, Final, TypedDict, cast
 
 from onceward import open_store
+from onceward.audit.chain import AuditKeys
 from onceward.cli.target import AppTarget, Target, describe_target
-from onceward.core.audit_chain import AuditKeys
 from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, OncewardError
+from onceward.maintenance.retention import Retention
+from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import RecordCache, Store
-from onceward.server.sweeper import Sweeper
 from onceward.stores.factory import uses_psycopg
 from onceward.stores.parts import GUARD, LIBRARY_PARTS, Part, distribute_store, installed_parts
 from onceward.stores.postgres.store import BasePostgresStore
-from onceward.stores.retention import Retention
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.tenant_tables import TenantTable, covered_tables, plain_name, uncovered_tables
 from onceward.stores.urls import StoreUrl, parse_store_url

@@ -13,8 +13,8 @@ from onceward.cli.target import Target
 from onceward.cli.tenants import check_tenant, tenant_or_all
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import CommitUnknownError, InProgressError
+from onceward.maintenance.record_removal import RecordRemoval, Removed
 from onceward.ports import RecordQuery
-from onceward.server.record_removal import RecordRemoval, Removed
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
 from onceward_protocol.clock import SystemClock
 

@@ -21,7 +21,7 @@ class OncewardConfig(AppConfig):  # type: ignore[misc]
 
 
 def _create_tables(*, using: str, **_: Any) -> None:
-    from onceward.server.django_views import django_onceward  # noqa: PLC0415 - after the settings
+    from onceward.frameworks.django import django_onceward  # noqa: PLC0415 - after the settings
     from onceward.stores.parts import installed_parts  # noqa: PLC0415
 
     configured = django_onceward()

@@ -12,9 +12,7 @@ from typing import Any, Final, TextIO
 
 import msgspec
 
-from onceward.cli.database import audit_keys, opened
-from onceward.cli.target import Target
-from onceward.core.audit_chain import (
+from onceward.audit.chain import (
     EVENT_FIELDS,
     AuditKeys,
     ChainCheck,
@@ -22,8 +20,10 @@ from onceward.core.audit_chain import (
     Seal,
     instant_text,
 )
-from onceward.server.audit_sealer import AuditSealer
-from onceward.server.erasures import erased_at
+from onceward.audit.sealer import AuditSealer
+from onceward.cli.database import audit_keys, opened
+from onceward.cli.target import Target
+from onceward.guard.erasures import erased_at
 from onceward.stores.parts import AUDIT_SEALS
 from onceward_operator.audit_trail import EXPORT_FORMAT, AuditTrail
 from onceward_protocol.cli.output import CommandError, print_json, printable

@@ -10,7 +10,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from onceward.server.app import Onceward
+from onceward.app import Onceward
 from onceward_operator.console.access import Access, Operator, Role, TokenAccess
 from onceward_operator.console.action import OperatorAction, operator_action
 from onceward_operator.console.app import ConsoleApp

@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 
 from onceward.core.tenants import ALL_TENANTS, AllTenants, TenantFilter
 from onceward.errors import NotAuthenticatedError
-from onceward.server.guarded_request import Principal
-from onceward.server.request_head import RequestHead
+from onceward.guard.request import Principal
+from onceward.guard.request_head import RequestHead
 
 __all__ = ["Access", "Operator", "Role", "TokenAccess"]
 

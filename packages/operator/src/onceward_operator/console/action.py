@@ -20,12 +20,12 @@ from typing import Any, Final, Unpack
 
 import msgspec
 
+from onceward.app import Onceward
 from onceward.core.idempotency_record import AuditEvent
 from onceward.core.job import EnqueueOutcome
 from onceward.errors import CommitUnknownError, NotFoundError, RequestError
 from onceward.jobs.enqueue import Cause, JobOptions, new_job
 from onceward.ports import Transaction
-from onceward.server.app import Onceward
 from onceward_operator.console.page import ConsoleError, NotShownError, PageRequest
 from onceward_protocol.canonical_json import canonical_json
 from onceward_protocol.ids import new_id

@@ -22,8 +22,8 @@ with needs_extra("", "onceward-operator"):
     from starlette.routing import Match as RouteMatch
     from starlette.routing import Route
 
+from onceward.app import Onceward
 from onceward.errors import NotAuthenticatedError, StoreUnavailableError
-from onceward.server.app import Onceward
 from onceward.stores.parts import LIBRARY_PARTS
 from onceward_operator.console.access import Access, Operator, Role
 from onceward_operator.console.live import LiveUpdates, View

@@ -14,8 +14,8 @@ from typing import Final
 
 from onceward.core.tenants import AllTenants
 from onceward.errors import StoreError
+from onceward.frameworks.shutdown import server_is_stopping
 from onceward.ports import Notifier, Store
-from onceward.server.shutdown import server_is_stopping
 from onceward_operator.console.access import Role
 from onceward_operator.console.page import ConsoleError
 

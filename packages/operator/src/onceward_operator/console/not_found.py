@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Final
 
+from onceward.app import Onceward
 from onceward.core.tenants import ALL_TENANTS
-from onceward.server.app import Onceward
 from onceward_operator.console.jobs import SEARCHED_TENANTS
 from onceward_operator.console.page import PageRequest, Shown
 

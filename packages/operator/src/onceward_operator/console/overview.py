@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from onceward.app import Onceward
 from onceward.core.breaker import BreakerState
 from onceward.ports import Store
-from onceward.server.app import Onceward
 from onceward_operator.console.charts import sparkline
 from onceward_operator.console.page import Page, PageRequest, Shown
 from onceward_operator.console.queues import QueueState, read_queues

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from onceward.app import Onceward
 from onceward.jobs.admin import JobAdmin, JobView
 from onceward.jobs.paused_queues import PausedQueues
 from onceward.jobs.periodic import SYSTEM_TENANT, slot_job_id
 from onceward.jobs.registry import Periodic
-from onceward.server.app import Onceward
 from onceward_operator.console.page import Page, PageRequest, Shown
 
 __all__ = ["periodic_page"]

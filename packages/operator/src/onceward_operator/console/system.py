@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any, Final
 
+from onceward.app import Onceward
 from onceward.ports import Store
-from onceward.server.app import Onceward
 from onceward_operator.console.access import Role
 from onceward_operator.console.page import Page, PageRequest, Shown
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from onceward.app import Onceward
 from onceward.ports import Store
-from onceward.server.app import Onceward
 from onceward.stores.sql_loader import load_queries
 from onceward_operator.console.access import Role
 from onceward_operator.console.page import (

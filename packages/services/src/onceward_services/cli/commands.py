@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from onceward.cli.worker import WorkerOptions
-    from onceward.stores.retention import Retention
+    from onceward.maintenance.retention import Retention
     from onceward.stores.tenant_tables import TenantTable
 
 __all__ = ["default_worker", "register", "retention", "tenant_tables"]

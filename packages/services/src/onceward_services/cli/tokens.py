@@ -30,7 +30,7 @@ def make_token(
             "--sub is required: the subject of the token (try: onceward token --help)", 2
         )
 
-    from onceward.server.jwt_auth import mint_token
+    from onceward.sign_in.jwt_auth import mint_token
     from onceward_services.dev_secrets import development_secret
     from onceward_services.settings import load_settings
 
@@ -59,7 +59,7 @@ def make_token(
 
 
 def _app_check(sub: str | None, lifetime: timedelta) -> str:
-    from onceward.server.jwt_keys import UNREADABLE
+    from onceward.sign_in.jwt_keys import UNREADABLE
     from onceward_services.dev_secrets import development_app_check_key
     from onceward_services.settings import load_settings
     from onceward_services.walk.steps.attestation import DEVELOPMENT_APP, mint_app_check

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Body, Header, Query, Request, Response
 
 from onceward import Execution, Onceward
 from onceward.errors import BodyInvalidError, NotFoundError
-from onceward.server.starlette import Run
+from onceward.frameworks.starlette import Run
 from onceward_protocol.staleness import parse_instant
 from onceward_protocol.versions import check_version, etag, expected_version
 from onceward_services.auth import CurrentPrincipal

@@ -6,7 +6,7 @@ from typing import Any
 
 from onceward import Execution, Onceward
 from onceward.errors import NotFoundError
-from onceward.server.request_body import LARGE_BODY_BYTES
+from onceward.guard.request_body import LARGE_BODY_BYTES
 from onceward_protocol.ids import new_uuid4
 from onceward_services.field.model import Kind, check_size, encode, references
 from onceward_services.field.repository import (

@@ -6,8 +6,8 @@ from fastapi import APIRouter, Body, Request, Response
 
 from onceward import update_with_version
 from onceward.errors import NotFoundError
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward.ports import Row
-from onceward.server.starlette import Caller, Run, Tx
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.planning.aggregates import (
     AggregateService,

@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Response
 
 from onceward.errors import BodyInvalidError
-from onceward.server.starlette import Caller, Run, Tx
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.event_stream import (
     EVENT_STREAM,

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from onceward import update_with_version
-from onceward.server.starlette import Caller, Run, Tx
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.planning.aggregates import (
     AggregateService,

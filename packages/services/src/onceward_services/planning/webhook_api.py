@@ -9,8 +9,8 @@ from fastapi import APIRouter, Body, Depends, Query, Request, Response
 
 from onceward import Principal
 from onceward.errors import FieldNotAllowedError, NotFoundError, ServiceError
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward.ports import Row
-from onceward.server.starlette import Caller, Run, Tx
 from onceward_services.auth import authenticate
 from onceward_services.openapi import errors
 from onceward_services.planning.aggregates import AggregateService, json_response

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from onceward import Execution, Onceward, Policy, Principal
 from onceward.core.idempotency_record import Response
-from onceward.server.guarded_request import parse_request
-from onceward.server.idempotency import Replay
+from onceward.guard.idempotency import Replay
+from onceward.guard.request import parse_request
 from onceward_protocol.ids import new_request_id
 from onceward_services.routes.jobs import GENERATE, QUEUE
 from onceward_services.routes.model import RouteAccepted, RouteSubmission

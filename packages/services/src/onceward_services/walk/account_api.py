@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query
 
 from onceward import Onceward
-from onceward.server.starlette import Caller, Run, Tx
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward_operator.tenant_data import OPERATOR_TENANT
 from onceward_protocol.staleness import parse_instant
 from onceward_services.auth import CurrentPrincipal

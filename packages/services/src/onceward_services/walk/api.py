@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from onceward import Onceward
 from onceward.errors import BodyInvalidError
-from onceward.server.starlette import Caller, Run, Tx
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward_protocol.staleness import parse_instant
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.event_stream import EVENT_STREAM, EventStream, token_expiry, wants_stream

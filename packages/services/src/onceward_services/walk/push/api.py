@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from onceward import Onceward
 from onceward.errors import NotFoundError
-from onceward.server.starlette import Caller, Run, Tx
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.routing import service_router
 from onceward_services.settings import Settings

@@ -8,8 +8,8 @@ from pydantic import Field
 
 from onceward import ErrorFormat, Onceward, Principal
 from onceward.errors import BodyInvalidError, ForbiddenError, NotFoundError
+from onceward.frameworks.starlette import Caller, Run, Tx
 from onceward.ports import Row
-from onceward.server.starlette import Caller, Run, Tx
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.openapi import errors
 from onceward_services.routing import extend_router, service_router

@@ -1,0 +1,1 @@
+"""The chain of audit events."""

@@ -1,0 +1,242 @@
+"""Audit events and the chain of seals over them: statements on both tables."""
+
+import json
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import cache
+from typing import Any, Final
+
+from onceward.audit.chain import NO_KEYS, AuditKeys, Seal, make_seal
+from onceward.core.table_names import TableNames
+from onceward.ports import Row, Store, Transaction
+from onceward.stores.sql_loader import load_queries
+
+__all__ = ["AuditSeals"]
+
+# A list as a parameter; both databases find each id in the primary key.
+_AMONG_IDS: Final = {
+    "sqlite": "IN (SELECT value FROM json_each(:ids))",
+    "postgresql": "= ANY (ARRAY(SELECT json_array_elements_text(CAST(:ids AS json))))",
+}
+# A seal lists up to 500 events.
+_SEALS_PER_PAGE: Final = 20
+# How much one transaction of the retention deletes.
+_SWEPT_SEALS: Final = 100
+_SWEPT_EVENTS: Final = 5000
+_EVENTS_PER_PAGE: Final = 500
+
+
+@cache
+def _sql(database: str, names: TableNames, name: str) -> str:
+    text = load_queries("onceward.audit", "seals.sql", names=names)[name]
+    return text.replace("AMONG_IDS", _AMONG_IDS[database])
+
+
+class AuditSeals:
+    """The audit events of a store and their seals."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    # -- reading ------------------------------------------------------------------------------
+
+    async def tenants(self) -> AsyncIterator[str]:
+        """Yield the tenants that have audit events or seals, in order."""
+        after = ""
+        while True:
+            found = (await self._read("next_tenant", tenant=after))[0]["tenant"]
+            if found is None:
+                return
+            yield found
+            after = found
+
+    async def unsealed(self, after: tuple[str, str], *, limit: int) -> Sequence[Row]:
+        """Return events that no seal covers, by tenant and id, after the given one."""
+        return await self._read("unsealed_events", tenant=after[0], id=after[1], limit=limit)
+
+    async def unsealed_of(self, tenant: str) -> AsyncIterator[Row]:
+        """Yield the events of a tenant that no seal covers. Reads one page at a time."""
+        after = ""
+        while True:
+            rows = await self._read(
+                "unsealed_events_of_tenant", tenant=tenant, id=after, limit=_EVENTS_PER_PAGE
+            )
+            for row in rows:
+                yield row
+            if len(rows) < _EVENTS_PER_PAGE:
+                return
+            after = rows[-1]["id"]
+
+    async def seals_named(self, tenant: str) -> AsyncIterator[tuple[str, int | None]]:
+        """Yield the id of each event of a tenant, and the seal that it names."""
+        after = ""
+        while True:
+            rows = await self._read(
+                "seals_of_events", tenant=tenant, id=after, limit=_EVENTS_PER_PAGE
+            )
+            for row in rows:
+                yield row["id"], row["seal"]
+            if len(rows) < _EVENTS_PER_PAGE:
+                return
+            after = rows[-1]["id"]
+
+    async def head(self, tenant: str) -> Seal | None:
+        """Return the last seal of a tenant."""
+        rows = await self._read("head", tenant=tenant)
+        return _seal_of(rows[0]) if rows else None
+
+    async def seals(self, tenant: str, *, after: int = 0) -> AsyncIterator[Seal]:
+        """Yield the seals of a tenant in order. Reads one page at a time."""
+        while True:
+            rows = await self._read("seals", tenant=tenant, number=after, limit=_SEALS_PER_PAGE)
+            for row in rows:
+                yield _seal_of(row)
+            if len(rows) < _SEALS_PER_PAGE:
+                return
+            after = rows[-1]["number"]
+
+    async def find(self, tenant: str, number: int) -> Seal | None:
+        """Return one seal."""
+        rows = await self._read("seals", tenant=tenant, number=number - 1, limit=1)
+        return _seal_of(rows[0]) if rows and rows[0]["number"] == number else None
+
+    async def events_of(self, seal: Seal) -> dict[str, Row]:
+        """Return the events that a seal lists, by id."""
+        if not seal.events:
+            return {}
+        rows = await self._read("events_by_id", tenant=seal.tenant, ids=_ids(seal))
+        return {row["id"]: row for row in rows}
+
+    # -- writing ------------------------------------------------------------------------------
+
+    async def add(self, tx: Transaction, seal: Seal) -> bool:
+        """Write a seal and mark its events.
+
+        Returns False if another process has sealed or deleted some of it; the transaction must
+        then be rolled back.
+        """
+        values = {
+            "tenant": seal.tenant,
+            "number": seal.number,
+            "previous": seal.previous,
+            "events": json.dumps(seal.events, separators=(",", ":"), ensure_ascii=False),
+            "newest_at": seal.newest_at,
+            "first_kept": seal.first_kept,
+            "swept": seal.swept,
+            "sealed_at": seal.sealed_at,
+            "hash": seal.hash,
+            "key_id": seal.key_id,
+            "mac": seal.mac,
+        }
+        if not await tx.fetch_all(self._text("add_seal"), values):
+            return False
+        if not seal.events:
+            return True
+        marked = await tx.fetch_all(
+            self._text("mark_sealed"),
+            {"tenant": seal.tenant, "number": seal.number, "ids": _ids(seal)},
+        )
+        return len(marked) == len(seal.events)
+
+    async def sweep(
+        self, tenant: str, before: datetime, *, now: datetime, keys: AuditKeys = NO_KEYS
+    ) -> int:
+        """Delete the oldest seals of a tenant with their events, which are older than ``before``.
+
+        A new seal says what was deleted; all of it commits together. Returns the number of events
+        of up to 100 seals; 0 if there is nothing to delete.
+        """
+        head = await self.head(tenant)
+        if head is None:
+            return 0
+        old: list[Seal] = []
+        ids: list[str] = []
+        async for seal in self.seals(tenant):
+            is_full = len(old) == _SWEPT_SEALS or len(ids) >= _SWEPT_EVENTS
+            if is_full or (seal.newest_at or seal.sealed_at) >= before:
+                break
+            old.append(seal)
+            ids += [event_id for event_id, _ in seal.events]
+        # Seals without events are deleted along with others: each deletion makes a new one.
+        if not ids:
+            return 0
+        last = old[-1].number
+        swept = make_seal(
+            tenant,
+            (),
+            after=head,
+            now=now,
+            keys=keys,
+            first_kept=last + 1,
+            newly_swept=len(ids),
+        )
+        unit = await self._store.begin()
+        try:
+            tx = unit.statements
+            is_added = await self.add(tx, swept)
+            if is_added:
+                await tx.fetch_all(
+                    self._text("delete_events"), {"tenant": tenant, "ids": json.dumps(ids)}
+                )
+                await tx.fetch_all(self._text("delete_seals"), {"tenant": tenant, "number": last})
+        except BaseException:
+            await unit.rollback()
+            raise
+        if not is_added:  # another process has sealed: the next sweep deletes them
+            await unit.rollback()
+            return 0
+        await unit.commit(None, None)
+        return len(ids)
+
+    async def delete_old_unsealed(self, tenant: str, before: datetime, *, limit: int) -> int:
+        """Delete up to ``limit`` events that no seal covers and that are older than ``before``."""
+        rows = await self._store.write(
+            self._text("delete_old_unsealed"), {"tenant": tenant, "before": before, "limit": limit}
+        )
+        return len(rows)
+
+    # -- statements ---------------------------------------------------------------------------
+
+    async def _read(self, name: str, **values: Any) -> Sequence[Row]:
+        return await self._store.read(self._text(name), values)
+
+    def _text(self, name: str) -> str:
+        return _sql(self._store.name, self._store.table_names, name)
+
+
+def _ids(seal: Seal) -> str:
+    return json.dumps([event_id for event_id, _ in seal.events])
+
+
+def _seal_of(row: Row) -> Seal:
+    return Seal(
+        tenant=row["tenant"],
+        number=row["number"],
+        previous=row["previous"],
+        events=_events_of(row["events"]),
+        newest_at=None if row["newest_at"] is None else _instant(row["newest_at"]),
+        first_kept=row["first_kept"],
+        swept=row["swept"],
+        sealed_at=_instant(row["sealed_at"]),
+        hash=row["hash"],
+        key_id=row["key_id"],
+        mac=row["mac"],
+    )
+
+
+def _events_of(text: str) -> tuple[tuple[str, str], ...]:
+    """Read the list of events. One that was damaged is empty, so its hash is wrong."""
+    with suppress(ValueError, TypeError):
+        pairs: Iterable[Any] = json.loads(text)
+        return tuple((str(event_id), str(digest)) for event_id, digest in pairs)
+    return ()
+
+
+def _instant(value: datetime | str) -> datetime:
+    """Read an instant; SQLite has text. One that was damaged is the earliest one."""
+    if isinstance(value, datetime):
+        return value if value.tzinfo else value.replace(tzinfo=UTC)
+    with suppress(ValueError):
+        return _instant(datetime.fromisoformat(value))
+    return datetime.min.replace(tzinfo=UTC)

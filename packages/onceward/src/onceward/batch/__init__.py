@@ -1,0 +1,1 @@
+"""Many guarded requests in one."""

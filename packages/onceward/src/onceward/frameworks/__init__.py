@@ -1,0 +1,1 @@
+"""Fronts of the guard: one for each web framework."""

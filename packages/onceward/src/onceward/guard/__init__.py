@@ -1,0 +1,1 @@
+"""One guarded request, from its head to the reply."""

@@ -1,1 +1,0 @@
-"""The server side: guards operations and integrates with frameworks. Decisions are in ``core``."""
