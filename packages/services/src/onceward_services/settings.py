@@ -13,7 +13,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from onceward import ErrorFormat, Policy, Staleness
 from onceward.batch.options import MAX_CHUNK_ITEMS, BatchOptions, ItemReport
 from onceward.core.error_formats import ProblemFormat
-from onceward.core.policy import VOLATILE_FIELDS
 from onceward.errors import ConfigurationError
 from onceward.guard.limits import Limits
 from onceward.guard.rate_limits import check_limit
@@ -25,6 +24,7 @@ from onceward_services.planning.settings import PlanningSettings
 from onceward_services.routes.policy import POLICY as ROUTES
 from onceward_services.sign_in_settings import MIN_SECRET_BYTES, Secret, SignInSettings
 from onceward_services.walk.policy import POLICY as WALK
+from onceward_services.walk.policy import VOLATILE_FIELDS
 from onceward_services.walk.push.settings import PushSettings
 from onceward_services.walk.settings import WalkSettings
 from onceward_services.walk.steps.settings import StepSettings
