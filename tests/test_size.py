@@ -52,7 +52,6 @@ LONG_FILES = {
 }
 MANY_PARAMETERS = {
     "app.py: Onceward.__init__",
-    "app.py: Onceward.enqueue",
     "batch/endpoint.py: BatchMiddleware.__init__",
     "batch/run.py: BatchRun.__init__",
     "cli/commands.py: jobs_ls",
@@ -61,7 +60,6 @@ MANY_PARAMETERS = {
     "frameworks/asgi.py: GuardMiddleware.__init__",
     "guard/idempotency.py: Idempotency.__init__",
     "guard/request.py: parse_request",
-    "jobs/enqueue.py: new_job",
     "jobs/worker.py: Worker.__init__",
     "sign_in/jwt_auth.py: JwtIdentify.__init__",
     "sign_in/jwt_auth.py: mint_token",
