@@ -5,7 +5,6 @@ import contextvars
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
-from datetime import datetime
 from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from onceward.audit.chain import AuditKeys
@@ -41,8 +40,7 @@ from onceward.jobs.depth_reporter import DepthReporter
 from onceward.jobs.enqueue import (
     MAX_PAYLOAD_BYTES,
     Cause,
-    JobName,
-    JobOptions,
+    EnqueueOptions,
     log_duplicate,
     new_job,
 )
@@ -281,72 +279,37 @@ class Onceward(Generic[TransactionT_co]):
         self,
         job_type: str,
         payload: Any = None,
-        *,
-        queue: str | None = None,
-        tenant: str | None = None,
-        resource_id: JobName | None = None,
-        run_at: datetime | None = None,
-        delay_seconds: float = 0.0,
-        coalesce: JobName | None = None,
-        order: JobName | None = None,
-        version: int | None = None,
-        max_attempts: int | None = None,
+        **options: Unpack[EnqueueOptions],
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the guarded request being served.
 
-        It commits if and only if the request's writes do. Two jobs of the same type and
-        ``resource_id`` are the same job, which runs once. ``coalesce`` is for work that follows a
-        changing state: an equal job that still waits is merged with this one; one that has
-        started is followed by a new job. Jobs of the same ``order`` run one at a time, in the
-        order of their commits. ``version`` is that of the aggregate, for the job's audit events; by
-        default the one given to ``describe`` before. Raises ``UsageError`` for arguments of other
-        types or values.
+        It commits if and only if the request's writes do. Raises ``UsageError`` for options of
+        other types or values.
         """
-        return await self.enqueue_in(
-            current_execution(),
-            job_type,
-            payload,
-            queue=queue,
-            tenant=tenant,
-            resource_id=resource_id,
-            run_at=run_at,
-            delay_seconds=delay_seconds,
-            coalesce=coalesce,
-            order=order,
-            version=version,
-            max_attempts=max_attempts,
-        )
+        return await self.enqueue_in(current_execution(), job_type, payload, **options)
 
     async def enqueue_in(
         self,
         execution: Execution,
         job_type: str,
         payload: Any = None,
-        *,
-        queue: str | None = None,
-        tenant: str | None = None,
-        max_attempts: int | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[EnqueueOptions],
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of the given execution. Same options as ``enqueue``."""
         request = execution.request
-        found = self.jobs.find(job_type)
-        if options.get("version") is None:
-            options["version"] = execution.version
+        defaults = self.jobs.defaults_for(job_type)
+        defaults["version"] = execution.version
         job = new_job(
             job_type,
             payload,
             cause=Cause(
-                request.principal.tenant if tenant is None else tenant,
+                request.principal.tenant,
                 request.principal.actor,
                 request.request_id,
                 request.correlation_id,
                 continued_traceparent(request.traceparent),
             ),
-            queue=self.jobs.queue_of(job_type) if queue is None else queue,
-            max_attempts=(found.max_attempts if found else 5)
-            if max_attempts is None
-            else max_attempts,
+            defaults=defaults,
             max_payload_bytes=self.max_payload_bytes,
             **options,
         )

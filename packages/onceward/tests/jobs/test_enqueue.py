@@ -417,7 +417,7 @@ def test_invalid_enqueue_arguments_are_refused(arguments: dict[str, Any]) -> Non
     [
         ({"job_type": 5}, "type must be text, not int"),
         ({"queue": 5}, "queue must be text, not int"),
-        ({"queue": None}, "queue must be text, not NoneType"),
+        ({"queue": ["mail"]}, "queue must be text, not list"),
         ({"resource_id": 1.5}, "resource_id must be text, an integer or a UUID, not float"),
         ({"resource_id": True}, "resource_id must be text, an integer or a UUID, not bool"),
         ({"coalesce": b"a"}, "coalesce must be text, an integer or a UUID, not bytes"),

@@ -148,8 +148,6 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
     ) -> Any:
         async def later() -> None:
             await asyncio.sleep(0.5)
-            for name in ("tenant", "queue", "max_attempts"):
-                options.pop(name)
             request = execution.request
             cause = APP.Cause(
                 request.principal.tenant,
@@ -161,8 +159,6 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
                 job_type,
                 payload,
                 cause=cause,
-                queue="default",
-                max_attempts=5,
                 max_payload_bytes=self.max_payload_bytes,
                 **options,
             )
