@@ -4,7 +4,16 @@ from typing import Annotated, Final
 
 import typer
 
-__all__ = ["DEFAULT_DATABASE", "App", "Database", "Environment", "Json", "RedisUrl"]
+__all__ = [
+    "DEFAULT_DATABASE",
+    "App",
+    "Database",
+    "Environment",
+    "Json",
+    "Limit",
+    "RedisUrl",
+    "Tenant",
+]
 
 DEFAULT_DATABASE: Final = "sqlite:///onceward.db"
 
@@ -42,4 +51,8 @@ Environment = Annotated[
         envvar="ONCEWARD_ENVIRONMENT",
         help="The environment in the names of Redis keys.",
     ),
+]
+Tenant = Annotated[str | None, typer.Option(help="Only this tenant. Default: all tenants.")]
+Limit = Annotated[
+    int, typer.Option(min=1, max=1_000_000, help="The largest number of rows to show.")
 ]
