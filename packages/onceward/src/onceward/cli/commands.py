@@ -9,8 +9,16 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperGroup
 
-from onceward.cli.options import DEFAULT_DATABASE, App, Database, Environment, Json, RedisUrl
-from onceward.cli.target import AppTarget, choose_target
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    App,
+    AppTarget,
+    Database,
+    Environment,
+    Json,
+    RedisUrl,
+    choose_target,
+)
 from onceward_protocol.cli.gc import resume_gc
 from onceward_protocol.cli.output import CommandError
 

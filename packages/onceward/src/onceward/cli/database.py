@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict, cast
 
 from onceward import open_store
 from onceward.audit.chain import AuditKeys
-from onceward.cli.target import AppTarget, Target, describe_target
+from onceward.cli.options import AppTarget, Target, describe_target
 from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.maintenance.retention import Retention

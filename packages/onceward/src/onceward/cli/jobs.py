@@ -11,9 +11,17 @@ from typing import Annotated, Any, Final, get_args
 import typer
 
 from onceward.cli.database import opened
-from onceward.cli.options import DEFAULT_DATABASE, App, Database, Json, Limit, Tenant
-from onceward.cli.target import Target, choose_target
-from onceward.cli.tenants import tenant_or_all
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    App,
+    Database,
+    Json,
+    Limit,
+    Target,
+    Tenant,
+    choose_target,
+    tenant_or_all,
+)
 from onceward.core.job import JobState
 from onceward.errors import UsageError
 from onceward.jobs.admin import JobAdmin, JobDetail, JobView

@@ -11,9 +11,18 @@ from typing import Annotated, Any, Final
 import typer
 
 from onceward.cli.database import opened
-from onceward.cli.options import DEFAULT_DATABASE, App, Database, Json, Limit, Tenant
-from onceward.cli.target import Target, choose_target
-from onceward.cli.tenants import check_tenant, tenant_or_all
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    App,
+    Database,
+    Json,
+    Limit,
+    Target,
+    Tenant,
+    check_tenant,
+    choose_target,
+    tenant_or_all,
+)
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import CommitUnknownError, InProgressError
 from onceward.maintenance.record_removal import RecordRemoval, Removed

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from onceward.cli.database import namespaces_in, opened, opened_cache
-from onceward.cli.target import AppTarget, Target
+from onceward.cli.options import AppTarget, Target
 from onceward.errors import ConfigurationError, StoreError
 from onceward.ports import Store
 from onceward.stores.tenant_tables import TenantTable
