@@ -51,7 +51,6 @@ LONG_FILES = {
     "stores/postgres/store.py",
 }
 MANY_PARAMETERS = {
-    "app.py: Onceward.__init__",
     "batch/endpoint.py: BatchMiddleware.__init__",
     "batch/run.py: BatchRun.__init__",
     "cli/jobs.py: list_jobs",
@@ -66,7 +65,6 @@ MANY_PARAMETERS = {
     "stores/postgres/store.py: BasePostgresStore.__init__",
 }
 MANY_METHODS = {
-    "app.py: Onceward",
     "guard/idempotency.py: Idempotency",
     "jobs/job_store.py: JobStore",
     "stores/django.py: DjangoStore",

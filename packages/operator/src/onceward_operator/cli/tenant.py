@@ -175,7 +175,7 @@ async def _opened(
         if isinstance(target, AppTarget):
             from onceward.cli.app_loader import load_onceward
 
-            tables += load_onceward(target.name).tenant_tables
+            tables += load_onceward(target.name).runtime.tenant_tables
         unique = list({table.name: table for table in [*given, *tables]}.values())
         try:
             data = await TenantData.open(store, SystemClock(), unique)
