@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from onceward import JobContext, Onceward, Principal, Transaction
+from onceward import GuardConfig, JobContext, Onceward, Principal, Transaction
 from onceward_outbox import NewEntry, Outbox, OutboxQueue, Profile
 from onceward_outbox.transport import Request, Response
 
@@ -129,8 +129,7 @@ class _Shop:
         self.onceward = Onceward(
             f"sqlite:///{database}",
             principal=_signed_in,
-            sweep_every_seconds=None,
-            audit_seal_seconds=None,
+            config=GuardConfig(sweep_every_seconds=None, audit_seal_seconds=None),
         )
         self.app = FastAPI()
         self.done = asyncio.Event()

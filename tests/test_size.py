@@ -51,11 +51,10 @@ LONG_FILES = {
     "stores/postgres/store.py",
 }
 MANY_PARAMETERS = {
-    "app.py: Onceward.__init__",
     "batch/endpoint.py: BatchMiddleware.__init__",
     "batch/run.py: BatchRun.__init__",
-    "cli/commands.py: jobs_ls",
-    "cli/commands.py: keys_rm",
+    "cli/jobs.py: list_jobs",
+    "cli/keys.py: remove_key",
     "cli/commands.py: worker",
     "frameworks/asgi.py: GuardMiddleware.__init__",
     "guard/idempotency.py: Idempotency.__init__",
@@ -66,7 +65,6 @@ MANY_PARAMETERS = {
     "stores/postgres/store.py: BasePostgresStore.__init__",
 }
 MANY_METHODS = {
-    "app.py: Onceward",
     "guard/idempotency.py: Idempotency",
     "jobs/job_store.py: JobStore",
     "stores/django.py: DjangoStore",

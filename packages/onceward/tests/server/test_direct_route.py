@@ -239,7 +239,7 @@ async def test_responses_are_those_of_fastapi(
                     (response.status_code, response.headers.raw, response.content, list(order))
                 )
             assert found[0] == found[1], (method, path, body, headers)
-        assert called == {route.endpoint for route in onceward.table().routes}
+        assert called == {route.endpoint for route in onceward.runtime.routes.table().routes}
         for client in clients:
             await client.aclose()
 

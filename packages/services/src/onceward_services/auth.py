@@ -21,7 +21,7 @@ async def authenticate(request: Request) -> Principal:
     """Return the caller of a request; raises ``NotAuthenticatedError``."""
     onceward: Onceward = request.app.state.onceward
     head: RequestHead = request.scope["onceward.head"]
-    found = onceward.identify(head)
+    found = onceward.runtime.callers.identify(head)
     return await found if inspect.isawaitable(found) else found
 
 

@@ -143,7 +143,7 @@ def rejected_writes_kept() -> list[Replacement]:
 
 @bug
 def job_enqueued_after_the_commit() -> list[Replacement]:
-    async def enqueue_in(
+    async def enqueue(
         self: Any, execution: Execution, job_type: str, payload: Any, **options: Any
     ) -> Any:
         async def later() -> None:
@@ -159,7 +159,7 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
                 job_type,
                 payload,
                 cause=cause,
-                max_payload_bytes=self.max_payload_bytes,
+                max_payload_bytes=self.config.max_payload_bytes,
                 **options,
             )
             own = await self.store.begin()
@@ -170,7 +170,7 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
         execution.after_commit(lambda: tasks.append(asyncio.ensure_future(later())))
 
     tasks: list[Any] = []
-    return [(APP.Onceward, "enqueue_in", enqueue_in)]
+    return [(APP.Runtime, "enqueue", enqueue)]
 
 
 @bug

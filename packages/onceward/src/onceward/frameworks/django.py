@@ -16,6 +16,7 @@ The guard is a ``transaction.atomic()`` of the project's database around the vie
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields
 from functools import cache, partial, wraps
 from http.cookies import Morsel
 from inspect import iscoroutine, iscoroutinefunction
@@ -35,6 +36,7 @@ with needs_extra("django"):
     from django.utils.module_loading import import_string
 
 from onceward.app import Onceward
+from onceward.config import GuardConfig
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
 from onceward.errors import (
@@ -102,6 +104,8 @@ _OF_STORE: Final = (
     *("table_prefix", "schema"),
     *("claim_seconds", "statement_seconds", "commit_seconds"),
 )
+# And those of ``GuardConfig``; the others are those of ``Onceward``.
+_OF_CONFIG: Final = frozenset(option.name for option in fields(GuardConfig))
 # In the guard of a view without a policy: that of the settings counts.
 _NO_POLICY: Final = Policy()
 
@@ -183,8 +187,9 @@ class _DjangoOnceward:
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
         # Records in memory would outlive a test's transaction, which Django rolls back.
         options = {"sweep_every_seconds": None, "memory_bytes": 0} | options
+        rare = {name: options.pop(name) for name in _OF_CONFIG & options.keys()}
         try:
-            self.onceward = Onceward(self.store, **options)
+            self.onceward = Onceward(self.store, config=GuardConfig(**rare), **options)
         except TypeError as error:
             raise ConfigurationError(f"settings.ONCEWARD: {error}") from error
         self.bridge = Bridge(self.onceward)
@@ -237,7 +242,9 @@ class OncewardMiddleware:
         if not isinstance(error, RequestError | StoreUnavailableError):
             return None
         scope = scope_of(request.META, request.method or "GET", request.path_info)
-        response = render_unguarded(error, django_onceward().onceward.error_format, scope)
+        response = render_unguarded(
+            error, django_onceward().onceward.runtime.config.error_format, scope
+        )
         return django_response(
             Served(response.status, list(response.headers), response.body, is_own=False)
         )
@@ -403,8 +410,8 @@ class _ViewGuard:
     def _policy_of(self, configured: _DjangoOnceward, view: str) -> Policy:
         """Return the policy, with the defaults of the settings. Looked up once."""
         if self._resolved is None or self._resolved[0] is not configured:
-            policy = configured.onceward.policy_or_default(self._policy)
-            check_rate_limit(configured.onceward.limiter, policy, view)
+            policy = configured.onceward.runtime.policy_or_default(self._policy)
+            check_rate_limit(configured.onceward.runtime.config.limiter, policy, view)
             self._resolved = (configured, policy)
         return self._resolved[1]
 
@@ -413,7 +420,7 @@ class _ViewGuard:
     ) -> Callable[[], Principal] | None:
         chosen = self._principal or configured.principal
         if chosen is None:
-            if configured.onceward.has_identify:
+            if configured.onceward.runtime.callers.has_identify:
                 return None
             if not hasattr(request, "user"):
                 raise _no_caller(f"{request.method} {request.path} is guarded")
@@ -424,7 +431,7 @@ class _ViewGuard:
 def policy_of_guard(guard: Guard) -> Policy:
     """Return the policy of a guarded view, with the defaults of the settings."""
     given = None if guard.policy is _NO_POLICY else guard.policy
-    return django_onceward().onceward.policy_or_default(given)
+    return django_onceward().onceward.runtime.policy_or_default(given)
 
 
 def _has_caller() -> bool:

@@ -89,7 +89,7 @@ class _Installed:
     ) -> None:
         # ``onceward worker --app`` looks for this name.
         self.onceward = onceward
-        if principal is not None and onceward.is_single_tenant:
+        if principal is not None and onceward.runtime.callers.is_single_tenant:
             raise ConfigurationError(
                 "FlaskGuard(principal=…) says who callers are, but Onceward(tenants=SINGLE_TENANT) "
                 "that they are not kept apart: give one of them"
@@ -106,7 +106,7 @@ class _Installed:
         """Raise ``ConfigurationError`` if nothing says who calls a view without a principal."""
         if not (
             self.principal is not None
-            or self.onceward.has_identify
+            or self.onceward.runtime.callers.has_identify
             or hasattr(app, "login_manager")
         ):
             raise no_caller(
@@ -307,8 +307,8 @@ class FlaskGuard:
             is_async = iscoroutinefunction(view)
 
             def guard_for(installed: _Installed) -> Guard:
-                chosen = installed.onceward.policy_or_default(policy)
-                check_rate_limit(installed.onceward.limiter, chosen, name)
+                chosen = installed.onceward.runtime.policy_or_default(policy)
+                check_rate_limit(installed.onceward.runtime.config.limiter, chosen, name)
                 return Guard(chosen, endpoint)
 
             @wraps(view)
@@ -481,7 +481,7 @@ class FlaskGuard:
         ):
             raise error  # in a guarded view, the guard rolls back and renders it
         scope = scope_of(request.environ, request.method, request.path)
-        rendered = render_unguarded(error, installed.onceward.error_format, scope)
+        rendered = render_unguarded(error, installed.onceward.runtime.config.error_format, scope)
         return _flask_response(
             Served(rendered.status, list(rendered.headers), rendered.body, is_own=False), None
         )
@@ -503,7 +503,7 @@ def _request() -> flask.Request:
 
 def _default_principal(installed: _Installed, view: Callable[..., Any]) -> GetPrincipal | None:
     """Return how the caller is found if no function was given: ``identify``, or Flask-Login."""
-    if installed.onceward.has_identify:
+    if installed.onceward.runtime.callers.has_identify:
         return None
     installed.check_caller(current_app, name_of_view(view))
     return login_principal

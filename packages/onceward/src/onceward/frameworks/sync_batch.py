@@ -94,8 +94,8 @@ class SyncBatch:
             table=lambda: _Table(find),
             identify=self._identify,
             clock=onceward.clock,
-            bodies=onceward.bodies,
-            error_format=onceward.error_format,
+            bodies=onceward.runtime.bodies,
+            error_format=onceward.runtime.config.error_format,
         )
         thread = QueueThread(self._bridge.loop)
         with serving_in(thread):

@@ -154,8 +154,8 @@ class Bridge:
         # Whether all the async code can run in the request's thread. Caches and limiters cannot.
         self._is_direct = (
             getattr(onceward.store, "runs_in_request_thread", False)
-            and onceward.idempotency.cache is None
-            and onceward.limiter is None
+            and onceward.runtime.idempotency.cache is None
+            and onceward.runtime.config.limiter is None
         )
         store = onceward.store
         # Limits how many requests use the app's connection pool at once.
@@ -170,12 +170,12 @@ class Bridge:
             idempotency=self.ready,
             table=lambda: table,
             identify=self._identify_caller,
-            metrics=onceward.metrics,
-            bodies=onceward.bodies,
-            limiter=onceward.limiter,
-            spans=onceward.spans,
-            error_format=onceward.error_format,
-            request_log=onceward.request_log,
+            metrics=onceward.runtime.metrics,
+            bodies=onceward.runtime.bodies,
+            limiter=onceward.runtime.config.limiter,
+            spans=onceward.runtime.config.spans,
+            error_format=onceward.runtime.config.error_format,
+            request_log=onceward.runtime.request_log,
         )
 
     @property
@@ -240,7 +240,7 @@ class Bridge:
         self, execution: Execution, job_type: str, payload: Any, options: EnqueueOptions
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of an execution."""
-        return self.wait(self.onceward.enqueue_in(execution, job_type, payload, **options))
+        return self.wait(self.onceward.runtime.enqueue(execution, job_type, payload, **options))
 
     def close(self) -> None:
         """Close the store, stop the loop and wait for its thread."""
@@ -286,11 +286,13 @@ class Bridge:
     def _identify_by(
         self, chosen: Callable[[], Principal] | None, head: RequestHead
     ) -> Principal | Awaitable[Principal]:
-        if chosen is None and self.onceward.is_single_tenant:
+        if chosen is None and self.onceward.runtime.callers.is_single_tenant:
             return SHARED_PRINCIPAL
 
         def identify() -> Principal:
-            found: Any = self.onceward.identify(head) if chosen is None else chosen()
+            found: Any = (
+                self.onceward.runtime.callers.identify(head) if chosen is None else chosen()
+            )
             if isinstance(found, Principal):
                 return found
             if inspect.isawaitable(found):
@@ -314,14 +316,14 @@ class Bridge:
         """Return the ``Idempotency``, opened. Call it on behalf of a request."""
         if self._must_open():
             # The opening takes a connection; all requests until then wait for it.
-            await self.onceward.idempotency.release_connection()
+            await self.onceward.runtime.idempotency.release_connection()
             if self._is_direct:
                 await run_in_request_thread(self._open)
         if not self._is_direct:
-            idempotency = await self.onceward.ready()
+            idempotency = await self.onceward.runtime.ready()
             self._is_open = True
             return idempotency
-        return self.onceward.idempotency
+        return self.onceward.runtime.idempotency
 
     def _open(self) -> None:
         """Open Onceward once per process, on the loop: its sweep runs there."""

@@ -57,7 +57,7 @@ class WsgiGuard:
         options. Each request of a batch has its own transaction.
         Raises ``ConfigurationError`` if the Onceward has neither ``identify`` nor ``tenants``.
         """
-        if not onceward.has_identify:
+        if not onceward.runtime.callers.has_identify:
             raise no_caller(
                 "WsgiGuard(app, onceward) guards an app",
                 "Onceward(…, identify=…) with a function of the request's head that returns "
@@ -95,7 +95,11 @@ class WsgiGuard:
         method, path = environ["REQUEST_METHOD"].upper(), _path(environ)
         if self._batch is not None and (method, path) == ("POST", self._batch.options.path):
             return self._serve_batch(self._batch, environ, start_response)
-        match = None if method in SAFE_METHODS else self.onceward.table().find(method, path)
+        match = (
+            None
+            if method in SAFE_METHODS
+            else self.onceward.runtime.routes.table().find(method, path)
+        )
         if match is None:
             return self._app(environ, start_response)
         scope = scope_of(environ, method, path)
@@ -127,7 +131,7 @@ class WsgiGuard:
             scope_of(environ, "POST", batch.options.path),
             environ,
             read=lambda limit: read_body(environ, limit),
-            find=self.onceward.table().find,
+            find=self.onceward.runtime.routes.table().find,
             run=lambda item: collect(self, item),
         )
         return send_served(served, start_response)

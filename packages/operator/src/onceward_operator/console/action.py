@@ -57,10 +57,10 @@ class OperatorAction:
             payload,
             cause=self._cause,
             defaults=onceward.jobs.defaults_for(job_type),
-            max_payload_bytes=onceward.max_payload_bytes,
+            max_payload_bytes=onceward.runtime.config.max_payload_bytes,
             **options,
         )
-        return await onceward.job_store.enqueue(self.transaction, job)
+        return await onceward.runtime.job_store.enqueue(self.transaction, job)
 
 
 @asynccontextmanager
@@ -106,4 +106,4 @@ async def operator_action(
     except BaseException:
         await unit.rollback()
         raise
-    onceward.notifier.notify()
+    onceward.runtime.notifier.notify()

@@ -89,7 +89,7 @@ class GuardedRouteSubmissionService:
             request_id=request_id,
             correlation_id=request.correlation_id or request_id,
         )
-        idempotency = await self._onceward.ready()
+        idempotency = await self._onceward.runtime.ready()
         outcome = await idempotency.process(guarded)
         if isinstance(outcome, Replay):
             return _replayed(outcome)
@@ -117,7 +117,7 @@ class GuardedRouteSubmissionService:
             submission=submission,
             now=self._onceward.clock.now(),
         )
-        await self._onceward.enqueue_in(
+        await self._onceward.runtime.enqueue(
             run, GENERATE, {"request_id": request_id}, queue=QUEUE, resource_id=request_id
         )
         run.describe(resource=f"route:{request_id}")
