@@ -38,13 +38,13 @@ ELSEWHERE = {
     "core.job": ["AlreadyDone", "Enqueued", "Merged"],
     "core.tenants": ["ALL_TENANTS"],
     "fastapi": ["Caller", "Run", "Session", "Tx", "principal_from"],
-    "server.identify": ["ApiKeyIdentify", "hash_api_key", "principal_from"],
+    "sign_in.identify": ["ApiKeyIdentify", "hash_api_key", "principal_from"],
     "jobs.sync_handler": ["SyncJobContext"],
-    "server.jwt_auth": ["JwtIdentify", "mint_token"],
-    "server.rate_limits": ["LimitsRateLimiter"],
-    "server.request_head": ["RequestHead"],
-    "server.starlette": ["Caller", "Run", "Tx", "the_transaction"],
-    "server.wsgi": ["WsgiGuard"],
+    "sign_in.jwt_auth": ["JwtIdentify", "mint_token"],
+    "guard.rate_limits": ["LimitsRateLimiter"],
+    "guard.request": ["RequestHead"],
+    "frameworks.starlette": ["Caller", "Run", "Tx", "the_transaction"],
+    "frameworks.wsgi": ["WsgiGuard"],
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from onceward.audit.chain import AuditKeys
 from onceward.audit.sealer import AuditSealer
-from onceward.batch.endpoint import BatchMiddleware
+from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.core.breaker import Breaker
 from onceward.core.error_formats import ErrorFormatter, check_error_format
@@ -18,22 +18,23 @@ from onceward.core.job import EnqueueOutcome
 from onceward.core.policy import Policy
 from onceward.core.tenants import SINGLE_TENANT, SingleTenant
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.frameworks.asgi import GuardMiddleware, RateLimiter, RouteTable
+from onceward.frameworks.asgi import BatchMiddleware, GuardMiddleware
 from onceward.frameworks.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
 from onceward.frameworks.views import check_endpoint, check_policy, no_caller
 from onceward.guard.disabled_endpoints import Disabled, disabled_check
 from onceward.guard.execution import Execution, current_execution
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.limits import Limits
-from onceward.guard.request import SHARED_PRINCIPAL, Principal
+from onceward.guard.limits import Limits, RateLimiter
+from onceward.guard.pipeline import Pipeline
+from onceward.guard.request import SHARED_PRINCIPAL, Identify, Principal, RequestHead
 from onceward.guard.request_body import RequestBodies
-from onceward.guard.request_head import Identify, RequestHead
 from onceward.guard.request_log import RequestLog
 from onceward.guard.route_table import (
     Guard,
     GuardedRoute,
     GuardTable,
     OpenRoute,
+    RouteTable,
     guard_of,
     mark_guarded,
 )
@@ -504,35 +505,35 @@ class Onceward(Generic[TransactionT_co]):
     ) -> GuardMiddleware | BatchMiddleware:
         if batch is None:
             return guard
-        return BatchMiddleware(
-            guard,
-            options=batch,
-            items_to=items_to,
-            direct_to=guard if direct else None,
-            idempotency=self.ready,
-            table=self.route_table,
+        endpoint = BatchEndpoint(
+            batch,
+            ready=self.ready,
+            find=lambda method, path: self.route_table().find(method, path),
             identify=self.identify if self.has_identify else None,
             clock=self.clock,
             bodies=self.bodies,
-            error_format=self.error_format,
         )
+        return BatchMiddleware(guard, endpoint, items_to=items_to, is_direct=direct)
 
     def _guard_middleware(
         self, app: Any, batch: BatchOptions | None, direct: Any = None
     ) -> GuardMiddleware:
-        return GuardMiddleware(
-            app,
-            idempotency=self.ready,
-            table=self.route_table,
+        pipeline = Pipeline(
+            ready=self.ready,
             identify=self.identify,
             metrics=self.metrics,
             bodies=self.bodies,
             limiter=self.limiter,
             spans=self.spans,
+            request_log=self.request_log,
+        )
+        return GuardMiddleware(
+            app,
+            pipeline,
+            table=self.route_table,
             error_format=self.error_format,
             batch=batch,
             direct=direct,
-            request_log=self.request_log,
         )
 
     def log_requests(self) -> None:

@@ -7,10 +7,9 @@ from onceward.core.breaker import Breaker
 from onceward.core.error_formats import ErrorFormatter
 from onceward.core.policy import Policy
 from onceward.core.tenants import SingleTenant
-from onceward.frameworks.asgi import RateLimiter
 from onceward.guard.disabled_endpoints import Disabled
-from onceward.guard.limits import Limits
-from onceward.guard.request_head import Identify
+from onceward.guard.limits import Limits, RateLimiter
+from onceward.guard.request import Identify
 from onceward.maintenance.retention import Retention
 from onceward.observability.traces import Spans
 from onceward.ports import Clock, FaultPoints, Metrics, RecordCache
