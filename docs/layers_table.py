@@ -19,7 +19,7 @@ MEANINGS = {
     "fastapi": ("dependencies for FastAPI apps: session, transaction, caller", "behaviour"),
     "flask": ("what a Flask app imports", "behaviour"),
     "app": ("`Onceward`: connects store, guard, routes, jobs and sweep of an app", "rules"),
-    "options": ("the options of `Onceward`", "behaviour"),
+    "config": ("the options of `Onceward` that most apps leave as they are", "behaviour"),
     "frameworks": ("ASGI, FastAPI, Starlette, WSGI, Flask, Django, OpenAPI", "SQL"),
     "batch": ("the batch endpoint, its lanes and chunks", "SQL"),
     "sign_in": ("who calls: functions, API keys, JWT", "SQL"),

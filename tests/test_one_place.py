@@ -10,7 +10,7 @@ from onceward_protocol.error_codes import CODES
 from tests.library_source import LIBRARY, PROTOCOL, Module, modules
 
 # How many places write each. The target of all is 1; a number that has become too high fails.
-HEADERS = {"Idempotency-Replayed": 2, "Retry-After": 1}
+HEADERS = {"Idempotency-Replayed": 1, "Retry-After": 1}
 KINDS = dict.fromkeys(CODES, 1) | {
     "bad_request": 2,
     "in_progress": 4,

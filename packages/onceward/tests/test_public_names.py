@@ -61,7 +61,7 @@ ELSEWHERE = {
     "jobs.sync_handler": ["SyncJobContext"],
     "sign_in.jwt_auth": ["JwtIdentify", "mint_token"],
     "guard.rate_limits": ["LimitsRateLimiter"],
-    "guard.request_head": ["RequestHead"],
+    "guard.request": ["RequestHead"],
     "frameworks.starlette": ["Caller", "Run", "Tx", "the_transaction"],
     "frameworks.wsgi": ["WsgiGuard"],
 }

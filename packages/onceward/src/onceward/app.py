@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
 
 from onceward.audit.chain import AuditKeys
 from onceward.audit.sealer import AuditSealer
-from onceward.batch.endpoint import BatchMiddleware
+from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.config import GuardConfig
 from onceward.core.error_formats import check_error_format
@@ -21,15 +21,16 @@ from onceward.core.job import EnqueueOutcome
 from onceward.core.policy import Policy
 from onceward.core.tenants import SINGLE_TENANT, SingleTenant
 from onceward.errors import ConfigurationError, OncewardError
-from onceward.frameworks.asgi import GuardMiddleware, RateLimiter
+from onceward.frameworks.asgi import BatchMiddleware, GuardMiddleware
 from onceward.frameworks.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
 from onceward.frameworks.views import check_endpoint, check_policy, no_caller
 from onceward.guard.disabled_endpoints import disabled_check
 from onceward.guard.execution import Execution, current_execution
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.request import SHARED_PRINCIPAL, Principal
+from onceward.guard.limits import RateLimiter
+from onceward.guard.pipeline import Pipeline
+from onceward.guard.request import SHARED_PRINCIPAL, Identify, Principal, RequestHead
 from onceward.guard.request_body import RequestBodies
-from onceward.guard.request_head import Identify, RequestHead
 from onceward.guard.request_log import RequestLog
 from onceward.guard.route_table import (
     Guard,
@@ -68,6 +69,7 @@ from onceward_protocol.ids import new_id
 
 __all__ = ["Onceward"]
 
+Ready = Callable[[], Awaitable[Idempotency]]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 # After one of these, the app serves no more requests.
@@ -492,31 +494,34 @@ class Runtime:
         batch = self.routes.batch
         guard = GuardMiddleware(
             app,
-            idempotency=self.ready,
+            self.pipeline(),
             table=self.routes.table,
-            identify=self.callers.identify,
+            error_format=self.config.error_format,
+            batch=batch,
+            direct=direct,
+        )
+        if batch is None:
+            return guard
+        endpoint = BatchEndpoint(
+            batch,
+            ready=self.ready,
+            find=lambda method, path: self.routes.table().find(method, path),
+            identify=self.callers.identify if self.callers.has_identify else None,
+            clock=self.clock,
+            bodies=self.bodies,
+        )
+        return BatchMiddleware(guard, endpoint, items_to=items_to, is_direct=is_batch_direct)
+
+    def pipeline(self, *, ready: Ready | None = None, identify: Identify | None = None) -> Pipeline:
+        """Return what serves guarded requests; fronts may open it and find callers themselves."""
+        return Pipeline(
+            ready=ready or self.ready,
+            identify=identify or self.callers.identify,
             metrics=self.metrics,
             bodies=self.bodies,
             limiter=self.config.limiter,
             spans=self.config.spans,
-            error_format=self.config.error_format,
-            batch=batch,
-            direct=direct,
             request_log=self.request_log,
-        )
-        if batch is None:
-            return guard
-        return BatchMiddleware(
-            guard,
-            options=batch,
-            items_to=items_to,
-            direct_to=guard if is_batch_direct else None,
-            idempotency=self.ready,
-            table=self.routes.table,
-            identify=self.callers.identify if self.callers.has_identify else None,
-            clock=self.clock,
-            bodies=self.bodies,
-            error_format=self.config.error_format,
         )
 
     def log_requests(self) -> None:

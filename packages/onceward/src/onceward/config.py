@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 from onceward.core.breaker import Breaker
 from onceward.core.error_formats import ErrorFormatter
-from onceward.frameworks.asgi import RateLimiter
 from onceward.guard.disabled_endpoints import Disabled
-from onceward.guard.limits import Limits
+from onceward.guard.limits import Limits, RateLimiter
 from onceward.jobs.enqueue import MAX_PAYLOAD_BYTES
 from onceward.maintenance.retention import Retention
 from onceward.observability.traces import Spans

@@ -10,7 +10,7 @@ from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from starlette.datastructures import MutableHeaders
 
 from onceward import GuardConfig, Onceward, Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from packages.onceward.tests.support.batch_lab import item, open_batch_lab
 from packages.onceward.tests.support.harness import by_header
 

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from onceward import GuardConfig, Onceward, Policy, Principal, Transaction
 from onceward.errors import ConfigurationError
 from onceward.fastapi import Caller, Run, Session, Tx, the_transaction
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward_testing.servers import RealPostgres
 

@@ -12,7 +12,7 @@ from fastapi.testclient import TestClient
 from onceward import GuardConfig, Onceward, Principal
 from onceward.errors import ConfigurationError, NotAuthenticatedError, UsageError
 from onceward.fastapi import principal_from
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from onceward.sign_in.identify import ApiKeyIdentify, hash_api_key
 
 TILL = Principal(tenant="mill", actor="till-1")

@@ -12,13 +12,12 @@ from werkzeug.test import Client
 
 from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy
 from onceward.errors import ConfigurationError, NotAuthenticatedError
-from onceward.frameworks import asgi
 from onceward.frameworks.wsgi import WsgiGuard
+from onceward.guard import pipeline
 from onceward.guard import request as guarded_request
 from onceward.guard.limits import Limits
-from onceward.guard.request import parse_request
+from onceward.guard.request import RequestHead, parse_request
 from onceward.guard.request_body import LARGE_BODY_BYTES
-from onceward.guard.request_head import RequestHead
 from onceward_protocol.error_codes import CODES
 from packages.onceward.tests.support.harness import Connection, HeldClock, open_lab
 
@@ -132,7 +131,7 @@ async def test_large_bodies_are_parsed_in_a_thread_one_at_a_time(
     running = 0
     real = parse_request
 
-    def parse_slowly(**parts: Any) -> Any:
+    def parse_slowly(*parts: Any) -> Any:
         nonlocal running
         running += 1
         is_loop = threading.current_thread() is threading.main_thread()
@@ -140,11 +139,11 @@ async def test_large_bodies_are_parsed_in_a_thread_one_at_a_time(
         if not is_loop:
             time.sleep(0.02)
         try:
-            return real(**parts)
+            return real(*parts)
         finally:
             running -= 1
 
-    monkeypatch.setattr(asgi, "parse_request", parse_slowly)
+    monkeypatch.setattr(pipeline, "parse_request", parse_slowly)
     async with open_lab(database) as lab:
         sent = [lab.send_soon(f"key-{n}", content=LARGE) for n in range(3)]
         assert [response.status_code for response in await asyncio.gather(*sent)] == [201] * 3

@@ -22,8 +22,7 @@ from starlette.background import BackgroundTask
 
 from onceward import Onceward, Policy, open_store
 from onceward.errors import NotAuthenticatedError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 from packages.onceward.tests.support.options import with_config
 
 CREATE = "CREATE TABLE IF NOT EXISTS effects (id text PRIMARY KEY, name text)"

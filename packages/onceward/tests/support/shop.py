@@ -16,8 +16,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
 from onceward import GuardConfig, Onceward, Policy, open_store
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 from onceward.stores.redis import RedisRecords
 
 CREATE = "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, item text, note text)"

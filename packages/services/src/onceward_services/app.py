@@ -18,7 +18,7 @@ from onceward.core.breaker import Breaker
 from onceward.errors import ConfigurationError
 from onceward.guard.disabled_endpoints import unknown_names
 from onceward.guard.rate_limits import LimitsRateLimiter
-from onceward.guard.request_head import Identify, RequestHead
+from onceward.guard.request import Identify, RequestHead
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.observability.noop import NullJobMetrics
 from onceward.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store

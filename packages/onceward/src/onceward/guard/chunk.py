@@ -22,9 +22,9 @@ from onceward.errors import (
     StoreUnavailableError,
     SupersededError,
 )
-from onceward.guard.batch_item import PostponedError
-from onceward.guard.execution import Execution
-from onceward.guard.idempotency import Idempotency, Replay, ttl_of
+from onceward.guard.exchange import PostponedError
+from onceward.guard.execution import Execution, Replay
+from onceward.guard.idempotency import Idempotency, ttl_of
 from onceward.guard.request import GuardedRequest, stale_error
 from onceward.guard.request_log import RequestLog, code_of
 from onceward.guard.strict_sequences import ChunkSequences, key_of, number_of

@@ -5,6 +5,7 @@ from contextvars import ContextVar, Token
 from datetime import timedelta
 from typing import Any
 
+from onceward.core.idempotency_record import Record
 from onceward.errors import NoTransactionError, UsageError
 from onceward.guard.cache_epoch import Epoch
 from onceward.guard.request import GuardedRequest
@@ -12,6 +13,7 @@ from onceward.ports import Transaction, UnitOfWork
 
 __all__ = [
     "Execution",
+    "Replay",
     "current_execution",
     "executing",
     "find_execution",
@@ -54,6 +56,15 @@ class executing:  # noqa: N801 - used like a function; a generator would cost fo
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)
+
+
+class Replay:
+    """The stored response is to be sent; the handler did not run, or its work was rolled back."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
 
 
 class Execution:

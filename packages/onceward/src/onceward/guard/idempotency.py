@@ -42,7 +42,7 @@ from onceward.errors import (
     UnstoredWritesError,
 )
 from onceward.guard.cache_epoch import CacheEpoch, Epoch
-from onceward.guard.execution import Execution
+from onceward.guard.execution import Execution, Replay
 from onceward.guard.limits import Limits
 from onceward.guard.record_lru_cache import RecordLruCache
 from onceward.guard.record_quota import RecordQuota
@@ -79,7 +79,7 @@ from onceward.ports import (
 from onceward.stores.connection_gate import current_visit
 from onceward_protocol.error_codes import CODES
 
-__all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "Replay", "ttl_of"]
+__all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "ttl_of"]
 
 # Where tests kill the process, delay it or raise.
 FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "after_commit")
@@ -109,15 +109,6 @@ class OutcomeMetrics(Protocol):
 
     def expired(self, endpoint: str) -> None:
         """Count an expired record that was found."""
-
-
-class Replay:
-    """The stored response is to be sent; the handler did not run, or its work was rolled back."""
-
-    __slots__ = ("record",)
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
 
 
 class Idempotency:

@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final
 
 from onceward.errors import ConfigurationError, NotAuthenticatedError, UsageError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 
 __all__ = ["ApiKeyIdentify", "FindPrincipal", "hash_api_key", "id_of_user", "principal_from"]
 
