@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar, Unpack, cast, overload
+from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from onceward.audit.chain import AuditKeys
 from onceward.audit.sealer import AuditSealer
@@ -81,6 +81,16 @@ _LAST_MESSAGES: Final = frozenset(
 _log = logging.getLogger("onceward.request")
 
 
+class _Options(TypedDict, total=False):
+    """Keyword arguments of ``Onceward``, for both overloads. A test compares them with it."""
+
+    principal: Callable[..., Any] | None
+    identify: Identify | None
+    tenants: SingleTenant | None
+    policy: Policy | None
+    config: GuardConfig
+
+
 class Onceward(Generic[TransactionT_co]):
     """Exactly-once effects for the guarded operations of one app.
 
@@ -96,27 +106,11 @@ class Onceward(Generic[TransactionT_co]):
 
     @overload
     def __init__(
-        self: "Onceward[Transaction]",
-        store: str,
-        *,
-        principal: Callable[..., Any] | None = None,
-        identify: Identify | None = None,
-        tenants: SingleTenant | None = None,
-        policy: Policy | None = None,
-        config: GuardConfig = ...,
+        self: "Onceward[Transaction]", store: str, **options: Unpack[_Options]
     ) -> None: ...
 
     @overload
-    def __init__(
-        self,
-        store: Store[TransactionT_co],
-        *,
-        principal: Callable[..., Any] | None = None,
-        identify: Identify | None = None,
-        tenants: SingleTenant | None = None,
-        policy: Policy | None = None,
-        config: GuardConfig = ...,
-    ) -> None: ...
+    def __init__(self, store: Store[TransactionT_co], **options: Unpack[_Options]) -> None: ...
 
     def __init__(
         self,

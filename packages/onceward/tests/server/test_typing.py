@@ -1,13 +1,14 @@
 """Types that users see. mypy checks this file; ``assert_type`` fails there if a type differs."""
 
 import inspect
-from typing import Any, assert_type, get_overloads
+from typing import Any, assert_type
 
 from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from onceward import GuardConfig, Onceward, Transaction, open_store
+from onceward.app import _Options
 from onceward.ports import Store
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.store import BasePostgresStore, PostgresOptions
@@ -66,13 +67,9 @@ def mistakes_are_found() -> None:
 
 
 def test_options_in_types_are_those_of_the_signatures() -> None:
-    parameters = set(inspect.signature(BasePostgresStore.__init__).parameters)
-    assert parameters - {"self", "url", "driver"} == set(PostgresOptions.__annotations__)
-
-
-def test_options_of_both_overloads_are_those_of_the_signature() -> None:
-    expected = inspect.signature(Onceward.__init__).parameters.keys()
-    overloads = get_overloads(Onceward.__init__)
-    assert len(overloads) == 2
-    for overload in overloads:
-        assert inspect.signature(overload).parameters.keys() == expected
+    for function, options, others in (
+        (Onceward.__init__, _Options, {"self", "store"}),
+        (BasePostgresStore.__init__, PostgresOptions, {"self", "url", "driver"}),
+    ):
+        parameters = set(inspect.signature(function).parameters) - others
+        assert parameters == set(options.__annotations__)

@@ -56,14 +56,11 @@ def make_worker(
 ) -> Worker:
     """Create a worker that gets jobs from NATS if ``nats_url`` is set, else from the database."""
     if settings.nats_url is not None:
-        options["engine"] = broker_engine(
-            "nats", settings.nats_url, table_after_seconds=settings.jobs_table_after_seconds
-        )
+        options["engine"] = broker_engine("nats", settings.nats_url)
     return onceward.worker(
         queues=queues or None,
         concurrency=settings.jobs_concurrency,
         lease_seconds=settings.jobs_lease_seconds,
-        poll_seconds=settings.jobs_poll_seconds,
         shutdown_seconds=settings.shutdown_seconds,
         metrics=metrics,
         **options,

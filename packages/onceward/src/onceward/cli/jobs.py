@@ -4,6 +4,7 @@ import asyncio
 import getpass
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from json import dumps
 from typing import Annotated, Any, Final, get_args
@@ -447,56 +448,27 @@ def _check_reason(reason: str) -> None:
 
 
 def _summary(view: JobView) -> dict[str, Any]:
-    return {
-        "id": view.id,
-        "key": view.key,
-        "tenant": view.tenant,
-        "queue": view.queue,
-        "type": view.type,
-        "resource_id": view.resource_id,
-        "state": view.state,
-        "lease_expired": view.lease_expired,
-        "attempts": view.attempts,
-        "max_attempts": view.max_attempts,
-        "worker": view.worker,
-        "reason": view.reason,
-        "enqueued_at": _instant(view.enqueued_at),
-        "due_at": None if view.due_at is None else _instant(view.due_at),
-        "ended_at": None if view.ended_at is None else _instant(view.ended_at),
-        "request_id": view.request_id,
-        "correlation_id": view.correlation_id,
-    }
+    fields: dict[str, Any] = _plain(asdict(view))
+    return fields
 
 
 def _detail(job: JobDetail) -> dict[str, Any]:
-    return _summary(job.view) | {
-        "error": job.error,
-        "payload": job.payload,
-        "payload_hash": job.payload_hash,
-        "result": job.result,
-        "merged": job.merged,
-        "coalesce_key": job.coalesce_key,
-        "order_key": job.order_key,
-        "causes": [
-            {
-                "request_id": cause.request_id,
-                "correlation_id": cause.correlation_id,
-                "at": _instant(cause.at),
-            }
-            for cause in job.causes
-        ],
-        "steps": job.steps,
-        "failures": [
-            {
-                "attempt": failure.attempt,
-                "reason": failure.reason,
-                "error": failure.error,
-                "worker": failure.worker,
-                "failed_at": _instant(failure.failed_at),
-            }
-            for failure in job.failures
-        ],
-    }
+    fields: dict[str, Any] = _plain(asdict(job))
+    view: dict[str, Any] = fields.pop("view")
+    return view | fields
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its times as text."""
+    match value:
+        case datetime():
+            return _instant(value)
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
 
 
 def _state(view: JobView) -> str:
