@@ -23,7 +23,7 @@ from onceward.frameworks.guarded_endpoint import refuse_unguarded, refuse_wsgi_a
 from onceward.frameworks.views import check_endpoint, check_policy, no_caller
 from onceward.guard.disabled_endpoints import Disabled, disabled_check
 from onceward.guard.execution import Execution, current_execution
-from onceward.guard.idempotency import Idempotency
+from onceward.guard.idempotency import Idempotency, IdempotencyOptions
 from onceward.guard.limits import Limits, RateLimiter
 from onceward.guard.pipeline import Pipeline
 from onceward.guard.request import SHARED_PRINCIPAL, Identify, Principal, RequestHead
@@ -71,7 +71,6 @@ from onceward.stores.parts import AUDIT_SEALS, JOBS, SEQUENCES, create_within
 from onceward.stores.tenant_tables import TenantTable
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.error_codes import ErrorFormat
-from onceward_protocol.ids import new_id
 
 __all__ = ["Onceward"]
 
@@ -203,13 +202,14 @@ class Onceward(Generic[TransactionT_co]):
             self.store,
             clock=self.clock,
             metrics=self.metrics,
-            new_id=new_id,
-            cache=cache,
-            memory_bytes=memory_bytes,
-            breaker=breaker,
-            faults=faults,
-            limits=limits,
-            is_disabled=disabled_check(disabled),
+            options=IdempotencyOptions(
+                cache=cache,
+                memory_bytes=memory_bytes,
+                breaker=breaker,
+                faults=faults,
+                limits=limits,
+                is_disabled=disabled_check(disabled),
+            ),
         )
         if request_log_seconds is not None:
             self.log_requests()
@@ -544,7 +544,7 @@ class Onceward(Generic[TransactionT_co]):
         """
         if self.request_log.keep_seconds > 0:
             self.request_log.enable()
-            self.idempotency.log_requests(self.request_log)
+            self.idempotency.reports.log_requests(self.request_log)
 
     def use_table(self, table: RouteTable) -> None:
         """Look guarded routes up in a framework's own table, in place of the one made here."""

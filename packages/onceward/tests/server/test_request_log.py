@@ -328,7 +328,7 @@ async def test_log_is_written_only_where_it_is_asked_for(
     others = len(asyncio.all_tasks()) - tasks
     try:
         await replay(app)
-        assert (onceward.idempotency.metrics is onceward.metrics) is not is_logged
+        assert (onceward.idempotency.reports.metrics is onceward.metrics) is not is_logged
     finally:
         await onceward.close()
     if is_logged or has_console:  # without them there is no table
