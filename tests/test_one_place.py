@@ -14,10 +14,10 @@ HEADERS = {"Idempotency-Replayed": 1, "Retry-After": 1}
 KINDS = dict.fromkeys(CODES, 1) | {
     "bad_request": 2,
     "in_progress": 4,
-    "internal": 7,
+    "internal": 6,
     "method_not_allowed": 0,  # services raise it
     "overloaded": 2,
-    "payload_mismatch": 3,
+    "payload_mismatch": 4,
     "store_unavailable": 3,
     "quota_exceeded": 2,
     "feature_disabled": 2,

@@ -45,7 +45,6 @@ def test_readme_of_a_package_is_short(package: str) -> None:
 LONG_FILES = {
     "batch/run.py",
     "client.py",
-    "guard/idempotency.py",
     "stores/django.py",
     "stores/postgres/store.py",
 }
@@ -53,14 +52,12 @@ MANY_PARAMETERS = {
     "cli/jobs.py: list_jobs",
     "cli/keys.py: remove_key",
     "cli/commands.py: worker",
-    "guard/idempotency.py: Idempotency.__init__",
     "jobs/worker.py: Worker.__init__",
     "sign_in/jwt_auth.py: JwtIdentify.__init__",
     "sign_in/jwt_auth.py: mint_token",
     "stores/postgres/store.py: BasePostgresStore.__init__",
 }
 MANY_METHODS = {
-    "guard/idempotency.py: Idempotency",
     "jobs/job_store.py: JobStore",
     "stores/django.py: DjangoStore",
     "stores/postgres/store.py: BasePostgresStore",

@@ -26,7 +26,7 @@ from onceward.frameworks.guarded_endpoint import refuse_unguarded, refuse_wsgi_a
 from onceward.frameworks.views import check_endpoint, check_policy, no_caller
 from onceward.guard.disabled_endpoints import disabled_check
 from onceward.guard.execution import Execution, current_execution
-from onceward.guard.idempotency import Idempotency
+from onceward.guard.idempotency import Idempotency, IdempotencyOptions
 from onceward.guard.limits import RateLimiter
 from onceward.guard.pipeline import Pipeline
 from onceward.guard.request import SHARED_PRINCIPAL, Identify, Principal, RequestHead
@@ -65,7 +65,6 @@ from onceward.stores.parts import AUDIT_SEALS, JOBS, SEQUENCES, create_within
 from onceward.stores.tenant_tables import TenantTable
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.error_codes import ErrorFormat
-from onceward_protocol.ids import new_id
 
 __all__ = ["Onceward"]
 
@@ -384,13 +383,14 @@ class Runtime:
             store,
             clock=self.clock,
             metrics=self.metrics,
-            new_id=new_id,
-            cache=config.cache,
-            memory_bytes=config.memory_bytes,
-            breaker=config.breaker,
-            faults=config.faults,
-            limits=config.limits,
-            is_disabled=disabled_check(config.disabled),
+            options=IdempotencyOptions(
+                cache=config.cache,
+                memory_bytes=config.memory_bytes,
+                breaker=config.breaker,
+                faults=config.faults,
+                limits=config.limits,
+                is_disabled=disabled_check(config.disabled),
+            ),
         )
         if config.request_log_seconds is not None:
             self.log_requests()
@@ -526,7 +526,7 @@ class Runtime:
         """
         if self.request_log.keep_seconds > 0:
             self.request_log.enable()
-            self.idempotency.log_requests(self.request_log)
+            self.idempotency.reports.log_requests(self.request_log)
 
     async def open(self) -> None:
         """See ``Onceward.open``."""

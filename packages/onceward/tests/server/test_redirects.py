@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, open_store
 from onceward.core.idempotency_record import Response
 from onceward.errors import ConfigurationError
-from onceward.guard.redirects import leads_to_sign_in
+from onceward.guard.unstored_responses import leads_to_sign_in
 from onceward.stores.psycopg import PsycopgStore
 from onceward.stores.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore

@@ -332,7 +332,8 @@ async def test_log_is_written_only_where_it_is_asked_for(
     others = len(asyncio.all_tasks()) - tasks
     try:
         await replay(app)
-        assert (onceward.runtime.idempotency.metrics is onceward.runtime.metrics) is not is_logged
+        reports = onceward.runtime.idempotency.reports
+        assert (reports.metrics is onceward.runtime.metrics) is not is_logged
     finally:
         await onceward.close()
     if is_logged or has_console:  # without them there is no table

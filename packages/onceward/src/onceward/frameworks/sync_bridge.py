@@ -292,7 +292,7 @@ class Bridge:
         """Return the ``Idempotency``, opened. Call it on behalf of a request."""
         if self._must_open():
             # The opening takes a connection; all requests until then wait for it.
-            await self.onceward.runtime.idempotency.release_connection()
+            await self.onceward.runtime.idempotency.duplicates.release_connection()
             if self._is_direct:
                 await run_in_request_thread(self._open)
         if not self._is_direct:

@@ -3,14 +3,14 @@
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from onceward.core.idempotency_record import RecordId, RequestFingerprint
+from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint, Response
 from onceward.core.policy import Policy
 from onceward.core.storable_text import check_storable
 from onceward.errors import (
@@ -43,12 +43,14 @@ __all__ = [
     "SHARED_PRINCIPAL",
     "GuardedRequest",
     "Identify",
+    "NewId",
     "Principal",
     "RequestHead",
     "client_times",
     "generated_at",
     "hash_payload",
     "mismatch_details",
+    "new_record",
     "parse_request",
     "stale_error",
 ]
@@ -60,6 +62,12 @@ _GENERATED_AT: Final = b'"clientGeneratedAt"'
 # Longer than any key or time, with every character escaped.
 _MAX_SHORT_BYTES: Final = 1024
 _MAX_ID_LENGTH: Final = 128
+_FIRST_ERROR: Final = 400
+# The staleness limit is inclusive and expiry is exclusive, so the record must live one second
+# longer.
+_ONE_SECOND: Final = timedelta(seconds=1)
+# Some drivers return instants in the zone of the session, up to a day away, as a ``datetime``.
+_STORED_YEARS: Final = range(2, 9999)
 _READ: Final = frozenset(
     {
         *(b"idempotency-key", b"content-type", b"content-length"),
@@ -191,6 +199,8 @@ class RequestHead:
         return None
 
 
+# Returns an id that begins with its time.
+NewId = Callable[[datetime], str]
 # Returns the caller, or raises NotAuthenticatedError.
 Identify = Callable[[RequestHead], Principal | Awaitable[Principal]]
 
@@ -402,3 +412,50 @@ def _usable_id(value: bytes) -> str | None:
     if not 0 < len(value) <= _MAX_ID_LENGTH or not _VISIBLE.issuperset(value):
         return None
     return value.decode("ascii")
+
+
+def new_record(
+    request: GuardedRequest,
+    response: Response,
+    ttl: timedelta | None,
+    created_at: datetime,
+    new_id: NewId,
+) -> Record | None:
+    """Return the record of a response; None without a key or a TTL."""
+    if request.record_id is None or ttl is None:
+        return None
+    succeeded = response.status < _FIRST_ERROR
+    made_at = generated_at(request)
+    return Record(
+        id=request.record_id,
+        fingerprint=request.fingerprint,
+        status=response.status,
+        headers=response.stored_headers(request.policy.replay_headers),
+        body=response.body,
+        created_at=created_at,
+        expires_at=_expires_at(request, created_at, ttl, made_at, succeeded=succeeded),
+        request_id=request.request_id,
+        correlation_id=request.correlation_id,
+        audit_id=new_id(created_at) if request.policy.audit and succeeded else None,
+        client_generated_at=made_at if made_at and made_at.year in _STORED_YEARS else None,
+    )
+
+
+def _expires_at(
+    request: GuardedRequest,
+    created_at: datetime,
+    ttl: timedelta,
+    made_at: datetime | None,
+    *,
+    succeeded: bool,
+) -> datetime:
+    """Return when the record expires: never before its action is stale.
+
+    An action counts for cap + grace from its ``clientGeneratedAt``, which may be longer than the
+    TTL. It must not run again in between, unless the policy sets ``outlive_staleness`` to False.
+    """
+    expires_at = created_at + ttl
+    rule = request.policy.staleness
+    if rule is None or made_at is None or not request.policy.outlive_staleness or not succeeded:
+        return expires_at
+    return max(expires_at, made_at + rule.cap + rule.grace + _ONE_SECOND)
