@@ -16,7 +16,7 @@ from onceward.errors import ConfigurationError, NoTransactionError
 from onceward.jobs import executor
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.sync_handler import SyncJobContext
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from packages.onceward.tests.support.jobs_harness import JobsLab, write_effect
 
 INSERT = "INSERT INTO effects (name) VALUES (:name)"

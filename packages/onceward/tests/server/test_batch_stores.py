@@ -13,8 +13,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward.errors import CommitUnknownError
 from onceward.ports import ChunkStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import BatchLab, item, open_batch_lab
 from packages.onceward.tests.support.harness import fresh_database

@@ -10,8 +10,7 @@ from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.errors import UsageError
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward.stores.transaction_control import refuse_transaction_control
 from onceward_testing.samples import NOW, a_record, claimed, commit
 

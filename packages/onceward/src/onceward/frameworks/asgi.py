@@ -63,8 +63,8 @@ from onceward.guard.response_buffer import (
 from onceward.guard.route_table import SAFE_METHODS, Match
 from onceward.observability.traces import Spans
 from onceward.ports import ConnectionUnit, Metrics, Outcome, SessionStore
-from onceward.stores.connection_gate import end_visit
-from onceward.stores.sqlstates import unstorable_error
+from onceward.stores.errors import unstorable_error
+from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat
 from onceward_protocol.fingerprint import FingerprintInput, short_hash
 from onceward_protocol.keys import parse_key

@@ -76,7 +76,7 @@ from onceward.ports import (
     StoreMetrics,
     ThreadSessionStore,
 )
-from onceward.stores.connection_gate import current_visit
+from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 
 __all__ = ["FAULT_POINTS", "Idempotency", "OutcomeMetrics", "Replay", "ttl_of"]

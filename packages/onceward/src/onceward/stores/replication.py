@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from onceward.errors import StoreUnavailableError
+from onceward.errors import CommitUnknownError, StoreUnavailableError
+from onceward.stores.postgres.abandoned import AbandonedCommits
 
 __all__ = [
     "CONFIRMING_COMMIT",
@@ -31,6 +32,7 @@ __all__ = [
     "ReplicationBarrier",
     "is_replication_warning",
     "unconfirmed",
+    "watching_commit",
 ]
 
 # A commit that changes nothing, but writes WAL, and so waits for a synchronous standby. A
@@ -63,12 +65,17 @@ def is_replication_warning(severity: str | None, sqlstate: str | None) -> bool:
 
 
 class CommitNotices:
-    """Notes the warnings of one connection. Set ``has_warned`` to False before COMMIT."""
+    """What is noted of one connection. Set ``has_warned`` to False before COMMIT."""
 
-    __slots__ = ("has_warned",)
+    __slots__ = ("backend", "has_warned", "was_cut")
 
-    def __init__(self) -> None:
+    def __init__(self, backend: int = 0) -> None:
+        # COMMIT has warned that the standby may not have it.
         self.has_warned = False
+        # The connection was closed while it waited for a response.
+        self.was_cut = False
+        # The process id of its backend; of a pooler, if there is one, until the server's was read.
+        self.backend = backend
 
     def on_message(self, _connection: Any, message: Any) -> None:
         """Take a message of asyncpg; for ``add_log_listener``."""
@@ -170,6 +177,36 @@ def unconfirmed(reason: str) -> StoreUnavailableError:
     return StoreUnavailableError(
         f"the record may not have been replicated: {reason}", reason="outcome_unknown"
     )
+
+
+class watching_commit:  # noqa: N801 - used like a function; a generator would cost more
+    """Watch a COMMIT that is sent in the block. Other errors of the block are raised unchanged.
+
+    Raises ``CommitUnknownError`` if the standby may not have the commit; with ``is_read``, for what
+    confirms a record that was read, ``StoreUnavailableError``. A commit that was cut is counted:
+    the server still works on it.
+    """
+
+    __slots__ = ("_abandoned", "_is_read", "_notices")
+
+    def __init__(
+        self, notices: CommitNotices, abandoned: AbandonedCommits, *, is_read: bool = False
+    ) -> None:
+        self._notices = notices
+        self._abandoned = abandoned
+        self._is_read = is_read
+
+    def __enter__(self) -> None:
+        self._notices.has_warned = False
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            if self._notices.was_cut:
+                self._abandoned.add(self._notices.backend)
+        elif self._notices.has_warned:
+            if self._is_read:
+                raise unconfirmed("the standby did not confirm it")
+            raise CommitUnknownError("the commit may not have been replicated")
 
 
 class ReplicationBarrier:

@@ -1,4 +1,4 @@
-"""Errors for handlers that begin or end the transaction, or go on in an aborted one.
+"""Refuses statements of handlers that begin or end the transaction.
 
 Onceward commits a handler's rows together with the record. After a COMMIT of the handler its rows
 would stay without the record, so a retry would write them again; after a ROLLBACK the record would
@@ -9,9 +9,9 @@ import re
 from functools import lru_cache
 from typing import Final
 
-from onceward.errors import AbortedTransactionError, UsageError
+from onceward.errors import UsageError
 
-__all__ = ["TRANSACTION_CONTROL", "aborted", "refuse_transaction_control"]
+__all__ = ["TRANSACTION_CONTROL", "refuse_transaction_control"]
 
 TRANSACTION_CONTROL: Final = (
     "a handler must not begin or end the transaction: Onceward commits its rows together with the "
@@ -37,14 +37,6 @@ _NOISE: Final = frozenset({"WORK", "TRANSACTION"})
 
 # Longer texts are rare and different every time: they are not cached.
 _CACHED_CHARACTERS: Final = 8192
-
-
-def aborted(savepoint: str) -> AbortedTransactionError:
-    """Return the error for a handler that ignored a failed statement; how to write a savepoint."""
-    return AbortedTransactionError(
-        "a statement failed, the handler went on and returned success, and the database rolled "
-        f"everything back: put a statement whose error you handle into a savepoint ({savepoint})"
-    )
 
 
 def refuse_transaction_control(sql: str) -> None:

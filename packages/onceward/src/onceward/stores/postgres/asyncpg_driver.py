@@ -8,8 +8,8 @@ from typing import Any, Final, NoReturn
 
 import asyncpg
 
+from onceward.stores.errors import unavailable
 from onceward.stores.postgres.driver import NEVER, Deadlines
-from onceward.stores.postgres.errors import unavailable
 from onceward.stores.postgres.hosts import COMPARE_SECONDS, connect_to_writable, host_urls
 from onceward.stores.postgres.notifier import PostgresNotifier
 from onceward.stores.postgres.pool import ConnectionPool, PoolTime

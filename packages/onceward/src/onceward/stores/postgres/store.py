@@ -28,6 +28,7 @@ from onceward.ports import (
     StoreMetrics,
     TransactionT_co,
 )
+from onceward.stores.errors import is_read_only, statement_error, unavailable
 from onceward.stores.migrations import MIGRATION_LOCK
 from onceward.stores.parts import Schema
 from onceward.stores.postgres.abandoned import AbandonedCommits
@@ -35,7 +36,6 @@ from onceward.stores.postgres.chunk import PostgresChunk
 from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, Driver, DriverMaker, Pool
 from onceward.stores.postgres.dsn import check_dsn
 from onceward.stores.postgres.epoch import EpochReader
-from onceward.stores.postgres.errors import is_read_only, statement_error, unavailable
 from onceward.stores.postgres.params import (
     claim_literals,
     instant_literal,

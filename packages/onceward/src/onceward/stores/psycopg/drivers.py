@@ -7,8 +7,8 @@ from typing import Any, Final, NoReturn
 
 import psycopg
 
+from onceward.stores.errors import unavailable
 from onceward.stores.postgres.driver import NEVER, Deadlines
-from onceward.stores.postgres.errors import unavailable
 from onceward.stores.postgres.hosts import (
     COMPARE_SECONDS,
     connect_blocking_to_writable,

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import psycopg
 
 from onceward.ports import Params, Row
-from onceward.stores.postgres.errors import refuse_unstorable, unavailable
+from onceward.stores.errors import raise_unstorable, unavailable
 from onceward.stores.postgres.params import positional, rows_changed
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.psycopg.connections import (
@@ -75,7 +75,7 @@ class PsycopgSyncTransaction:
         except ServerLostError as error:
             raise unavailable(error) from error
         except psycopg.Error as error:
-            refuse_unstorable(error)
+            raise_unstorable(error)
             raise
 
     def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -88,7 +88,7 @@ class PsycopgSyncTransaction:
         except ServerLostError as error:
             raise unavailable(error) from error
         except psycopg.Error as error:
-            refuse_unstorable(error)
+            raise_unstorable(error)
             raise
 
     def fetch_one(self, sql: str, params: Params = None) -> Row | None:

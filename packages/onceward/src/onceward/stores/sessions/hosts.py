@@ -66,7 +66,7 @@ def creator(url: str, *, connect_seconds: float = 5.0, **options: Any) -> Callab
     with needs_extra("psycopg"):
         import psycopg  # noqa: PLC0415 - an optional dependency
 
-        from onceward.stores.psycopg_limits import limits_of  # noqa: PLC0415
+        from onceward.stores.sessions.psycopg_messages import limits_of  # noqa: PLC0415
     urls, timelines = host_urls(url), Timelines()
     denied = (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction)
     options.setdefault("connect_timeout", math.ceil(connect_seconds))
