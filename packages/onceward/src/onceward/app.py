@@ -242,7 +242,7 @@ class Onceward(Generic[TransactionT_co]):
         self.job_store = JobStore(self.store)
         # Wakes workers after a commit with jobs.
         self.notifier = self.store.notifier()
-        if isinstance(self.metrics, StoreMetrics) and hasattr(self.store, "report_to"):
+        if isinstance(self.metrics, StoreMetrics):
             self.store.report_to(self.metrics)
         # Counts jobs.
         self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None

@@ -27,7 +27,7 @@ from onceward.guard.idempotency import Idempotency
 from onceward.guard.request_body import Disconnected, RequestBodies, RequestBody
 from onceward.guard.request_head import Identify, RequestHead, path_in_app
 from onceward.guard.response_buffer import Receive, Send, send_response
-from onceward.ports import ChunkStore, Clock
+from onceward.ports import Clock
 from onceward_protocol.batch import is_json, parse_batch
 from onceward_protocol.error_codes import ErrorFormat
 
@@ -164,8 +164,7 @@ class BatchMiddleware:
         loop = asyncio.get_running_loop()
         if self._slots is None or self._slots[0] is not loop:
             store = idempotency.store
-            most = store.max_chunks if isinstance(store, ChunkStore) else 1
-            self._slots = loop, asyncio.Semaphore(most)
+            self._slots = loop, asyncio.Semaphore(store.max_chunks)
         return self._slots[1]
 
 

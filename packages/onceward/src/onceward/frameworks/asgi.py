@@ -62,7 +62,7 @@ from onceward.guard.response_buffer import (
 )
 from onceward.guard.route_table import SAFE_METHODS, Match
 from onceward.observability.traces import Spans
-from onceward.ports import ConnectionUnit, Metrics, Outcome, SessionStore
+from onceward.ports import Metrics, Outcome, Store
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat
@@ -755,7 +755,7 @@ def _outage_of(
     error: Exception,
     claimed: Execution | PendingRequest,
     head: RequestHead,
-    store: SessionStore | None,
+    store: Store | None,
 ) -> StoreUnavailableError | None:
     """Return the client's error, if session or connection raised ``error`` in an outage."""
     if head.transaction is not None:
@@ -765,7 +765,7 @@ def _outage_of(
         return None
     if store is not None:
         return store.outage_of(execution.transaction, error)
-    return execution.unit.outage_of(error) if isinstance(execution.unit, ConnectionUnit) else None
+    return execution.unit.outage_of(error)
 
 
 def _refusal(

@@ -7,7 +7,7 @@ from onceward.errors import RequestError
 from onceward.guard.execution import Execution
 from onceward.guard.idempotency import Replay
 from onceward.guard.request import GuardedRequest, Principal
-from onceward.ports import Gate, SessionStore, Store, UnitOfWork
+from onceward.ports import Gate, Store, UnitOfWork
 
 __all__ = ["ITEM_KEY", "ItemContext", "PostponedError", "RequestProcessor", "SharedProcessor"]
 
@@ -29,7 +29,7 @@ class RequestProcessor(Protocol):
         """Where records are."""
 
     @property
-    def session_store(self) -> SessionStore | None:
+    def session_store(self) -> Store | None:
         """The same store, if its transactions are sessions of the app."""
 
     @property

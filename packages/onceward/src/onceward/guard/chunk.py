@@ -28,7 +28,7 @@ from onceward.guard.idempotency import Idempotency, Replay, ttl_of
 from onceward.guard.request import GuardedRequest, stale_error
 from onceward.guard.request_log import RequestLog, code_of
 from onceward.guard.strict_sequences import ChunkSequences, key_of, number_of
-from onceward.ports import Chunk, ChunkStore, Found, KeyClaimed, Metrics, Outcome, UnitOfWork
+from onceward.ports import Chunk, Found, KeyClaimed, Metrics, Outcome, Store, UnitOfWork
 
 __all__ = ["FAULT_POINTS", "RequestChunk"]
 
@@ -61,7 +61,7 @@ class RequestChunk:
     def __init__(
         self,
         idempotency: Idempotency,
-        store: ChunkStore,
+        store: Store,
         *,
         is_direct: bool = False,
         has_savepoints: bool = True,

@@ -66,15 +66,12 @@ from onceward.ports import (
     FaultPoints,
     Found,
     Gate,
-    GatedStore,
     Metrics,
     Outcome,
     PositionCache,
     RecordCache,
-    SessionStore,
     Store,
     StoreMetrics,
-    ThreadSessionStore,
 )
 from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
@@ -139,9 +136,7 @@ class Idempotency:
     ) -> None:
         self.store = store
         # The same store, if its transactions are sessions of the app.
-        self.session_store = store if isinstance(store, SessionStore) else None
-        self._gated_store = store if isinstance(store, GatedStore) else None
-        self._thread_sessions = store if isinstance(store, ThreadSessionStore) else None
+        self.session_store = store if store.has_sessions else None
         self.cache = cache
         self.memory = RecordLruCache(memory_bytes)
         self.epoch = CacheEpoch(
@@ -186,7 +181,7 @@ class Idempotency:
     @property
     def gate(self) -> Gate | None:
         """Limits how many requests use the app's connection pool at once."""
-        return None if self._gated_store is None else self._gated_store.gate
+        return self.store.gate
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
@@ -201,7 +196,7 @@ class Idempotency:
     async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed.
 
-        ``sharing`` are options of a ``SessionStore``: the session that the execution is to use.
+        ``sharing`` are options of a store with sessions: the session that the execution is to use.
         The caller must end an execution with ``finish`` or ``abort``. Raises the
         ``RequestError`` or ``StoreUnavailableError`` to respond with.
         """
@@ -382,7 +377,7 @@ class Idempotency:
         # A session of the app cannot be claimed twice, and on SQLite a statement in the transaction
         # would take the turn to write before the handler does: those look first.
         has_locks = sequences.numbers.has_locks
-        looks_first = not has_locks or bool(sharing) or self._thread_sessions is not None
+        looks_first = not has_locks or bool(sharing) or self.store.has_thread_sessions
         while True:
             position = await sequences.look(request) if looks_first else None
             if position is not None or not looks_first:
@@ -436,9 +431,9 @@ class Idempotency:
         If duplicates kept theirs, the first request could find none in the pool. Nor must they
         count as requests that are about to take one.
         """
-        if self._thread_sessions is not None:
-            await self._thread_sessions.release_connection()
-        if self._gated_store is not None:
+        if self.store.has_thread_sessions:
+            await self.store.release_connection()
+        if self.store.is_gated:
             visit = current_visit()
             if visit is not None:
                 visit.leave_without_connection()
@@ -764,7 +759,7 @@ class Idempotency:
     def _end(self, execution: Execution, kept: Record | None) -> None:
         """Mark the end and pass the committed record, if any, to the duplicates that wait."""
         execution.ended = True
-        if self._gated_store is not None:
+        if self.store.is_gated:
             visit = current_visit()
             if visit is not None:  # what the app does now needs no second connection
                 visit.leave()

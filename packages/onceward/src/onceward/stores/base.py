@@ -1,21 +1,31 @@
-"""What every store of records has: names, queries, parts of the schema, lists and secrets."""
+"""What every store of records has, and the defaults of what not every one can do."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic
 
 from onceward.core.idempotency_record import Record
 from onceward.core.table_names import TableNames
-from onceward.ports import Params, RecordQuery, Row, TransactionT_co
+from onceward.errors import StoreUnavailableError
+from onceward.ports import (
+    BlockingGate,
+    Chunk,
+    EpochReading,
+    Gate,
+    Params,
+    RecordQuery,
+    Row,
+    StoreMetrics,
+    TransactionT_co,
+)
 from onceward.stores.parts import Schema
-from onceward.stores.rows import listed_record
+from onceward.stores.rows import listed_record, to_text
 from onceward.stores.sql_loader import load_queries
-from onceward.stores.sqlite.rows import to_text
 from onceward_protocol.storage.migrations import Migration
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["BaseStore"]
+__all__ = ["BaseStore", "BaseUnit"]
 
 # The parameters of SQLite's list_records, in the order of PostgreSQL's.
 _LIST_NAMES: Final = (
@@ -24,8 +34,46 @@ _LIST_NAMES: Final = (
 )
 
 
+class BaseUnit:
+    """The defaults of what not every unit of work can do."""
+
+    __slots__ = ()
+
+    # True if another request has committed this key since the claim.
+    superseded = False
+    # Whether the handler uses ``transaction`` without ``await``.
+    is_sync = False
+    # Whether it has ``commit_after``.
+    can_commit_after = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is known to have been lost while the handler ran."""
+        return False
+
+    async def keep_alive(self) -> None:
+        """Do nothing: the database does not end an idle transaction, or none is idle for long."""
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:  # noqa: ARG002
+        """Return None: statements of the handler raise outages as what they are."""
+        return None
+
+    async def commit_after(self, statement: str) -> None:
+        """Run a statement and commit, in one message."""
+        raise NotImplementedError
+
+
 class BaseStore(Generic[TransactionT_co]):
     """The part of a store that is the same for all databases and drivers."""
+
+    # What not every store can do; see ``onceward.ports.Store``.
+    is_one_writer = False
+    chunk_items = 0
+    runs_in_request_thread = False
+    is_gated = False
+    has_sessions = False
+    has_thread_sessions = False
+    knows_durability = False
 
     # The name in logs and in ``/readyz``: ``sqlite`` or ``postgresql``.
     name: str
@@ -57,6 +105,10 @@ class BaseStore(Generic[TransactionT_co]):
         """Run a query outside any guarded request."""
 
     @abstractmethod
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction and return its rows, if it has any."""
+
+    @abstractmethod
     async def _list(self, sql: str, values: Any) -> Sequence[Any]:
         """Run one of Onceward's queries and return its rows."""
 
@@ -78,7 +130,73 @@ class BaseStore(Generic[TransactionT_co]):
         rows = await self._list(self.sql["list_records"], values)
         return [listed_record(tuple(row)) for row in rows]
 
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch, as far as the database has one."""
+        return EpochReading("", await self._cache_epoch())
+
     async def _cache_epoch(self) -> str:
-        """Return the value that ``onceward restore`` and ``keys rm`` renew, on SQLite."""
+        """Return the value in the database that ``onceward restore`` and ``keys rm`` renew."""
         sql = load_queries("onceward.stores", "records.sql", names=self.table_names)
         return str((await self.read(sql["read_cache_epoch"]))[0]["cache_epoch"])
+
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Do nothing: no caller waits for a connection."""
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Do nothing: connections do not tell which database they have reached."""
+
+    # -- what not every store can do --------------------------------------------------------
+
+    async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Do as ``write``: other writers do not wait."""
+        return await self.write(sql, params)
+
+    @property
+    def max_chunks(self) -> int:
+        """How many chunks may run at once."""
+        return 1
+
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
+        """Return a transaction for several requests, if ``chunk_items`` says that there are."""
+        raise NotImplementedError
+
+    @property
+    def gate(self) -> Gate | None:
+        """None: it has a pool of its own."""
+        return None
+
+    @property
+    def thread_gate(self) -> BlockingGate | None:
+        """None: it has a pool of its own."""
+        return None
+
+    def new_session(self) -> Any:
+        """Return a session for one request, if it ``has_sessions``."""
+        raise NotImplementedError
+
+    async def release_session(self, session: Any) -> bool:
+        """End the session's transaction before the claim."""
+        raise NotImplementedError
+
+    async def close_session(self, session: Any) -> None:
+        """Roll back what was not committed."""
+        raise NotImplementedError
+
+    def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
+        """Return the client's error, if a method of the session raised ``error`` in an outage."""
+        raise NotImplementedError
+
+    async def release_connection(self) -> None:
+        """Do nothing: a sync app has no session of this store."""
+
+    @property
+    def is_replicated(self) -> bool | None:
+        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
+        return None
+
+    async def read_durability(self) -> None:
+        """Do nothing: it is unknown."""
+
+    def require_durability(self) -> None:
+        """Refuse a database that is not replicated, if the store ``knows_durability``."""
+        raise NotImplementedError

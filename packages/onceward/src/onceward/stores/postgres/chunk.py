@@ -9,6 +9,7 @@ from onceward.core.storable_text import check_storable
 from onceward.core.table_names import TableNames
 from onceward.errors import StoreUnavailableError, SupersededError
 from onceward.ports import Found, KeyClaimed
+from onceward.stores.base import BaseUnit
 from onceward.stores.errors import aborted, is_aborted, statement_error, unavailable
 from onceward.stores.postgres.driver import Driver
 from onceward.stores.postgres.session import UsedSession, outlives_statement
@@ -222,10 +223,8 @@ class PostgresChunk:
             await self._unit.connection.execute(_RELEASE)
 
 
-class PostgresItemUnit:
+class PostgresItemUnit(BaseUnit):
     """The part of one request: from its savepoint to the release of it, or the rollback."""
-
-    superseded = False
 
     def __init__(
         self, chunk: PostgresChunk, statements: PostgresTransaction, transaction: Any
@@ -238,9 +237,6 @@ class PostgresItemUnit:
     async def has_written(self) -> bool:
         """Return True: it is not known."""
         return True
-
-    async def keep_alive(self) -> None:
-        """Do nothing: a chunk is short."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
         """Release the savepoint. The chunk writes the record and commits."""

@@ -8,6 +8,7 @@ from typing import Any, Final, Generic, NoReturn, Protocol
 from onceward.core.idempotency_record import AuditEvent, Record
 from onceward.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
 from onceward.ports import Params, Row, TransactionT_co
+from onceward.stores.base import BaseUnit
 from onceward.stores.errors import (
     aborted,
     is_read_only,
@@ -166,10 +167,10 @@ class SharedPostgresTransaction(PostgresTransaction):
             return await super().fetch_one(sql, params)
 
 
-class PostgresUnit(Generic[TransactionT_co]):
+class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
     """Owns a connection with an open transaction until commit or rollback."""
 
-    superseded = False
+    can_commit_after = True
 
     def __init__(
         self, store: _Connections, connection: Any, *, is_kept_alive: bool = False

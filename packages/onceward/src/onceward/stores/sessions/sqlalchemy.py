@@ -79,6 +79,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     flush_hint = "await session.flush()"
     close_hint = "without `async with` and without close()"
     is_async = True
+    has_sessions = True
 
     def __init__(
         self,
@@ -109,8 +110,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         )
         self._session_class = guarded_class(type(session.sync_session))
         self.messages = self._new_messages()
-        # Limits how many guarded requests use the pool at once.
-        self.gate = self._new_gate()
+        self._gate = self._new_gate()
         self._turn = _GreenletTurn()
         self._ending_tasks: set[asyncio.Task[Any]] = set()
         # The event loop and the engine's pool when it was last opened.
@@ -128,7 +128,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     def _start(self) -> None:
         self._refuse_pool_of_another_loop()
         self._turn = _GreenletTurn()  # a lock belongs to one event loop
-        self.gate = self._new_gate()
+        self._gate = self._new_gate()
         listen_to_driver_calls(self._engine)
 
     async def close(self) -> None:
@@ -173,8 +173,8 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
             if visit is None:
                 visit = Visit()
                 free = visit.leave
-            self.gate.before_claim(visit)
-            await self.gate.admit(visit)
+            self._gate.before_claim(visit)
+            await self._gate.admit(visit)
             leave = visit.leave_without_connection
         return SqlAlchemyUnit(
             self,
@@ -206,6 +206,11 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         if reading.is_replaced:
             adapted.driver_connection.terminate()
             raise ConnectionError(REPLACED)
+
+    @property
+    def gate(self) -> ConnectionGate:
+        """Limits how many guarded requests use the pool at once."""
+        return self._gate
 
     # -- sessions outside a guarded handler ---------------------------------------------------
 
@@ -300,6 +305,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     is_async = False
     # Sync frameworks need no event loop for this store.
     runs_in_request_thread = True
+    has_thread_sessions = True
 
     def __init__(
         self,
@@ -339,8 +345,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             wait_seconds=self._wait_seconds,
             on_wait=self._pool_waited,
         )
-        # Limits how many guarded requests of a sync framework use the pool at once.
-        self.thread_gate = ThreadGate(self.max_connections, self._wait_seconds, self._pool_waited)
+        self._thread_gate = ThreadGate(self.max_connections, self._wait_seconds, self._pool_waited)
         self._gate = self._new_gate()
         self.messages = self._new_messages()
 
@@ -361,6 +366,11 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     def gate(self) -> ConnectionGate | None:
         """Limits how many guarded requests of an async framework use the pool at once."""
         return self._gate if request_thread.get(None) is None else None
+
+    @property
+    def thread_gate(self) -> ThreadGate:
+        """Limits how many guarded requests of a sync framework use the pool at once."""
+        return self._thread_gate
 
     def _new_gate(self) -> ConnectionGate:
         return ConnectionGate(self.max_connections, self._wait_seconds, self._pool_waited)
@@ -456,8 +466,8 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             given = Given(own)
         # Without a slot, the transaction of the request's session has ended by now.
         if visit is not None and is_in_request_thread:
-            self.thread_gate.before_claim(visit)
-            self.thread_gate.admit(visit)
+            self._thread_gate.before_claim(visit)
+            self._thread_gate.admit(visit)
         return given
 
     def _end_earlier_transaction(self, session: Session) -> None:

@@ -26,6 +26,7 @@ from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, Transac
 from onceward.stores.errors import SUPERSEDED, state_of
 from onceward.stores.postgres.params import positional
 from onceward.stores.pyformat import to_pyformat
+from onceward.stores.rows import to_text
 from onceward.stores.sessions.gate import ConnectionGate
 from onceward.stores.sessions.sqlalchemy_errors import (
     SUPERSEDED_STATES,
@@ -42,7 +43,7 @@ from onceward.stores.sessions.sqlalchemy_unit import (
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.epoch import file_identity
-from onceward.stores.sqlite.rows import to_text, to_values
+from onceward.stores.sqlite.rows import to_values
 from onceward_protocol.storage.migrations import Migration
 
 __all__ = ["SqlAlchemySessions", "Turn"]
@@ -73,6 +74,7 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     close_hint: str
     # Whether handlers use their session with ``await``.
     is_async: bool
+    is_gated = True
 
     def __init__(
         self,

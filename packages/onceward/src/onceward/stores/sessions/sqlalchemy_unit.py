@@ -167,7 +167,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         # When the last statement was sent, in monotonic seconds.
         self.statement_at = 0.0
         # Whether the connection was lost, or the database failed, in a statement.
-        self.is_lost = False
+        self._is_lost = False
 
     @property
     def session(self) -> Session:
@@ -189,9 +189,14 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         """The session's connection."""
         return self._connection or self.session.connection()
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection was lost, or the database failed, in a statement."""
+        return self._is_lost
+
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
         """Return the client's error, if a statement of the handler failed in an outage."""
-        return unavailable(error) if self.is_lost and is_outage(error) else None
+        return unavailable(error) if self._is_lost and is_outage(error) else None
 
     # -- blocking -------------------------------------------------------------------------
 
@@ -452,6 +457,11 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
             raise NoTransactionError(ENDED)
         self._statement_thread = threading.get_ident()
 
+    def note_error(self, *, is_outage: bool) -> None:
+        """Note that a statement has failed in this thread."""
+        self._is_lost |= is_outage
+        self.end_statement()
+
     def end_statement(self, *_: Any) -> None:
         """Note that a statement has ended, or failed, in this thread."""
         if self._statement_thread == threading.get_ident():
@@ -599,8 +609,7 @@ def _after_error(context: Any) -> None:
     if context.connection is not None:
         unit = getattr(context.connection, _UNIT, None)
         if unit is not None:
-            unit.is_lost |= context.is_disconnect or is_outage(error)
-            unit.end_statement()
+            unit.note_error(is_outage=context.is_disconnect or is_outage(error))
 
 
 # -- sessions -------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError
 from onceward.ports import Params, Row, TransactionT_co
+from onceward.stores.base import BaseUnit
 from onceward.stores.postgres.params import finish_statement
 from onceward.stores.rows import HAS_WRITTEN
 
@@ -45,7 +46,7 @@ class SessionStatements:
         return rows[0] if rows else None
 
 
-class SessionUnit(ABC, Generic[TransactionT_co]):
+class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
     """One guarded request or job. Only Onceward commits or ends its transaction.
 
     Methods without ``async`` block: ``run`` calls them where the store's connections are used.
@@ -95,9 +96,6 @@ class SessionUnit(ABC, Generic[TransactionT_co]):
     async def has_written(self) -> bool:
         """Return whether the handler has written, or would with the next flush."""
         return await self.run(self._has_written)
-
-    async def keep_alive(self) -> None:
-        """Do nothing: a session runs one statement at a time and belongs to the app."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event, and commit them with the handler's rows."""
