@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.errors import UsageError
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
-from onceward.stores.transaction_control import refuse_transaction_control
+from onceward.stores.statements import refuse_transaction_control
 from onceward_testing.samples import NOW, a_record, claimed, commit
 
 REFUSED = (

@@ -42,7 +42,7 @@ from onceward.guard.request_thread import (
 from onceward.guard.route_table import Match
 from onceward.jobs.enqueue import EnqueueOptions
 from onceward.stores.sessions.gate import end_visit
-from onceward.stores.sync_transaction import SyncTransaction
+from onceward.stores.threads import SyncTransaction
 from onceward_protocol.keys import KEY_HEADER, split_joined_keys
 
 __all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest"]

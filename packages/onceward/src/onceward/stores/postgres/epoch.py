@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from onceward.core.table_names import TableNames
 from onceward.ports import EpochReading
 from onceward.stores.errors import DENIED_STATES, LOST_STATES, NO_TABLE_STATES, state_of
-from onceward.stores.postgres.timeline import Timelines
+from onceward.stores.postgres.hosts import Timelines
 from onceward.stores.replication import Durability
 from onceward.stores.sql_loader import load_queries
 

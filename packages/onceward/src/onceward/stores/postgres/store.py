@@ -30,11 +30,10 @@ from onceward.ports import (
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_read_only, statement_error, unavailable
 from onceward.stores.migrations import MIGRATION_LOCK
-from onceward.stores.postgres.abandoned import AbandonedCommits
 from onceward.stores.postgres.chunk import PostgresChunk
 from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, Driver, DriverMaker, Pool
-from onceward.stores.postgres.dsn import check_dsn
 from onceward.stores.postgres.epoch import EpochReader
+from onceward.stores.postgres.hosts import check_dsn, replaced
 from onceward.stores.postgres.params import (
     claim_literals,
     instant_literal,
@@ -42,10 +41,10 @@ from onceward.stores.postgres.params import (
 )
 from onceward.stores.postgres.pooling import refuse_transaction_pooling
 from onceward.stores.postgres.session import UsedSession, outlives_statement
-from onceward.stores.postgres.timeline import replaced
 from onceward.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from onceward.stores.replication import (
     CONFIRMING_COMMIT,
+    AbandonedCommits,
     ConfirmedCommits,
     Durability,
     ReplicationBarrier,

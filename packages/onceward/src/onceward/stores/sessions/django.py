@@ -45,14 +45,13 @@ from onceward.stores.errors import (
     is_read_only,
     state_of,
 )
-from onceward.stores.parameters import named_parameters
 from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.epoch import file_identity
+from onceward.stores.sqlite.file import file_identity
 from onceward.stores.sqlite.rows import is_outage as is_sqlite_outage
-from onceward.stores.transaction_control import refuse_transaction_control
+from onceward.stores.statements import named_parameters, refuse_transaction_control
 from onceward_protocol.storage.migrations import Migration
 
 __all__ = ["DjangoStore", "DjangoUnit"]

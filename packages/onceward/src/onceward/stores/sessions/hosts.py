@@ -15,11 +15,12 @@ from typing import Any
 
 from onceward.stores.postgres.hosts import (
     COMPARE_SECONDS,
+    READ_TIMELINE,
+    Timelines,
     connect_blocking_to_writable,
     connect_to_writable,
     host_urls,
 )
-from onceward.stores.postgres.timeline import READ_TIMELINE, Timelines
 from onceward_protocol.extras import needs_extra
 
 __all__ = ["async_creator", "creator"]

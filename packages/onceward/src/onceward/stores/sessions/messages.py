@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from onceward.errors import ConfigurationError
-from onceward.stores.postgres.abandoned import AbandonedCommits
-from onceward.stores.replication import CONFIRMING_COMMIT, CommitNotices
+from onceward.stores.replication import CONFIRMING_COMMIT, AbandonedCommits, CommitNotices
 
 __all__ = ["CONFIRM", "REPLACED", "Messages", "SessionLimits", "autocommit_refusal"]
 

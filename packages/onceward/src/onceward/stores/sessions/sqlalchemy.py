@@ -396,7 +396,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         """Return a notifier: on SQLite for this process only; workers of others poll."""
         if self.is_sqlite:
             return LocalNotifier()
-        from onceward.stores.sync_notifier import (  # noqa: PLC0415 - psycopg is optional
+        from onceward.stores.psycopg.notifier import (  # noqa: PLC0415 - psycopg is optional
             SyncPostgresNotifier,
         )
 

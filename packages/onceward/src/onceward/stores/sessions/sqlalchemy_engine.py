@@ -25,7 +25,6 @@ from onceward.errors import (
 from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, TransactionT_co
 from onceward.stores.errors import SUPERSEDED, state_of
 from onceward.stores.postgres.params import positional
-from onceward.stores.pyformat import to_pyformat
 from onceward.stores.rows import to_text
 from onceward.stores.sessions.gate import ConnectionGate
 from onceward.stores.sessions.sqlalchemy_errors import (
@@ -42,8 +41,9 @@ from onceward.stores.sessions.sqlalchemy_unit import (
 )
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.epoch import file_identity
+from onceward.stores.sqlite.file import file_identity
 from onceward.stores.sqlite.rows import to_values
+from onceward.stores.statements import to_pyformat
 from onceward_protocol.storage.migrations import Migration
 
 __all__ = ["SqlAlchemySessions", "Turn"]

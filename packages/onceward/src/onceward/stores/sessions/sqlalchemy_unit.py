@@ -33,7 +33,7 @@ from onceward.stores.errors import SUPERSEDED, is_read_only
 from onceward.stores.sessions.messages import Messages
 from onceward.stores.sessions.sqlalchemy_errors import is_outage, translating_outages, unavailable
 from onceward.stores.sessions.unit import ENDED, SessionUnit
-from onceward.stores.transaction_control import TRANSACTION_CONTROL, refuse_transaction_control
+from onceward.stores.statements import TRANSACTION_CONTROL, refuse_transaction_control
 
 __all__ = [
     "OUTAGE",

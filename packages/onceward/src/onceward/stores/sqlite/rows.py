@@ -6,8 +6,8 @@ from typing import Any
 
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.ports import Params, Row
-from onceward.stores.parameters import named_parameters
 from onceward.stores.rows import encode_headers, record_of, to_text
+from onceward.stores.statements import named_parameters
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = [

@@ -18,7 +18,7 @@ from onceward.stores.base import BaseStore
 from onceward.stores.rows import to_text
 from onceward.stores.sqlite.chunk import SqliteChunk
 from onceward.stores.sqlite.connection_thread import ConnectionThread
-from onceward.stores.sqlite.epoch import FileIdentity, file_identity, reading_of
+from onceward.stores.sqlite.file import FileIdentity, file_identity, reading_of
 from onceward.stores.sqlite.group_commit import Writer
 from onceward.stores.sqlite.notifier import SocketNotifier
 from onceward.stores.sqlite.rows import find_any, is_busy, is_outage, rows_of, to_values

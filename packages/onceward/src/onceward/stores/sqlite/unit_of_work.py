@@ -13,7 +13,7 @@ from onceward.stores.base import BaseUnit
 from onceward.stores.rows import audit_values, to_text
 from onceward.stores.sqlite.group_commit import Writer
 from onceward.stores.sqlite.rows import exists, is_outage, record_values, rows_of, to_values
-from onceward.stores.transaction_control import refuse_transaction_control
+from onceward.stores.statements import refuse_transaction_control
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["SqliteTransaction", "SqliteUnit"]
