@@ -66,13 +66,19 @@ class BaseUnit:
 class BaseStore(Generic[TransactionT_co]):
     """The part of a store that is the same for all databases and drivers."""
 
-    # What not every store can do; see ``onceward.ports.Store``.
+    # Whether it has one writer at a time, so that other writes give way to requests.
     is_one_writer = False
+    # How many requests of a batch share a transaction; 0 if none can.
     chunk_items = 0
+    # Whether sync frameworks need no event loop for it.
     runs_in_request_thread = False
+    # Whether it is on the app's own connection pool.
     is_gated = False
+    # Whether transactions are sessions of the app, so that a request can share one.
     has_sessions = False
+    # Whether it shares the session that a sync app has in the thread of a request.
     has_thread_sessions = False
+    # Whether it reads if its database is replicated.
     knows_durability = False
 
     # The name in logs and in ``/readyz``: ``sqlite`` or ``postgresql``.

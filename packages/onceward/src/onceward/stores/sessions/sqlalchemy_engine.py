@@ -69,8 +69,9 @@ class Turn(Protocol):
 class SqlAlchemySessions(SessionStore[TransactionT_co]):
     """What the stores on async and on sync engines share."""
 
-    # How a handler flushes its session, and uses it without closing it, for messages.
+    # How a handler flushes its session, for messages.
     flush_hint: str
+    # How it uses the session without closing it.
     close_hint: str
     # Whether handlers use their session with ``await``.
     is_async: bool

@@ -97,8 +97,9 @@ class Given:
 class _UnitStore(Protocol):
     """What a unit needs of its store, besides what ``SessionUnit`` does. All of it blocks."""
 
-    # How a handler flushes its session, and uses it without closing it, for messages.
+    # How a handler flushes its session, for messages.
     flush_hint: str
+    # How it uses the session without closing it.
     close_hint: str
 
     def owns(self, connection: Connection) -> bool:
