@@ -11,7 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from onceward import Onceward
 from onceward.fastapi import Session, principal_from
-from onceward.stores.sqlalchemy import SqlAlchemyStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 
 
 class Base(DeclarativeBase):

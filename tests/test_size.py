@@ -45,8 +45,6 @@ def test_readme_of_a_package_is_short(package: str) -> None:
 LONG_FILES = {
     "batch/run.py",
     "client.py",
-    "stores/django.py",
-    "stores/postgres/store.py",
 }
 MANY_PARAMETERS = {
     "cli/jobs.py: list_jobs",
@@ -59,10 +57,12 @@ MANY_PARAMETERS = {
 }
 MANY_METHODS = {
     "jobs/job_store.py: JobStore",
-    "stores/django.py: DjangoStore",
+    "ports.py: Store",
     "stores/postgres/store.py: BasePostgresStore",
-    "stores/sqlalchemy.py: SqlAlchemyStore",
-    "stores/sqlalchemy_sync.py: SqlAlchemySyncStore",
+    "stores/sessions/django.py: DjangoStore",
+    "stores/sessions/sqlalchemy_engine.py: SqlAlchemySessions",
+    "stores/sessions/sqlalchemy_unit.py: SqlAlchemyUnit",
+    "stores/sessions/store.py: SessionStore",
 }
 
 

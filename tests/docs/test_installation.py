@@ -138,11 +138,10 @@ MODULES = {
     "onceward.observability.metrics": "metrics",
     "onceward.sign_in.jwt_auth": "jwt",
     "onceward.guard.rate_limits": "limits",
-    "onceward.stores.django": "django",
+    "onceward.stores.sessions.django": "django",
     "onceward.stores.psycopg": "psycopg",
     "onceward.stores.redis": "redis",
-    "onceward.stores.sqlalchemy": "sqlalchemy",
-    "onceward.stores.sqlalchemy_sync": "sqlalchemy",
+    "onceward.stores.sessions.sqlalchemy": "sqlalchemy",
 }
 
 WITHOUT_PACKAGES = """

@@ -420,7 +420,7 @@ class Runtime:
         self.job_store = JobStore(store)
         # Wakes workers after a commit with jobs.
         self.notifier = store.notifier()
-        if isinstance(self.metrics, StoreMetrics) and hasattr(store, "report_to"):
+        if isinstance(self.metrics, StoreMetrics):
             store.report_to(self.metrics)
         # Counts jobs.
         self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None

@@ -17,22 +17,20 @@ from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import FaultPoints, SyncFaultPoints
 
 __all__ = [
+    "BlockingGate",
     "BreakerMetrics",
     "BrokerEngine",
     "BrokerMetrics",
     "Chunk",
-    "ChunkStore",
     "Claim",
     "Claimed",
     "Clock",
     "CommitFailure",
-    "ConnectionUnit",
     "Delivery",
     "DurabilityMetrics",
     "Ending",
     "Engine",
     "EpochReading",
-    "EpochStore",
     "FaultPoints",
     "Finished",
     "Found",
@@ -47,19 +45,15 @@ __all__ = [
     "PositionCache",
     "RecordCache",
     "RecordQuery",
-    "ReplicatedStore",
     "Retry",
     "Row",
-    "SessionStore",
     "Store",
     "StoreMetrics",
     "SweepMetrics",
     "SyncFaultPoints",
-    "ThreadSessionStore",
     "Transaction",
     "TransactionT_co",
     "UnitOfWork",
-    "YieldingStore",
 ]
 
 # What handlers get as their transaction: a ``Transaction``, or a session of the app. Any, where the
@@ -134,6 +128,18 @@ class UnitOfWork(Protocol[TransactionT_co]):
     def superseded(self) -> bool:
         """True if another request has committed this key since the claim: it cannot commit."""
 
+    @property
+    def is_sync(self) -> bool:
+        """Whether the handler uses ``transaction`` without ``await``."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is known to have been lost while the handler ran."""
+
+    @property
+    def can_commit_after(self) -> bool:
+        """Whether it has ``commit_after``."""
+
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event, and commit them together with the handler's rows.
 
@@ -150,27 +156,13 @@ class UnitOfWork(Protocol[TransactionT_co]):
     async def keep_alive(self) -> None:
         """Keep the database from ending an idle transaction. Never raises."""
 
-
-@runtime_checkable
-class ConnectionUnit(Protocol):
-    """A unit of work whose handler may use the connection of the driver, or a session on it."""
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the connection was lost while the handler ran."""
-
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
         """Return the client's error, if the connection was lost and so raised ``error``."""
 
-
-@runtime_checkable
-class CommitAfter(Protocol):
-    """A unit of work that can commit in one message with a last statement."""
-
     async def commit_after(self, statement: str) -> None:
-        """Run a statement without parameters and commit: both or neither.
+        """Run a statement without parameters and commit, in one message: both or neither.
 
-        Raises as ``UnitOfWork.commit`` does, and ``LeaseLostError`` if the statement reports that.
+        Raises as ``commit`` does, and ``LeaseLostError`` if the statement reports that.
         """
 
 
@@ -244,25 +236,6 @@ class Chunk(Protocol):
         """Roll everything back. Never raises."""
 
 
-@runtime_checkable
-class ChunkStore(Protocol):
-    """A store whose transactions can hold several requests of one batch."""
-
-    @property
-    def chunk_items(self) -> int:
-        """How many requests share a transaction, so that others do not wait long for it."""
-
-    @property
-    def max_chunks(self) -> int:
-        """How many chunks may run at once, so that other requests get a connection."""
-
-    async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
-        """Return a new transaction, with a savepoint for each request.
-
-        Without ``has_savepoints`` it may do without them, where that is faster.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class RecordQuery:
     """Selects records for operators. ``after`` is the last record of the previous page."""
@@ -287,9 +260,47 @@ class RecordQuery:
         return tenant_or_none(self.tenant)
 
 
-@runtime_checkable
+class EpochReading(msgspec.Struct, frozen=True):
+    """Which database a connection has reached. Copies of records count for one epoch only."""
+
+    # Differs between two databases, and before and after a restore or a failover. None: unknown,
+    # so that nothing may be cached.
+    identity: str | None
+    # The value in the database that ``onceward restore``, ``restored`` and ``keys rm`` renew.
+    cache_epoch: str = ""
+    # How far its log has been written. None, if that is not known.
+    position: int | None = None
+    # The position is below one that was seen before: commits were lost.
+    went_back: bool = False
+    # Another server was promoted since; the connection must not be used.
+    is_replaced: bool = False
+
+
+class Gate(Protocol):
+    """Admits guarded requests to a pool of connections, so that they cannot deadlock."""
+
+    def begin(self) -> None:
+        """Count the connections that this task takes from now on."""
+
+    async def enter(self, operation: str) -> None:
+        """Count the connections of this task; wait until its dependencies may take one."""
+
+
+class BlockingGate(Protocol):
+    """A ``Gate`` for sync frameworks, which have a thread for each request."""
+
+    def begin(self) -> None:
+        """Count the connections that this thread takes from now on."""
+
+    def enter(self, operation: str, *, is_guarded: bool) -> None:
+        """Count the connections of this thread; wait until its hooks may take one."""
+
+
 class Store(Protocol[TransactionT_co]):
-    """A database that holds records, audit events and the app's rows."""
+    """A database that holds records, audit events and the app's rows.
+
+    ``onceward.stores.base.BaseStore`` has the defaults of what not every store can do.
+    """
 
     @property
     def name(self) -> str:
@@ -316,12 +327,16 @@ class Store(Protocol[TransactionT_co]):
         """Return the record of a key unless it is expired, outside any transaction."""
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claim:
-        """Claim a key atomically; never waits for another holder."""
+        """Claim a key atomically; never waits for another holder.
+
+        With ``has_sessions`` it also takes ``session``.
+        """
 
     async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork[TransactionT_co]:
         """Open a transaction without a key, for endpoints where the key is optional.
 
-        If the process hangs, PostgreSQL ends the transaction after ``idle_seconds``.
+        If the process hangs, PostgreSQL ends the transaction after ``idle_seconds``. With
+        ``has_sessions`` it also takes ``session``.
         """
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
@@ -342,21 +357,65 @@ class Store(Protocol[TransactionT_co]):
     async def secret(self) -> bytes:
         """Return the random secret that was created with the schema."""
 
+    def report_to(self, metrics: "StoreMetrics") -> None:
+        """Report waits for a connection to ``metrics``. Call it before ``open``."""
 
-@runtime_checkable
-class YieldingStore(Protocol):
-    """A store with one writer at a time, where unimportant writes give way to requests."""
+    # -- which database it is ---------------------------------------------------------------
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Call ``report`` after each reading, in any thread. It must not block."""
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on a connection that may be an old one."""
+
+    # -- what not every store can do --------------------------------------------------------
+
+    @property
+    def is_one_writer(self) -> bool:
+        """Whether it has one writer at a time, so that other writes give way to requests."""
 
     async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Do as ``write``, but raise ``StoreUnavailableError`` if another process writes."""
 
+    @property
+    def chunk_items(self) -> int:
+        """How many requests of a batch share a transaction, so that others do not wait long for it.
 
-@runtime_checkable
-class SessionStore(Protocol):
-    """A store whose transactions are sessions of the app, so that a request can share one.
+        0 if none can.
+        """
 
-    Its ``claim`` and ``begin`` also take ``session``.
-    """
+    @property
+    def max_chunks(self) -> int:
+        """How many chunks may run at once, so that other requests get a connection."""
+
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
+        """Return a new transaction, with a savepoint for each request.
+
+        Without ``has_savepoints`` it may do without them, where that is faster.
+        """
+
+    @property
+    def runs_in_request_thread(self) -> bool:
+        """Whether sync frameworks need no event loop for it."""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether it is on the app's own connection pool."""
+
+    @property
+    def gate(self) -> Gate | None:
+        """Limits how many guarded requests use that pool at once.
+
+        None in the thread of a request of a sync framework, where ``thread_gate`` does.
+        """
+
+    @property
+    def thread_gate(self) -> BlockingGate | None:
+        """Limits how many guarded requests of a sync framework use that pool at once."""
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether transactions are sessions of the app, so that a request can share one."""
 
     def new_session(self) -> Any:
         """Return a session for one request: a plain one until it is given to ``claim``."""
@@ -373,10 +432,9 @@ class SessionStore(Protocol):
     def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
         """Return the client's error, if a method of the session raised ``error`` in an outage."""
 
-
-@runtime_checkable
-class ThreadSessionStore(Protocol):
-    """A store that shares the session which a sync app has in the thread of a request."""
+    @property
+    def has_thread_sessions(self) -> bool:
+        """Whether it shares the session that a sync app has in the thread of a request."""
 
     async def release_connection(self) -> None:
         """Return the connection of that session to the pool, if the session has only read.
@@ -384,73 +442,19 @@ class ThreadSessionStore(Protocol):
         Called before the request waits for another one, which needs a connection itself.
         """
 
-
-class EpochReading(msgspec.Struct, frozen=True):
-    """Which database a connection has reached. Copies of records count for one epoch only."""
-
-    # Differs between two databases, and before and after a restore or a failover. None: unknown,
-    # so that nothing may be cached.
-    identity: str | None
-    # The value in the database that ``onceward restore``, ``restored`` and ``keys rm`` renew.
-    cache_epoch: str = ""
-    # How far its log has been written. None, if that is not known.
-    position: int | None = None
-    # The position is below one that was seen before: commits were lost.
-    went_back: bool = False
-    # Another server was promoted since; the connection must not be used.
-    is_replaced: bool = False
-
-
-@runtime_checkable
-class EpochStore(Protocol):
-    """A store that reads, with each new connection, which database it has reached."""
-
-    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
-        """Call ``report`` after each reading, in any thread. It must not block."""
-
-    async def read_epoch(self) -> EpochReading:
-        """Read the epoch on a connection that may be an old one."""
-
-
-class Gate(Protocol):
-    """Admits guarded requests to a pool of connections, so that they cannot deadlock."""
-
-    def begin(self) -> None:
-        """Count the connections that this task takes from now on."""
-
-    async def enter(self, operation: str) -> None:
-        """Count the connections of this task; wait until its dependencies may take one."""
-
-
-@runtime_checkable
-class GatedStore(Protocol):
-    """A store on the app's own connection pool."""
+    @property
+    def knows_durability(self) -> bool:
+        """Whether it reads if its database is replicated."""
 
     @property
-    def gate(self) -> Gate | None:
-        """Limits how many guarded requests use the pool at once.
+    def is_replicated(self) -> bool | None:
+        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
 
-        None in the thread of a request of a sync framework, where ``thread_gate`` does.
-        """
+    async def read_durability(self) -> None:
+        """Read that again, and report it to the metrics. Raises ``StoreUnavailableError``."""
 
-
-class BlockingGate(Protocol):
-    """A ``Gate`` for sync frameworks, which have a thread for each request."""
-
-    def begin(self) -> None:
-        """Count the connections that this thread takes from now on."""
-
-    def enter(self, operation: str, *, is_guarded: bool) -> None:
-        """Count the connections of this thread; wait until its hooks may take one."""
-
-
-@runtime_checkable
-class ThreadGatedStore(Protocol):
-    """A store on the app's own connection pool, whose requests may have threads."""
-
-    @property
-    def thread_gate(self) -> BlockingGate:
-        """Limits how many guarded requests use the pool at once."""
+    def require_durability(self) -> None:
+        """Refuse a database that is not replicated. Call it before ``open``."""
 
 
 class Notifier(Protocol):
@@ -649,21 +653,6 @@ class DurabilityMetrics(Protocol):
 
     def commits_abandoned(self, count: int) -> None:
         """Note how many commits were cut that the server may still work on."""
-
-
-@runtime_checkable
-class ReplicatedStore(Protocol):
-    """A store that knows whether its database is replicated."""
-
-    @property
-    def is_replicated(self) -> bool | None:
-        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
-
-    async def read_durability(self) -> None:
-        """Read that again, and report it to the metrics. Raises ``StoreUnavailableError``."""
-
-    def require_durability(self) -> None:
-        """Refuse a database that is not replicated. Call it before ``open``."""
 
 
 @runtime_checkable

@@ -10,7 +10,7 @@ from onceward.jobs.sql_engine import SqlEngine
 from onceward.jobs.worker import EngineMaker
 from onceward.ports import Store
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from onceward_testing.engine_contract import EngineContract
 from packages.onceward.tests.support.citus import ON_CITUS
 

@@ -19,7 +19,7 @@ from onceward.errors import JobPayloadTooLargeError, NoTransactionError, UsageEr
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.ports import Store
-from onceward.stores.sqlalchemy import SqlAlchemyStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 from packages.onceward.tests.support.harness import by_header
 from packages.onceward.tests.support.jobs_harness import (
     JobsLab,

@@ -12,7 +12,7 @@ from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import LeaseLostError, UsageError
 from onceward.jobs.cleaner import clean_up
 from onceward.jobs.job_store import JobStore, _statements
-from onceward.ports import CommitAfter, RecordQuery
+from onceward.ports import RecordQuery
 from packages.onceward.tests.jobs.conftest import OpenStore
 from packages.onceward.tests.support.jobs_harness import JobsLab
 
@@ -168,7 +168,7 @@ async def completes_in_one_message(lab: JobsLab, job: LeasedJob) -> bool:
     if last is None:  # on SQLite, and with an order key
         return await completes_with_effects(lab, job)
     unit = await lab.store.begin()
-    assert isinstance(unit, CommitAfter)
+    assert unit.can_commit_after
     await unit.transaction.execute("INSERT INTO effects (name) VALUES ('stale')")
     try:
         await unit.commit_after(last)

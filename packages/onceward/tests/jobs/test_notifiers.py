@@ -17,7 +17,7 @@ from onceward.jobs.context import JobContext
 from onceward.ports import Notifier, Store
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from onceward.stores.sqlite import notifier as sqlite_notifier
 from onceward.stores.sqlite.notifier import SocketNotifier
 from packages.onceward.tests.jobs.conftest import OpenStore

@@ -17,7 +17,7 @@ from onceward.jobs import executor
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.sync_handler import SyncJobContext
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from packages.onceward.tests.support.jobs_harness import JobsLab, write_effect
 
 INSERT = "INSERT INTO effects (name) VALUES (:name)"

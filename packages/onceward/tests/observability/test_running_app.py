@@ -17,8 +17,7 @@ from onceward import GuardConfig, JobContext, Onceward, Principal, open_store
 from onceward.frameworks.starlette import Tx
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import Store
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.observability.test_metrics import samples
 

@@ -30,7 +30,7 @@ from onceward.django import guard as django_guard
 from onceward.flask import FlaskGuard
 from onceward.frameworks.django import django_onceward
 from onceward.frameworks.wsgi import WsgiGuard
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from onceward_testing.guard_shop import (
     BATCH_PATH,
     INSERT_ORDER,

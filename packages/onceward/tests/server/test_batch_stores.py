@@ -11,10 +11,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward.errors import CommitUnknownError
-from onceward.ports import ChunkStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import BatchLab, item, open_batch_lab
 from packages.onceward.tests.support.harness import fresh_database
@@ -59,7 +57,7 @@ async def lab(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[B
             new_store = lambda: SqlAlchemySyncStore(engine)  # noqa: E731
     async with AsyncExitStack() as stack:
         opened = await stack.enter_async_context(open_batch_lab(url, around=lambda _: new_store()))
-        assert isinstance(opened.onceward.store, ChunkStore) == (kind == "psycopg")
+        assert bool(opened.onceward.store.chunk_items) == (kind == "psycopg")
         yield opened
     if engine is not None:
         disposed = engine.dispose()
@@ -112,7 +110,7 @@ async def test_batch_is_the_same_on_every_store(lab: BatchLab) -> None:
 async def test_unknown_commit_of_an_item_is_looked_up(lab: BatchLab) -> None:
     """The connection is lost during the second commit, after the server has committed it."""
     store: Any = lab.onceward.store
-    is_chunk = isinstance(store, ChunkStore)
+    is_chunk = bool(store.chunk_items)
     name = "begin_chunk" if is_chunk else "claim"
     begin = getattr(store, name)
     begun: list[Any] = []

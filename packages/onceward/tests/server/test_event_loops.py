@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward import SINGLE_TENANT, Onceward
 from onceward.errors import ConfigurationError
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.stores.sqlalchemy import SqlAlchemyStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 
 CREATED = 201
 

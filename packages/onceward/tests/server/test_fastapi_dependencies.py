@@ -23,7 +23,7 @@ from onceward import GuardConfig, Onceward, Policy, Principal, Transaction
 from onceward.errors import ConfigurationError
 from onceward.fastapi import Caller, Run, Session, Tx, the_transaction
 from onceward.guard.request import RequestHead
-from onceward.stores.sqlalchemy import SqlAlchemyStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 from onceward_testing.servers import RealPostgres
 
 

@@ -19,8 +19,7 @@ from onceward.core.idempotency_record import Response
 from onceward.errors import ConfigurationError
 from onceward.guard.unstored_responses import leads_to_sign_in
 from onceward.stores.psycopg import PsycopgStore
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from packages.onceward.tests.support.harness import CREATE, fresh_database, open_lab
 
 STORES = [

@@ -13,7 +13,7 @@ from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.fastapi import Session, Tx
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore
-from onceward.stores.sqlalchemy import SqlAlchemyStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 
 INSERT = "INSERT INTO tea VALUES ('green')"
 WRONG = "INSERT INTO nowhere VALUES (1)"

@@ -21,7 +21,7 @@ from onceward.flask import FlaskGuard
 from onceward.frameworks.django import django_onceward, guard
 from onceward.frameworks.wsgi import WsgiGuard
 from onceward.stores.psycopg import PsycopgSyncStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from packages.onceward.tests.support.django_project import add_django_database
 
 # Of a guarded request: sends a statement, and returns the status and the body.

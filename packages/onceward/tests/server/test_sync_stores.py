@@ -29,7 +29,7 @@ from onceward import SINGLE_TENANT, Onceward, Policy, Principal
 from onceward.errors import ConfigurationError, NoTransactionError, UsageError
 from onceward.flask import FlaskGuard
 from onceward.stores.psycopg import PsycopgSyncStore, PsycopgSyncTransaction
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore, SqlAlchemySyncUnit
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore, SqlAlchemyUnit
 from onceward_testing.samples import NOW, a_record, claimed, commit
 
 
@@ -383,7 +383,7 @@ async def test_handler_cancelled_while_its_session_begins_keeps_no_lock(tmp_path
     await store.open()
     first, second = a_record(), a_record(key="another-key")
     unit = await claimed(store, first.id)
-    assert isinstance(unit, SqlAlchemySyncUnit)
+    assert isinstance(unit, SqlAlchemyUnit)
     has_begun, may_go_on = threading.Event(), threading.Event()
 
     def pause(*arguments: Any) -> None:

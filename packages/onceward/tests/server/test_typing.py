@@ -19,8 +19,7 @@ from onceward.stores.psycopg import (
     PsycopgSyncTransaction,
     PsycopgTransaction,
 )
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward.stores.sqlite import SqliteStore
 from onceward.stores.sqlite.unit_of_work import SqliteTransaction
 

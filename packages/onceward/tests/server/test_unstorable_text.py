@@ -13,8 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.fastapi import Session
 from onceward.flask import FlaskGuard
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 
 INSERT = "INSERT INTO tea (name) VALUES (:name)"
 

@@ -18,8 +18,7 @@ from onceward.errors import StoreUnavailableError
 from onceward.ports import Found, Store, UnitOfWork
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward.stores.sqlite import SqliteStore
 from onceward_testing.samples import claimed
 from onceward_testing.store_contract import NOW, StoreContract, a_record

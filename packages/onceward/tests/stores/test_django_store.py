@@ -26,7 +26,7 @@ from onceward.errors import (
 from onceward.frameworks.django import _response_of
 from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
 from onceward.ports import Claimed, EpochReading
-from onceward.stores.django import DjangoStore, DjangoUnit
+from onceward.stores.sessions.django import DjangoStore, DjangoUnit
 from onceward_operator.sqlite_backup import back_up
 from onceward_testing.samples import NOW, a_record, an_audit_event
 from packages.onceward.tests.support.citus import ON_CITUS, empty_citus
@@ -95,7 +95,11 @@ def claimed(store: DjangoStore, record_id: RecordId) -> DjangoUnit:
 
 
 def orders(store: DjangoStore) -> int:
-    return int(store.fetch("SELECT count(*) AS n FROM orders")[0]["n"])
+    return int(fetch(store, "SELECT count(*) AS n FROM orders")[0]["n"])
+
+
+def fetch(store: DjangoStore, sql: str) -> Any:
+    return store.fetch(connections[store.using], sql, None)
 
 
 def insert(store: DjangoStore) -> None:
@@ -169,7 +173,7 @@ def test_statement_that_failed_and_was_ignored_rolls_everything_back(store: Djan
     unit = claimed(store, first.id)
     insert(store)
     with pytest.raises(Exception, match="does_not_exist"):
-        store.fetch("SELECT * FROM does_not_exist")
+        fetch(store, "SELECT * FROM does_not_exist")
     with pytest.raises(UsageError, match="a statement failed"):
         run(unit.commit(first, None))
     assert orders(store) == 0
@@ -189,9 +193,9 @@ def test_connection_lost_at_commit_is_reported_and_replaced(store: DjangoStore) 
     first = a_record()
     unit = claimed(store, first.id)
     insert(store)
-    pid = store.fetch("SELECT pg_backend_pid() AS pid")[0]["pid"]
+    pid = fetch(store, "SELECT pg_backend_pid() AS pid")[0]["pid"]
     in_another_thread(
-        lambda: store.fetch(f"SELECT pg_terminate_backend({pid}, 5000)")  # waits for its end
+        lambda: fetch(store, f"SELECT pg_terminate_backend({pid}, 5000)")  # waits for its end
     )
     # With COMMIT in the message, its outcome is not known; before it, nothing was committed.
     is_unknown = "isolation_level" not in connections[store.using].settings_dict["OPTIONS"]

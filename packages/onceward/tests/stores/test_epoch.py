@@ -29,8 +29,7 @@ from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.redis import RedisRecords
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward.stores.sqlite import SqliteStore
 from onceward_operator.sqlite_backup import back_up
 from onceward_testing.samples import NOW, a_record

@@ -47,7 +47,7 @@ settings.configure(USE_TZ=True, DATABASES={"default": ast.literal_eval(sys.argv[
 import django
 django.setup()
 from onceward.ports import Claimed
-from onceward.stores.django import DjangoStore
+from onceward.stores.sessions.django import DjangoStore
 from onceward_testing.samples import NOW, a_record
 thread = ThreadPoolExecutor(1)
 async def main():

@@ -31,7 +31,7 @@ from onceward.stores.psycopg import (
     PsycopgSyncTransaction,
     PsycopgTransaction,
 )
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from onceward_testing.samples import NOW, a_record, claimed, commit
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.cut_proxy import LosesTheAnswerTo

@@ -18,8 +18,7 @@ from onceward.ports import Row, Store, UnitOfWork
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.unit_of_work import PostgresUnit
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward_testing.samples import NOW, a_record, claimed
 from onceward_testing.servers import RealPostgres
 

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import (
     create_async_engine,
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.util import await_only
 
 from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.errors import (
@@ -32,9 +33,8 @@ from onceward.errors import (
 )
 from onceward.frameworks.starlette import the_transaction
 from onceward.ports import Found, Store
-from onceward.stores.asyncpg_messages import SharedTransaction
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.asyncpg_messages import SharedTransaction
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward_testing.samples import NOW, a_record, claimed, commit
 from onceward_testing.servers import RealPostgres
 
@@ -476,10 +476,10 @@ async def test_connection_broken_in_the_commit_makes_the_outcome_unknown(
     save, share = on_postgres.save, SharedTransaction.commit
     cuts = []
 
-    async def save_and_cut(connection: Any, *values: Any) -> None:
-        await save(connection, *values)
+    def save_and_cut(connection: Any, *values: Any) -> None:
+        save(connection, *values)
         cuts.append("save")
-        await terminate(on_postgres, unit.transaction)
+        await_only(terminate(on_postgres, unit.transaction))
 
     async def cut_and_commit(shared: SharedTransaction) -> None:
         if shared.last_statement is not None and not cuts:
@@ -507,7 +507,8 @@ async def test_a_refused_commit_returns_a_clean_connection(postgres_only_url):
     unit.transaction.add(Order(item="tea"))
     other = create_async_engine(postgres_only_url)
     async with other.begin() as connection:  # another process, which ignores the lock
-        await SqlAlchemyStore(async_sessionmaker(other)).save(connection, record, None)
+        save = SqlAlchemyStore(async_sessionmaker(other)).save
+        await connection.run_sync(save, record, None)
     with pytest.raises(SupersededError):
         await unit.commit(record, None)
     assert await items(store) == []

@@ -21,7 +21,7 @@ from onceward.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from onceward.stores.sqlalchemy import SqlAlchemyStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlite import SqliteStore
 from onceward.stores.sqlite.unit_of_work import SqliteUnit
 from onceward_testing.samples import NOW, a_record, an_audit_event, claimed, commit

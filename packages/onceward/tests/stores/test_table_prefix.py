@@ -21,8 +21,7 @@ from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Found, Store
 from onceward.stores.parts import JOBS
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward_testing.samples import NOW, a_record, claimed, commit
 
 UPGRADE_PAGE = Path(__file__).parents[4] / "docs/how-to/upgrade.md"

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, event, text
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from onceward.errors import UsageError
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
-from onceward.stores.transaction_control import refuse_transaction_control
+from onceward.errors import NoTransactionError, UsageError
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
+from onceward.stores.statements import refuse_transaction_control
 from onceward_testing.samples import NOW, a_record, claimed, commit
 
 REFUSED = (
@@ -232,3 +232,45 @@ async def test_statement_refused_by_a_listener_of_the_app_delays_no_rollback(
     assert await teas(store) == 0
     assert "Current Checked out connections: 0" in engine.pool.status()
     assert caplog.messages == []
+
+
+# -- what COMMIT must not leave behind ------------------------------------------------------------
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Tea(Base):
+    __tablename__ = "tea"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+
+
+async def test_rows_that_a_listener_to_a_flush_has_added_commit_with_the_record(store: Any) -> None:
+    """The record must not share a message with COMMIT then: they are flushed after it."""
+    record = a_record()
+    unit = await claimed(store, record.id)
+    session = getattr(unit.transaction, "sync_session", unit.transaction)
+
+    def add_black(flushed: Any, _context: Any) -> None:
+        if not seen:
+            seen.append(True)
+            flushed.add(Tea(name="black"))
+
+    seen: list[bool] = []
+    event.listen(session, "after_flush_postexec", add_black)
+    session.add(Tea(name="green"))
+    await unit.commit(record, None)
+    assert await teas(store) == 2
+    assert await store.find(record.id, NOW) == record
+
+
+async def test_session_refuses_statements_after_the_end_of_its_unit(store: Any) -> None:
+    unit = await claimed(store, a_record().id)
+    session = unit.transaction
+    await add_tea(session)
+    await unit.rollback()
+    with pytest.raises(NoTransactionError):
+        await add_tea(session)
+    assert await teas(store) == 0

@@ -17,7 +17,7 @@ assert django_project
 
 from django.db import connections  # noqa: E402
 
-from onceward.stores.django import DjangoStore  # noqa: E402
+from onceward.stores.sessions.django import DjangoStore  # noqa: E402
 
 _thread: ContextVar[ThreadPoolExecutor] = ContextVar("thread")
 

@@ -16,10 +16,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from onceward.core.idempotency_record import Record
 from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
 from onceward.ports import Claimed
-from onceward.stores.session_limits import SessionLimits
-from onceward.stores.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlalchemy_hosts import async_creator, creator
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.hosts import async_creator, creator
+from onceward.stores.sessions.messages import SessionLimits
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward_testing.samples import NOW
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support import django_project
@@ -28,7 +27,7 @@ assert django_project
 
 from django.db import connections  # noqa: E402
 
-from onceward.stores.django import DjangoStore  # noqa: E402
+from onceward.stores.sessions.django import DjangoStore  # noqa: E402
 
 T = TypeVar("T")
 

@@ -195,8 +195,8 @@ def test_backup_and_restore_use_the_database_of_the_app(
         "from sqlalchemy import create_engine\n"
         "from sqlalchemy.ext.asyncio import create_async_engine\n"
         "from onceward import Onceward\n"
-        "from onceward.stores.sqlalchemy import SqlAlchemyStore\n"
-        "from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore\n"
+        "from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore\n"
+        "from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore\n"
         f"onceward = Onceward({store})\n"
         'postgres = Onceward("postgresql://me:hunter2@db.example/shop")\n'
     )

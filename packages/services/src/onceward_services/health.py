@@ -11,7 +11,7 @@ from fastapi import APIRouter, Response
 from onceward import Onceward
 from onceward.errors import StoreError
 from onceward.observability.metrics import PrometheusMetrics
-from onceward.ports import Metrics, ReplicatedStore
+from onceward.ports import Metrics
 
 __all__ = ["Reporter", "router"]
 
@@ -63,7 +63,7 @@ def router(
             reason = getattr(error, "reason", "")
             return {"status": "unavailable", "reason": _REASONS.get(reason, _SILENT)}
         ready: dict[str, Any] = {"status": "ok", "store": onceward.store.name}
-        if isinstance(onceward.store, ReplicatedStore):
+        if onceward.store.knows_durability:
             ready["replicated"] = onceward.store.is_replicated
         return ready
 
@@ -77,7 +77,7 @@ def router(
         )
         async def show_metrics() -> Response:
             await onceward.runtime.depths.report(max_age_seconds=_DEPTHS_SECONDS)
-            if isinstance(onceward.store, ReplicatedStore):
+            if onceward.store.knows_durability:
                 with suppress(StoreError, TimeoutError):  # the gauges keep their values
                     await asyncio.wait_for(onceward.store.read_durability(), _STORE_TIMEOUT_SECONDS)
             for reporter in reporters:

@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, Principal, open_store
 from onceward.fastapi import Session
-from onceward.stores.sqlalchemy import SqlAlchemyStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlite.connection_thread import ConnectionThread
 
 CONNECTIONS = 16

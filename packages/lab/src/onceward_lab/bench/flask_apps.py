@@ -14,7 +14,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from onceward import SINGLE_TENANT, Onceward
 from onceward.flask import FlaskGuard
 from onceward.stores.psycopg import PsycopgSyncStore
-from onceward.stores.sqlalchemy_sync import SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 
 CONNECTIONS = 16
 INSERT = "INSERT INTO orders (id, item, quantity) VALUES (:id, :item, :quantity)"

@@ -267,7 +267,7 @@ class SimulatedStore(SqliteStore):
     async def begin_chunk(self, *, has_savepoints: bool = True) -> SqliteChunk:
         """Return a transaction for several requests."""
         chunk = await super().begin_chunk()
-        confirmed = SimulatedChunk(chunk._unit, self._sql, super()._probe)  # noqa: SLF001
+        confirmed = SimulatedChunk(chunk._unit, self.sql, super()._probe)  # noqa: SLF001
         confirmed.store = self
         confirmed.has_savepoints = has_savepoints
         return confirmed

@@ -38,7 +38,7 @@ from onceward.guard.request_body import (
     RequestBody,
     WholeBody,
 )
-from onceward.ports import ChunkStore, Clock
+from onceward.ports import Clock
 from onceward_protocol.batch import is_json, parse_batch
 
 __all__ = ["BatchEndpoint"]
@@ -159,8 +159,7 @@ class BatchEndpoint:
         loop = asyncio.get_running_loop()
         if self._slots is None or self._slots[0] is not loop:
             store = idempotency.store
-            most = store.max_chunks if isinstance(store, ChunkStore) else 1
-            self._slots = loop, asyncio.Semaphore(most)
+            self._slots = loop, asyncio.Semaphore(store.max_chunks)
         return self._slots[1]
 
 

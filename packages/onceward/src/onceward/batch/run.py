@@ -32,7 +32,7 @@ from onceward.guard.reply import Reply
 from onceward.guard.request import Identify, Principal, RequestHead
 from onceward.guard.request_body import LARGE_BODY_BYTES
 from onceward.guard.route_table import SAFE_METHODS, Match
-from onceward.ports import ChunkStore, Clock
+from onceward.ports import Clock
 from onceward_protocol.batch import ITEM_HEADERS, BatchItem, Results, check_headers, parse_item
 from onceward_protocol.error_codes import CODES, ErrorFormat
 from onceward_protocol.ids import new_request_id
@@ -392,7 +392,7 @@ class BatchRun:
         # Seconds after which to send the rest; None if every item has a result.
         self.retry_after: float | None = None
         store = settings.idempotency.store
-        self._chunk_store = store if isinstance(store, ChunkStore) else None
+        self._chunk_store = store if store.chunk_items else None
         self._chunk_items = options.chunk_items or (
             1 if self._chunk_store is None else self._chunk_store.chunk_items
         )

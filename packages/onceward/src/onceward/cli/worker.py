@@ -17,7 +17,7 @@ from onceward.jobs.depth_reporter import DepthReporter
 from onceward.jobs.engines import broker_engine
 from onceward.jobs.worker import Worker
 from onceward.observability.logs import configure_logging
-from onceward.ports import JobMetrics, ReplicatedStore
+from onceward.ports import JobMetrics
 from onceward_protocol.cli.gc import resume_gc
 from onceward_protocol.cli.output import CommandError, print_error
 from onceward_protocol.cli.plugins import default_worker
@@ -122,7 +122,7 @@ def run_app_worker(
     options.check_durability()
     onceward = load_onceward(app)
     if options.require_durability is not None:
-        if not isinstance(onceward.store, ReplicatedStore):
+        if not onceward.store.knows_durability:
             raise CommandError(
                 f"{app}: --require-durability needs PostgresStore, PsycopgStore or "
                 "PsycopgSyncStore",

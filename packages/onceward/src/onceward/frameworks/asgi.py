@@ -24,8 +24,8 @@ from onceward.guard.reply import Reply, complete, log_outage, render
 from onceward.guard.request import RequestHead
 from onceward.guard.request_body import Message, Receive, RequestBody, WholeBody
 from onceward.guard.route_table import SAFE_METHODS, Match, RouteTable
-from onceward.stores.connection_gate import end_visit
-from onceward.stores.sqlstates import unstorable_error
+from onceward.stores.errors import unstorable_error
+from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = [

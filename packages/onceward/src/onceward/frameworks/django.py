@@ -68,8 +68,8 @@ from onceward.guard.reply import ADDED_HEADERS
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.request_thread import has_request_thread, run_in_request_thread
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
-from onceward.stores.django import DjangoStore
-from onceward.stores.sqlstates import unstorable_error
+from onceward.stores.errors import unstorable_error
+from onceward.stores.sessions.django import DjangoStore
 
 __all__ = [
     "OncewardMiddleware",

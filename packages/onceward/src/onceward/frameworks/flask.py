@@ -70,8 +70,8 @@ from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.jobs.enqueue import EnqueueOptions
 from onceward.ports import BlockingGate
-from onceward.stores.connection_gate import end_visit
-from onceward.stores.sqlstates import unstorable_error
+from onceward.stores.errors import unstorable_error
+from onceward.stores.sessions.gate import end_visit
 
 __all__ = ["FlaskGuard", "login_principal"]
 

@@ -59,9 +59,8 @@ from onceward.guard.request_thread import (
 )
 from onceward.guard.route_table import Match
 from onceward.jobs.enqueue import EnqueueOptions
-from onceward.ports import ConnectionUnit, ThreadGatedStore
-from onceward.stores.connection_gate import end_visit
-from onceward.stores.sync_transaction import SyncTransaction
+from onceward.stores.sessions.gate import end_visit
+from onceward.stores.threads import SyncTransaction
 from onceward_protocol.keys import KEY_HEADER, split_joined_keys
 
 __all__ = ["Bridge", "Served", "SyncBatch", "SyncExecution", "SyncRequest", "batch_options"]
@@ -110,7 +109,7 @@ class SyncExecution:
     @property
     def transaction(self) -> Any:
         """The transaction to write in: the app's own session, where the store has a sync one."""
-        if getattr(self._execution.unit, "is_sync", False):
+        if self._execution.unit.is_sync:
             return self._execution.transaction
         return SyncTransaction(self._bridge.wait, self._execution.statements)
 
@@ -141,8 +140,7 @@ class SyncExecution:
 
     def refuse_lost_connection(self) -> None:
         """Raise ``StoreUnavailableError`` if the handler has lost its connection."""
-        unit = self._execution.unit
-        if isinstance(unit, ConnectionUnit) and unit.is_lost:
+        if self._execution.unit.is_lost:
             raise StoreUnavailableError("the connection to the database was lost in the handler")
 
     def enqueue(
@@ -164,13 +162,13 @@ class Bridge:
         self._starting = threading.Lock()
         # Whether all the async code can run in the request's thread. Caches and limiters cannot.
         self._is_direct = (
-            getattr(onceward.store, "runs_in_request_thread", False)
+            onceward.store.runs_in_request_thread
             and onceward.runtime.idempotency.cache is None
             and onceward.runtime.config.limiter is None
         )
         store = onceward.store
         # Limits how many requests use the app's connection pool at once.
-        self.gate = store.thread_gate if isinstance(store, ThreadGatedStore) else None
+        self.gate = store.thread_gate
         # For all requests: it holds its lock for each step of the async code.
         self._direct = DirectThread(threading.RLock())
         self._is_open = False

@@ -17,7 +17,7 @@ from typing import Final
 
 from onceward.errors import StoreError
 from onceward.guard.request_thread import is_in_request_thread
-from onceward.ports import Clock, EpochReading, EpochStore, PositionCache, Store
+from onceward.ports import Clock, EpochReading, PositionCache, Store
 from onceward.stores.sql_loader import load_queries
 
 __all__ = ["CacheEpoch", "Epoch", "new_epoch"]
@@ -71,8 +71,7 @@ class CacheEpoch:
         self._lost_value = ""
         # Replaced as a whole: code that has a reference can see whether it is still current.
         self.current = Epoch(None)
-        if isinstance(store, EpochStore):
-            store.report_epochs(self.learn)
+        store.report_epochs(self.learn)
 
     def is_due(self) -> bool:
         """Return whether the last reading is too old to rely on caches."""
@@ -141,12 +140,7 @@ class CacheEpoch:
             self._reading = None
 
     async def _read_store(self) -> EpochReading:
-        if isinstance(self._store, EpochStore):
-            reading = await self._store.read_epoch()
-        else:
-            sql = load_queries("onceward.stores", "records.sql", names=self._store.table_names)
-            rows = await self._store.read(sql["read_cache_epoch"])
-            reading = EpochReading("", str(rows[0]["cache_epoch"]))
+        reading = await self._store.read_epoch()
         self.learn(reading)
         return reading
 

@@ -26,7 +26,7 @@ from onceward.guard.idempotency import Idempotency
 from onceward.guard.reports import DeferredReports, report_committed
 from onceward.guard.request import GuardedRequest
 from onceward.guard.strict_sequences import ChunkSequences, key_of, number_of
-from onceward.ports import Chunk, ChunkStore, Found, KeyClaimed, UnitOfWork
+from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
 
 __all__ = ["FAULT_POINTS", "RequestChunk"]
 
@@ -57,7 +57,7 @@ class RequestChunk:
     def __init__(
         self,
         idempotency: Idempotency,
-        store: ChunkStore,
+        store: Store,
         *,
         is_direct: bool = False,
         has_savepoints: bool = True,

@@ -10,7 +10,7 @@ from onceward.errors import NoTransactionError, RequestError, StoreUnavailableEr
 from onceward.guard.execution import Execution, Replay
 from onceward.guard.request import GuardedRequest, Identify, Principal, RequestHead, parse_request
 from onceward.guard.route_table import Match
-from onceward.ports import Gate, SessionStore, Store, UnitOfWork
+from onceward.ports import Gate, Store, UnitOfWork
 from onceward_protocol.error_codes import ErrorFormat
 from onceward_protocol.fingerprint import short_hash
 
@@ -52,7 +52,7 @@ class RequestProcessor(Protocol):
         """Where records are."""
 
     @property
-    def session_store(self) -> SessionStore | None:
+    def session_store(self) -> Store | None:
         """The same store, if its transactions are sessions of the app."""
 
     @property

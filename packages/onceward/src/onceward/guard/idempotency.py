@@ -70,17 +70,14 @@ from onceward.ports import (
     FaultPoints,
     Found,
     Gate,
-    GatedStore,
     Metrics,
     Outcome,
     PositionCache,
     RecordCache,
-    SessionStore,
     Store,
     StoreMetrics,
-    ThreadSessionStore,
 )
-from onceward.stores.connection_gate import current_visit
+from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 from onceward_protocol.ids import new_id
 
@@ -125,9 +122,7 @@ class Idempotency:
         limits, cache = options.limits, options.cache
         self.store = store
         # The same store, if its transactions are sessions of the app.
-        self.session_store = store if isinstance(store, SessionStore) else None
-        self._gated_store = store if isinstance(store, GatedStore) else None
-        self._has_thread_sessions = isinstance(store, ThreadSessionStore)
+        self.session_store = store if store.has_sessions else None
         self.cache = cache
         self.memory = RecordLruCache(options.memory_bytes)
         self.epoch = CacheEpoch(
@@ -163,7 +158,7 @@ class Idempotency:
     @property
     def gate(self) -> Gate | None:
         """Limits how many requests use the app's connection pool at once."""
-        return None if self._gated_store is None else self._gated_store.gate
+        return self.store.gate
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
@@ -178,7 +173,7 @@ class Idempotency:
     async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed.
 
-        ``sharing`` are options of a ``SessionStore``: the session that the execution is to use.
+        ``sharing`` are options of a store with sessions: the session that the execution is to use.
         The caller must end an execution with ``finish`` or ``abort``. Raises the
         ``RequestError`` or ``StoreUnavailableError`` to respond with.
         """
@@ -357,7 +352,7 @@ class Idempotency:
         # A session of the app cannot be claimed twice, and on SQLite a statement in the transaction
         # would take the turn to write before the handler does: those look first.
         has_locks = sequences.numbers.has_locks
-        looks_first = not has_locks or bool(sharing) or self._has_thread_sessions
+        looks_first = not has_locks or bool(sharing) or self.store.has_thread_sessions
         while True:
             position = await sequences.look(request) if looks_first else None
             if position is not None or not looks_first:
@@ -691,7 +686,7 @@ class Idempotency:
     def _end(self, execution: Execution, kept: Record | None) -> None:
         """Mark the end and pass the committed record, if any, to the duplicates that wait."""
         execution.ended = True
-        if self._gated_store is not None:
+        if self.store.is_gated:
             visit = current_visit()
             if visit is not None:  # what the app does now needs no second connection
                 visit.leave()

@@ -44,8 +44,8 @@ from onceward.guard.request_log import RequestLog
 from onceward.guard.request_transaction import Statements, open_transaction
 from onceward.guard.route_table import Match
 from onceward.observability.traces import Spans
-from onceward.ports import ConnectionUnit, Metrics
-from onceward.stores.sqlstates import unstorable_error
+from onceward.ports import Metrics
+from onceward.stores.errors import unstorable_error
 
 __all__ = ["Body", "Front", "Pipeline", "check_response_size"]
 
@@ -351,4 +351,4 @@ def outage_of(exchange: Exchange, error: Exception) -> StoreUnavailableError | N
         return None
     if processor.session_store is not None:
         return processor.session_store.outage_of(execution.transaction, error)
-    return execution.unit.outage_of(error) if isinstance(execution.unit, ConnectionUnit) else None
+    return execution.unit.outage_of(error)

@@ -30,7 +30,7 @@ from onceward.core.mismatch import differing_parts
 from onceward.errors import StoreError, StoreUnavailableError
 from onceward.guard.erasures import erased_since
 from onceward.guard.request import GuardedRequest
-from onceward.ports import Clock, Metrics, Outcome, Store, YieldingStore
+from onceward.ports import Clock, Metrics, Outcome, Store
 from onceward.stores.parts import REQUEST_LOG
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.error_codes import ERROR_HEADER, error_code
@@ -365,7 +365,7 @@ class RequestLog:
         Returns how many rows it has returned.
         """
         sql, store = self._sql(name), self._store
-        if not isinstance(store, YieldingStore):
+        if not store.is_one_writer:
             return len(await store.write(sql, values))
         for _ in range(_ATTEMPTS - 1):
             with suppress(StoreUnavailableError):

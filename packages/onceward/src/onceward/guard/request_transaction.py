@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.guard.execution import Execution
-from onceward.ports import Params, Row, SessionStore, Store, Transaction, UnitOfWork
+from onceward.ports import Params, Row, Store, Transaction, UnitOfWork
 
 __all__ = ["RequestTransaction", "Statements", "open_transaction"]
 
@@ -37,7 +37,7 @@ class RequestTransaction(Protocol):
         """Return the client's error, if ``error`` is of the transaction and means an outage."""
 
 
-def open_transaction(store: Store, sessions: SessionStore | None) -> RequestTransaction:
+def open_transaction(store: Store, sessions: Store | None) -> RequestTransaction:
     """Return the transaction of one request. It takes a connection at its first statement."""
     return Statements(store) if sessions is None else SessionOfRequest(sessions)
 
@@ -121,7 +121,7 @@ class Statements:
 class SessionOfRequest:
     """A session of the app. Outside a guarded handler, the app commits it."""
 
-    def __init__(self, store: SessionStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self._session = store.new_session()
 

@@ -13,8 +13,8 @@ from onceward.guard.request import GuardedRequest
 from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread, sleep
 from onceward.guard.sequence_turns import SequenceTurns
 from onceward.guard.strict_sequences import number_of
-from onceward.ports import Clock, GatedStore, Store, ThreadSessionStore
-from onceward.stores.connection_gate import current_visit
+from onceward.ports import Clock, Store
+from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 
 __all__ = ["Duplicates", "SingleFlight"]
@@ -106,8 +106,7 @@ class Duplicates:
     def __init__(
         self, store: Store, clock: Clock, in_flight: SingleFlight, reports: Reports
     ) -> None:
-        self._thread_sessions = store if isinstance(store, ThreadSessionStore) else None
-        self._is_gated = isinstance(store, GatedStore)
+        self._store = store
         self._clock = clock
         self._in_flight = in_flight
         self._reports = reports
@@ -181,9 +180,9 @@ class Duplicates:
         If duplicates kept theirs, the first request could find none in the pool. Nor must they
         count as requests that are about to take one.
         """
-        if self._thread_sessions is not None:
-            await self._thread_sessions.release_connection()
-        if self._is_gated:
+        if self._store.has_thread_sessions:
+            await self._store.release_connection()
+        if self._store.is_gated:
             visit = current_visit()
             if visit is not None:
                 visit.leave_without_connection()

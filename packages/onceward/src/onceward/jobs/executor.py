@@ -27,7 +27,6 @@ from onceward.jobs.sync_handler import run_in_thread
 from onceward.observability.traces import Spans
 from onceward.ports import (
     Clock,
-    CommitAfter,
     Delivery,
     Ending,
     Engine,
@@ -290,16 +289,17 @@ class JobExecutor:
     async def _commit(self, unit: UnitOfWork, context: JobContext, result: str | None) -> None:
         """Commit effects and marker, in one round trip if the store can."""
         store, worker = self._config.job_store, self._config.worker_name
-        shared = unit if isinstance(unit, CommitAfter) else None
-        last = None if shared is None else store.completion(self.job, result, worker=worker)
-        if shared is None or last is None:
+        last = None
+        if unit.can_commit_after:
+            last = store.completion(self.job, result, worker=worker)
+        if last is None:
             await store.complete_within(unit, self.job, result, worker=worker)
         await self._reach("job_before_commit")
         context.seal()
-        if shared is None or last is None:
+        if last is None:
             await unit.commit(None, None)
         else:
-            await shared.commit_after(last)
+            await unit.commit_after(last)
 
     # -- failures ---------------------------------------------------------------------------------
 

@@ -225,7 +225,7 @@ class JobStore:
         await self._release_next(tx, job)
 
     def completion(self, job: LeasedJob, result: str | None, *, worker: str) -> str | None:
-        """Return a statement for ``CommitAfter`` that completes a job, or None if there is none.
+        """Return a statement for ``commit_after`` that completes a job, or None if there is none.
 
         SQLite needs none, and a job with an order key needs several statements.
         """

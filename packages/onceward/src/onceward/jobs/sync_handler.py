@@ -17,7 +17,7 @@ from onceward.core.job import EnqueueOutcome
 from onceward.errors import NoTransactionError, UsageError
 from onceward.jobs.context import JobAttributes, JobContext
 from onceward.jobs.enqueue import EnqueueOptions
-from onceward.stores.sync_transaction import SyncTransaction
+from onceward.stores.threads import SyncTransaction
 
 __all__ = ["SyncJobContext", "run_in_thread"]
 

@@ -27,7 +27,7 @@ from onceward.stores.citus import (
     is_distributed,
     refuse_other_nodes,
 )
-from onceward.stores.sqlstates import is_denied
+from onceward.stores.errors import is_denied
 from onceward_protocol.storage.migrations import (
     Applied,
     Migration,

@@ -11,26 +11,36 @@ difference: if the standby is promoted, the commit is gone. So
   record too.
 
 Nothing here knows a driver. See docs/decisions/0053-failover.md.
+
+Commits that were cut while the server worked on them are counted (``AbandonedCommits``). A COMMIT
+that waits for a standby goes on waiting when its client is gone, and keeps its connection slot.
+Without a limit, retries would fill all slots of the server. So the store refuses work while there
+are too many, which opens the circuit breaker, and looks once a second if they have ended.
 """
 
 import asyncio
 import itertools
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from onceward.errors import StoreUnavailableError
+from onceward.errors import CommitUnknownError, StoreUnavailableError
 
 __all__ = [
     "CONFIRMING_COMMIT",
     "READ_DURABILITY",
+    "STILL_RUNNING",
+    "AbandonedCommits",
     "CommitNotices",
     "ConfirmedCommits",
     "Durability",
     "ReplicationBarrier",
     "is_replication_warning",
     "unconfirmed",
+    "watching_commit",
 ]
 
 # A commit that changes nothing, but writes WAL, and so waits for a synchronous standby. A
@@ -63,12 +73,17 @@ def is_replication_warning(severity: str | None, sqlstate: str | None) -> bool:
 
 
 class CommitNotices:
-    """Notes the warnings of one connection. Set ``has_warned`` to False before COMMIT."""
+    """What is noted of one connection. Set ``has_warned`` to False before COMMIT."""
 
-    __slots__ = ("has_warned",)
+    __slots__ = ("backend", "has_warned", "was_cut")
 
-    def __init__(self) -> None:
+    def __init__(self, backend: int = 0) -> None:
+        # COMMIT has warned that the standby may not have it.
         self.has_warned = False
+        # The connection was closed while it waited for a response.
+        self.was_cut = False
+        # The process id of its backend; of a pooler, if there is one, until the server's was read.
+        self.backend = backend
 
     def on_message(self, _connection: Any, message: Any) -> None:
         """Take a message of asyncpg; for ``add_log_listener``."""
@@ -170,6 +185,135 @@ def unconfirmed(reason: str) -> StoreUnavailableError:
     return StoreUnavailableError(
         f"the record may not have been replicated: {reason}", reason="outcome_unknown"
     )
+
+
+_CHECK_SECONDS: Final = 1.0
+# If a store's connections have no limit: half of the default of the stores with their own pool.
+_LIMIT: Final = 8
+# Which of the backends are left. A process id may be used again, by another app or an idle
+# connection for example.
+STILL_RUNNING: Final = """
+SELECT pid FROM pg_stat_activity
+ WHERE pid = ANY($1::int[]) AND state = 'active'
+   AND application_name = current_setting('application_name')
+"""
+
+
+class AbandonedCommits:
+    """The backends of commits that were cut and may not have ended. May be used in any thread."""
+
+    def __init__(self, connections: int | None = None) -> None:
+        """Refuse work from half of ``connections`` on; as many again may wait on the server."""
+        # Gets the number after each change.
+        self.report: Callable[[int], None] | None = None
+        self._limit = _LIMIT
+        self._backends: set[int] = set()
+        self._check_at = 0.0
+        # True from the limit on, so that requests read one attribute.
+        self.is_full = False
+        self.limit_to_half_of(connections)
+
+    def __len__(self) -> int:
+        return len(self._backends)
+
+    def limit_to_half_of(self, connections: int | None) -> None:
+        """Refuse work from half of ``connections`` on; None is no limit of connections."""
+        self._limit = _LIMIT if connections is None else max(1, connections // 2)
+
+    def add(self, backend: int) -> None:
+        """Note the process id of a backend whose connection was cut during COMMIT."""
+        self._backends.add(backend)
+        self._changed()
+
+    def clear(self) -> None:
+        """Forget them: they belong to a server that was replaced."""
+        self._backends = set()
+        self._changed()
+
+    def _changed(self) -> None:
+        self.is_full = len(self._backends) >= self._limit
+        if self.report is not None:
+            self.report(len(self._backends))
+
+    async def check(self, connect: Callable[[], Awaitable[Any]]) -> None:
+        """Forget those that have ended, on a connection of its own.
+
+        Raises ``StoreUnavailableError`` if too many are left, and what ``connect`` raises.
+        """
+
+        async def read(asked: list[int]) -> Any:
+            connection = await connect()
+            try:
+                return await connection.fetch(STILL_RUNNING, asked)
+            finally:
+                with suppress(OSError):
+                    connection.terminate()
+
+        await self.check_by(read)
+
+    async def check_by(self, read: Callable[[list[int]], Awaitable[Iterable[Any]]]) -> None:
+        """Do the same with ``read``, which runs ``STILL_RUNNING`` with its argument."""
+        if self._is_due():
+            asked = self._backends
+            self._forget_ended(asked, await read(sorted(asked)))
+        self._refuse_if_full()
+
+    def check_blocking(self, read: Callable[[list[int]], Iterable[Any]]) -> None:
+        """Do the same with a driver that blocks."""
+        if self._is_due():
+            asked = self._backends
+            self._forget_ended(asked, read(sorted(asked)))
+        self._refuse_if_full()
+
+    def _is_due(self) -> bool:
+        now = time.monotonic()
+        if now < self._check_at:
+            return False
+        self._check_at = now + _CHECK_SECONDS
+        return True
+
+    def _forget_ended(self, asked: set[int], rows: Iterable[Any]) -> None:
+        running = {row[0] for row in rows}
+        self._backends = {each for each in self._backends if each in running or each not in asked}
+        self._changed()
+
+    def _refuse_if_full(self) -> None:
+        if self.is_full:
+            raise StoreUnavailableError(
+                f"{len(self._backends)} commits of this process are still waiting on the server, "
+                "for a synchronous standby that is absent, or because it does not respond",
+                reason="commits_waiting",
+            )
+
+
+class watching_commit:  # noqa: N801 - used like a function; a generator would cost more
+    """Watch a COMMIT that is sent in the block. Other errors of the block are raised unchanged.
+
+    Raises ``CommitUnknownError`` if the standby may not have the commit; with ``is_read``, for what
+    confirms a record that was read, ``StoreUnavailableError``. A commit that was cut is counted:
+    the server still works on it.
+    """
+
+    __slots__ = ("_abandoned", "_is_read", "_notices")
+
+    def __init__(
+        self, notices: CommitNotices, abandoned: AbandonedCommits, *, is_read: bool = False
+    ) -> None:
+        self._notices = notices
+        self._abandoned = abandoned
+        self._is_read = is_read
+
+    def __enter__(self) -> None:
+        self._notices.has_warned = False
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None:
+            if self._notices.was_cut:
+                self._abandoned.add(self._notices.backend)
+        elif self._notices.has_warned:
+            if self._is_read:
+                raise unconfirmed("the standby did not confirm it")
+            raise CommitUnknownError("the commit may not have been replicated")
 
 
 class ReplicationBarrier:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ __all__ = [
     "finish_values",
     "listed_record",
     "record_of",
+    "to_text",
 ]
 
 # PostgreSQL gives a transaction its number with its first write. On Citus the nodes that have the
@@ -33,6 +35,12 @@ SELECT txid_current_if_assigned() IS NOT NULL
 _FIRST_STATUS, _LAST_STATUS = 100, 599
 _encode_headers = msgspec.json.Encoder().encode
 _decode_headers = msgspec.json.Decoder(dict[str, str]).decode
+
+
+@lru_cache(maxsize=256)  # one instant is formatted several times per request
+def to_text(instant: datetime) -> str:
+    """Format an instant for SQLite: in UTC, with a fixed width so that text sorts by time."""
+    return instant.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def encode_headers(record: Record) -> str:

@@ -6,17 +6,14 @@ from typing import Any, Final
 
 from onceward.errors import OncewardError, StoreUnavailableError
 from onceward.ports import Row, Store, Transaction
+from onceward.stores.errors import aborted, is_aborted, unstorable_error
 from onceward.stores.sql_loader import load_queries
-from onceward.stores.sqlstates import unstorable_error
-from onceward.stores.transaction_control import aborted
 from onceward_protocol.sequence import KNOWN_NUMBERS, Position, Stream
 
 __all__ = ["SequenceNumbers"]
 
 # Distinguishes the lock of a stream from that of a record. No endpoint has this name.
 _LOCK: Final = "onceward sequence"
-_ABORTED_STATE: Final = "25P02"
-_SAVEPOINT: Final = "SAVEPOINT a; after the error ROLLBACK TO a"
 
 
 class SequenceNumbers:
@@ -119,9 +116,8 @@ async def _translated(work: Awaitable[Any]) -> Any:
     except OncewardError:
         raise
     except Exception as error:
-        for each in (error, getattr(error, "orig", None), error.__cause__):
-            if getattr(each, "sqlstate", None) == _ABORTED_STATE:
-                raise aborted(_SAVEPOINT) from error
+        if is_aborted(error):
+            raise aborted() from error
         refused = unstorable_error(error)
         if refused is not None:
             raise refused from error

@@ -6,15 +6,16 @@ that request are made in it. Where there is no such thread, they are made in a p
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from typing import Any, Protocol, TypeVar
 
 from onceward.errors import StoreUnavailableError
+from onceward.ports import Params, Row, Transaction
 
-__all__ = ["RequestThread", "StoreThreads", "request_thread"]
+__all__ = ["RequestThread", "StoreThreads", "SyncTransaction", "request_thread"]
 
 T = TypeVar("T")
 
@@ -152,3 +153,27 @@ async def _to_its_end(work: "asyncio.Future[T]", cancel: Callable[[], None] | No
         if not work.cancelled():
             work.exception()  # not reported as never retrieved
         raise
+
+
+class SyncTransaction:
+    """The statements of a ``Transaction``; each returns when it has run."""
+
+    def __init__(self, wait: Callable[[Any], Any], transaction: Transaction) -> None:
+        """``wait`` runs a coroutine to its end and returns its result."""
+        self._wait = wait
+        self._transaction = transaction
+
+    def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        changed: int = self._wait(self._transaction.execute(sql, params))
+        return changed
+
+    def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        rows: Sequence[Row] = self._wait(self._transaction.fetch_all(sql, params))
+        return rows
+
+    def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        row: Row | None = self._wait(self._transaction.fetch_one(sql, params))
+        return row

@@ -8,13 +8,17 @@ from typing import Any, Final, NoReturn
 
 import asyncpg
 
+from onceward.stores.errors import unavailable
 from onceward.stores.postgres.driver import NEVER, Deadlines
-from onceward.stores.postgres.errors import unavailable
-from onceward.stores.postgres.hosts import COMPARE_SECONDS, connect_to_writable, host_urls
+from onceward.stores.postgres.hosts import (
+    COMPARE_SECONDS,
+    READ_TIMELINE,
+    connect_to_writable,
+    host_urls,
+)
 from onceward.stores.postgres.notifier import PostgresNotifier
 from onceward.stores.postgres.pool import ConnectionPool, PoolTime
 from onceward.stores.postgres.session import STARTUP_PARAMETERS
-from onceward.stores.postgres.timeline import READ_TIMELINE
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.replication import is_replication_warning
 

@@ -9,12 +9,12 @@ from onceward.core.storable_text import check_storable
 from onceward.core.table_names import TableNames
 from onceward.errors import StoreUnavailableError, SupersededError
 from onceward.ports import Found, KeyClaimed
+from onceward.stores.base import BaseUnit
+from onceward.stores.errors import aborted, is_aborted, statement_error, unavailable
 from onceward.stores.postgres.driver import Driver
-from onceward.stores.postgres.errors import SAVEPOINT, statement_error, unavailable
 from onceward.stores.postgres.session import UsedSession, outlives_statement
 from onceward.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from onceward.stores.rows import audit_values, encode_headers, record_of
-from onceward.stores.transaction_control import aborted
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["PostgresChunk", "PostgresItemUnit"]
@@ -23,7 +23,6 @@ _ITEM: Final = "onceward_item"
 _SET: Final = f"SAVEPOINT {_ITEM}"
 _RELEASE: Final = f"RELEASE SAVEPOINT {_ITEM}"
 _ROLL_BACK: Final = f"ROLLBACK TO SAVEPOINT {_ITEM}"
-_ABORTED_STATE: Final = "25P02"
 
 
 class _ChunkSession(UsedSession):
@@ -181,9 +180,9 @@ class PostgresChunk:
             await self._unit.connection.execute(f"{_RELEASE};{_SET}" if is_kept else _ROLL_BACK)
             self._has_savepoint = True
         except self._driver.errors as error:
-            if is_kept and getattr(error, "sqlstate", None) == _ABORTED_STATE:
+            if is_kept and is_aborted(error):
                 await self.end_item(is_kept=False)
-                raise aborted(SAVEPOINT) from error
+                raise aborted() from error
             self.is_broken = True
         except self._driver.outages:
             self.is_broken = True
@@ -224,10 +223,8 @@ class PostgresChunk:
             await self._unit.connection.execute(_RELEASE)
 
 
-class PostgresItemUnit:
+class PostgresItemUnit(BaseUnit):
     """The part of one request: from its savepoint to the release of it, or the rollback."""
-
-    superseded = False
 
     def __init__(
         self, chunk: PostgresChunk, statements: PostgresTransaction, transaction: Any
@@ -240,9 +237,6 @@ class PostgresItemUnit:
     async def has_written(self) -> bool:
         """Return True: it is not known."""
         return True
-
-    async def keep_alive(self) -> None:
-        """Do nothing: a chunk is short."""
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
         """Release the savepoint. The chunk writes the record and commits."""

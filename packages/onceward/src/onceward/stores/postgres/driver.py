@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
 from onceward.ports import Notifier
-from onceward.stores.postgres.timeline import Timelines
+from onceward.stores.postgres.hosts import Timelines
 
 __all__ = ["NEVER", "Connection", "Deadlines", "Driver", "DriverMaker", "Pool", "Time"]
 

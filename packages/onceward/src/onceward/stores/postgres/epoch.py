@@ -14,7 +14,8 @@ from typing import Any, Final, NamedTuple
 
 from onceward.core.table_names import TableNames
 from onceward.ports import EpochReading
-from onceward.stores.postgres.timeline import Timelines
+from onceward.stores.errors import DENIED_STATES, LOST_STATES, NO_TABLE_STATES, state_of
+from onceward.stores.postgres.hosts import Timelines
 from onceward.stores.replication import Durability
 from onceward.stores.sql_loader import load_queries
 
@@ -22,12 +23,6 @@ __all__ = ["EpochReader", "backend_of"]
 
 _log = logging.getLogger("onceward.stores")
 
-# Insufficient privilege, undefined function, feature not supported.
-_DENIED_STATES: Final = frozenset({"42501", "42883", "0A000"})
-# Undefined table or schema: not migrated yet, or just being restored.
-_NO_TABLE_STATES: Final = frozenset({"42P01", "3F000"})
-# The connection was lost, or the server is stopping.
-_LOST_STATES: Final = ("08", "57P")
 _UNKNOWN: Final = EpochReading(None)
 
 Report = Callable[[EpochReading], None]
@@ -102,7 +97,7 @@ class EpochReader:
             try:
                 row = fetch_row(attempt.sql)
             except errors as error:
-                if _state_of(error).startswith(_LOST_STATES):
+                if _state_of(error).startswith(LOST_STATES):
                     return _UNKNOWN
                 is_by_start = self._falls_back(attempt, error)
                 if not is_by_start:
@@ -120,14 +115,14 @@ class EpochReader:
     def _falls_back(self, attempt: _Attempt, error: BaseException) -> bool:
         """Return whether to read the start time of the server instead of its identity."""
         state = _state_of(error)
-        if state in _NO_TABLE_STATES:
+        if state in NO_TABLE_STATES:
             return False
         if attempt.is_by_start:
             if not self._is_unknown:
                 self._is_unknown = True
                 _log.warning("the epoch of the database is unknown, nothing is cached: %s", error)
             return False
-        if state in _DENIED_STATES and not self._is_denied:
+        if state in DENIED_STATES and not self._is_denied:
             self._is_denied = True
             _log.warning(
                 "PostgreSQL denies its system identifier or its WAL position: its start time is "
@@ -183,12 +178,5 @@ def backend_of(row: Any) -> int:
 
 
 def _state_of(error: BaseException) -> str:
-    """Return the SQLSTATE of an error of asyncpg, psycopg, SQLAlchemy or Django.
-
-    Without one, the connection was lost: that of a connection failure.
-    """
-    for candidate in (error, getattr(error, "orig", None), error.__cause__):
-        state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
-        if state:
-            return str(state)
-    return "08006"
+    """Return a SQLSTATE. Without one, the connection was lost: that of a connection failure."""
+    return state_of(error) or "08006"

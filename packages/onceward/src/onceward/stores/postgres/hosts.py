@@ -3,6 +3,11 @@
 Drivers try the hosts one after the other, and asyncpg has one time limit for all of them: a first
 host that is frozen keeps clients from a second one that was promoted long ago. So each host is
 connected to separately and at the same time.
+
+Of two servers with the same data, the one that was promoted last counts. A promotion begins a new
+timeline. A primary that was frozen or cut off while its standby was promoted still believes that it
+is the primary when it is back. Once a process has seen the newer timeline, it does not use a
+connection to a server on an older one.
 """
 
 import asyncio
@@ -10,9 +15,21 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, Final, Protocol, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-__all__ = ["COMPARE_SECONDS", "connect_blocking_to_writable", "connect_to_writable", "host_urls"]
+from onceward.errors import ConfigurationError
+
+__all__ = [
+    "COMPARE_SECONDS",
+    "READ_TIMELINE",
+    "ReplacedServerError",
+    "Timelines",
+    "check_dsn",
+    "connect_blocking_to_writable",
+    "connect_to_writable",
+    "host_urls",
+    "replaced",
+]
 
 # How long a first connection waits for those to the other hosts, to compare timelines.
 COMPARE_SECONDS: Final = 0.5
@@ -163,3 +180,93 @@ def _in_thread(connect: Callable[[str], tuple[int, B]], url: str) -> "Future[tup
 def _close_blocking(attempt: "Future[tuple[int, B]]") -> None:
     if attempt.exception() is None:
         attempt.result()[1].close()
+
+
+_HIGHEST_PORT: Final = 65_535
+
+
+def check_dsn(url: str) -> None:
+    """Raise ``ConfigurationError`` for a malformed URL.
+
+    There may be several hosts, IPv6 addresses in brackets, or no host, as asyncpg allows; names
+    and options are left to it. The message contains no part of the URL, which may be a password.
+    """
+    try:
+        parts = urlsplit(url)
+        query_ports = parse_qs(parts.query).get("port", [])
+    except ValueError as error:
+        raise _wrong(str(error)) from error
+    # After the brackets of an IPv6 address only the port follows.
+    ends = [host.rpartition("]")[2] for host in parts.netloc.rpartition("@")[2].split(",")]
+    ports = [port for listed in query_ports for port in listed.split(",")]
+    for port in (*(end.partition(":")[2] for end in ends), *ports):
+        if port and not (port.isdecimal() and 0 < int(port) <= _HIGHEST_PORT):
+            raise _wrong(f"the port must be a number from 1 to {_HIGHEST_PORT}")
+
+
+def _wrong(why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"PostgreSQL URL is malformed: {why} (write it as postgresql://user@host:5432/name)"
+    )
+
+
+# A server in recovery writes no WAL: it has no timeline of its own.
+READ_TIMELINE: Final = """
+SELECT (SELECT system_identifier FROM pg_control_system())::text,
+       CASE WHEN NOT pg_is_in_recovery() THEN
+         ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::bigint
+       END
+"""
+_PARTS_OF_IDENTITY: Final = 2
+
+
+class ReplacedServerError(ConnectionError):
+    """The server is on an older timeline than one that was seen before."""
+
+
+class Timelines:
+    """The newest timeline of each cluster that was seen. May be used in any thread."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no timeline was seen yet."""
+        return not self._newest
+
+    def see(self, system: str, timeline: int) -> bool:
+        """Note a timeline; return False if a newer one was seen."""
+        with self._lock:
+            newest = self._newest.get(system, 0)
+            self._newest[system] = max(newest, timeline)
+        return timeline >= newest
+
+    def see_identity(self, identity: str | None) -> bool:
+        """Do the same with the identity of ``read_epoch``, which may have no timeline."""
+        parts = [] if identity is None else identity.split("/")
+        if len(parts) < _PARTS_OF_IDENTITY or not parts[0].isdigit():
+            return True
+        return self.see(parts[0], int(parts[1], 16))
+
+    def check(self, row: Any) -> int:
+        """Return the timeline that ``READ_TIMELINE`` has read; 0 if there is none.
+
+        Raises ``ReplacedServerError`` if a newer one was seen.
+        """
+        system, timeline = row
+        if timeline is None:
+            return 0
+        if not self.see(str(system), int(timeline)):
+            raise replaced(int(timeline))
+        return int(timeline)
+
+
+def replaced(timeline: int | None = None) -> ReplacedServerError:
+    """Return the error for a server that another one has replaced."""
+    place = "an older timeline" if timeline is None else f"timeline {timeline}"
+    return ReplacedServerError(
+        f"this server is on {place}, and a newer one was seen: another server was promoted. After "
+        "a restore of older files, restart Onceward"
+    )

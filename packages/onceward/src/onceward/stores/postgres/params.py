@@ -18,9 +18,8 @@ from onceward.core.idempotency_record import AuditEvent, Record
 from onceward.core.storable_text import check_storable
 from onceward.errors import UsageError
 from onceward.ports import Params
-from onceward.stores.parameters import named_parameters
 from onceward.stores.rows import encode_headers
-from onceward.stores.transaction_control import refuse_transaction_control
+from onceward.stores.statements import named_parameters, refuse_transaction_control
 
 __all__ = [
     "bytes_literal",

@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, Generic, Literal, TypedDict, Unpack
+from typing import Any, Final, Literal, TypedDict, TypeVar, Unpack
 
 from onceward.core.decision import HELD, Held
 from onceward.core.idempotency_record import Record, RecordId
@@ -23,19 +23,17 @@ from onceward.ports import (
     KeyClaimed,
     Notifier,
     Params,
-    RecordQuery,
     Row,
     StoreMetrics,
     TransactionT_co,
 )
+from onceward.stores.base import BaseStore
+from onceward.stores.errors import is_read_only, statement_error, unavailable
 from onceward.stores.migrations import MIGRATION_LOCK
-from onceward.stores.parts import Schema
-from onceward.stores.postgres.abandoned import AbandonedCommits
 from onceward.stores.postgres.chunk import PostgresChunk
 from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, Driver, DriverMaker, Pool
-from onceward.stores.postgres.dsn import check_dsn
 from onceward.stores.postgres.epoch import EpochReader
-from onceward.stores.postgres.errors import is_read_only, statement_error, unavailable
+from onceward.stores.postgres.hosts import check_dsn, replaced
 from onceward.stores.postgres.params import (
     claim_literals,
     instant_literal,
@@ -43,17 +41,16 @@ from onceward.stores.postgres.params import (
 )
 from onceward.stores.postgres.pooling import refuse_transaction_pooling
 from onceward.stores.postgres.session import UsedSession, outlives_statement
-from onceward.stores.postgres.timeline import replaced
 from onceward.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from onceward.stores.replication import (
     CONFIRMING_COMMIT,
+    AbandonedCommits,
     ConfirmedCommits,
     Durability,
     ReplicationBarrier,
     unconfirmed,
 )
-from onceward.stores.rows import listed_record, record_of
-from onceward.stores.sql_loader import load_queries
+from onceward.stores.rows import record_of
 from onceward.stores.urls import parse_store_url
 from onceward_protocol.storage.migrations import Migration, run_steps_async
 from onceward_protocol.storage.sql_files import Queries
@@ -61,6 +58,8 @@ from onceward_protocol.storage.sql_files import Queries
 __all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
 
 _log = logging.getLogger("onceward.stores")
+
+T = TypeVar("T")
 
 # onceward_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_TAGS: Final = {"SELECT 0": False, "SELECT 3": True}
@@ -100,14 +99,14 @@ class PostgresOptions(TypedDict, total=False):
     require_durability: Literal["replicated"] | None
 
 
-class BasePostgresStore(Generic[TransactionT_co]):
+class BasePostgresStore(BaseStore[TransactionT_co]):
     """The store on PostgreSQL, on any driver.
 
     BEGIN and the claim share one message; so do the record, the audit event and COMMIT. Both are
     sent as text with literals (see ``params``), because asyncpg cannot pipeline.
     """
 
-    name = "postgresql"
+    knows_durability = True
 
     def __init__(
         self,
@@ -143,10 +142,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
                 f"{type(self).__name__} needs a URL such as postgresql://user@host/name"
             )
         check_dsn(target.location)
-        names = target.names(table_prefix, schema)
-        # The parts of the schema that are wanted, and those that the database has.
-        self.schema = Schema(names, is_sqlite=False, migrations=migrations)
-        self._use_names(names)
+        super().__init__("postgresql", target.names(table_prefix, schema), migrations)
         self._epochs = EpochReader()
         self.driver: Driver = driver(
             target.location,
@@ -260,32 +256,19 @@ class BasePostgresStore(Generic[TransactionT_co]):
             finally:
                 self._pool = None  # not earlier: running units return their connections
 
-    async def ping(self) -> None:
-        """Run a query."""
-        await self.read("SELECT 1 AS one")
-
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
         check_storable(*record_id)
-        connection = await self._acquire()
-        try:
-            row = await connection.fetchrow(self.sql["find_record"], *record_id, now)
-        except self.driver.outages as error:
-            raise unavailable(error) from error
-        except asyncio.CancelledError:
-            connection.terminate()
-            raise
-        finally:
-            self.release(connection)
-        if row is None:
+        rows = await self._fetch(self.sql["find_record"], *record_id, now)
+        if not rows:
             return None
         await self.confirm_replicated()
-        return record_of(record_id, row)
+        return record_of(record_id, rows[0])
 
     async def claim(self, record_id: RecordId, now: datetime) -> Claimed | Found | Held:
         """Begin, lock and look up in one round trip. Never waits for another holder."""
         message = (
-            f"BEGIN;SELECT {self._claim_function}({self.table_names.lock_number(*record_id)},"
+            f"BEGIN;SELECT {self.claim_function}({self.table_names.lock_number(*record_id)},"
             f"{claim_literals(*record_id)},{instant_literal(now)})"
         )
         pool, driver = self._pool, self.driver
@@ -353,8 +336,6 @@ class BasePostgresStore(Generic[TransactionT_co]):
         except self.driver.outages as error:
             self.driver.translate_error(error)
         except asyncio.CancelledError:
-            # Without this, asyncpg asks the server over a second connection to cancel the query,
-            # and a loop that is ending would leave both open.
             connection.terminate()
             raise
         finally:
@@ -370,43 +351,32 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
+        return int((await self._fetch(self.sql["sweep_records"], now, limit))[0][0])
+
+    async def _list(self, sql: str, values: Any) -> Sequence[Any]:
+        return await self._fetch(sql, *values)
+
+    async def _fetch(self, sql: str, *values: Any) -> Sequence[Any]:
+        async def fetch(connection: Any) -> Sequence[Any]:
+            rows: Sequence[Any] = await connection.fetch(sql, *values)
+            return rows
+
+        return await self._apart(fetch)
+
+    async def _apart(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Run a function with a connection, outside any guarded request."""
         connection = await self._acquire()
         try:
-            row = await connection.fetchrow(self.sql["sweep_records"], now, limit)
+            return await work(connection)
         except self.driver.outages as error:
             raise unavailable(error) from error
         except asyncio.CancelledError:
+            # Without this, asyncpg asks the server over a second connection to cancel the query,
+            # and a loop that is ending would leave both open.
             connection.terminate()
             raise
         finally:
             self.release(connection)
-        return int(row[0])
-
-    async def records(self, query: RecordQuery) -> Sequence[Record]:
-        """List records for operators."""
-        after = query.after or (None, None, None, None)
-        connection = await self._acquire()
-        try:
-            rows = await connection.fetch(
-                self.sql["list_records"],
-                query.only_tenant,
-                query.endpoint,
-                query.key,
-                *after,
-                query.limit,
-            )
-        except self.driver.outages as error:
-            raise unavailable(error) from error
-        except asyncio.CancelledError:
-            connection.terminate()
-            raise
-        finally:
-            self.release(connection)
-        return [listed_record(tuple(row)) for row in rows]
-
-    async def secret(self) -> bytes:
-        """Return the secret of this database."""
-        return bytes((await self.read(self.sql["read_secret"]))[0]["secret"])
 
     def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
         """Report the epoch of each new connection."""
@@ -414,16 +384,7 @@ class BasePostgresStore(Generic[TransactionT_co]):
 
     async def read_epoch(self) -> EpochReading:
         """Read the epoch on a connection of the pool."""
-        connection = await self._acquire()
-        try:
-            return await self._read_epoch(connection)
-        except self.driver.outages as error:
-            raise unavailable(error) from error
-        except asyncio.CancelledError:
-            connection.terminate()
-            raise
-        finally:
-            self.release(connection)
+        return await self._apart(self._read_epoch)
 
     # -- replication ----------------------------------------------------------------------
 
@@ -707,12 +668,6 @@ class BasePostgresStore(Generic[TransactionT_co]):
             return await self.driver.connect(is_limited=False)
         except (*self.driver.outages, *self.driver.errors) as error:
             raise unavailable(error) from error
-
-    def _use_names(self, names: TableNames) -> None:
-        self.table_names = names
-        self.sql = load_queries("onceward.stores.postgres", names=names)
-        self.finish_function = names.table("save_record")
-        self._claim_function = names.table("claim")
 
 
 class ChunkPostgresStore(BasePostgresStore[TransactionT_co]):

@@ -8,18 +8,18 @@ from typing import Any, Final, Generic, NoReturn, Protocol
 from onceward.core.idempotency_record import AuditEvent, Record
 from onceward.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
 from onceward.ports import Params, Row, TransactionT_co
-from onceward.stores.postgres.driver import NEVER, Driver
-from onceward.stores.postgres.errors import (
-    SAVEPOINT,
+from onceward.stores.base import BaseUnit
+from onceward.stores.errors import (
+    aborted,
     is_read_only,
-    refuse_unstorable,
-    translate_commit_error,
+    raise_commit_error,
+    raise_unstorable,
     unavailable,
 )
+from onceward.stores.postgres.driver import NEVER, Driver
 from onceward.stores.postgres.params import finish_statement, positional, rows_changed
 from onceward.stores.postgres.session import UsedSession
 from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values
-from onceward.stores.transaction_control import aborted
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
@@ -96,7 +96,7 @@ class PostgresTransaction:
             _translate(on, driver, error)
         except driver.errors as error:
             self.used.note_failure()
-            refuse_unstorable(error)
+            raise_unstorable(error)
             raise
         finally:
             on.deadline = NEVER
@@ -113,7 +113,7 @@ class PostgresTransaction:
             _translate(on, driver, error)
         except driver.errors as error:
             self.used.note_failure()
-            refuse_unstorable(error)
+            raise_unstorable(error)
             raise
         finally:
             on.deadline = NEVER
@@ -130,7 +130,7 @@ class PostgresTransaction:
             _translate(on, driver, error)
         except driver.errors as error:
             self.used.note_failure()
-            refuse_unstorable(error)
+            raise_unstorable(error)
             raise
         finally:
             on.deadline = NEVER
@@ -167,10 +167,10 @@ class SharedPostgresTransaction(PostgresTransaction):
             return await super().fetch_one(sql, params)
 
 
-class PostgresUnit(Generic[TransactionT_co]):
+class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
     """Owns a connection with an open transaction until commit or rollback."""
 
-    superseded = False
+    can_commit_after = True
 
     def __init__(
         self, store: _Connections, connection: Any, *, is_kept_alive: bool = False
@@ -249,7 +249,7 @@ class PostgresUnit(Generic[TransactionT_co]):
         else:
             store.release(connection)
         if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
-            raise aborted(SAVEPOINT)
+            raise aborted()
         if is_outdated or connection.has_warned:
             raise CommitUnknownError("the commit may not be on the server that was promoted")
         if started and record is not None:  # so it has written WAL
@@ -274,7 +274,7 @@ class PostgresUnit(Generic[TransactionT_co]):
             self._note_cut()
             await self._fail()
             is_cleaned = self.statements.used.is_used
-            translate_commit_error(
+            raise_commit_error(
                 error, driver.outages, is_cleaned=is_cleaned, is_cut=connection.was_cut
             )
         except driver.outages as error:

@@ -3,7 +3,7 @@
 from onceward_protocol.extras import needs_extra
 
 with needs_extra("psycopg"):
+    from onceward.stores.psycopg.drivers import PsycopgSyncTransaction, PsycopgTransaction
     from onceward.stores.psycopg.store import PsycopgStore, PsycopgSyncStore
-    from onceward.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
 
 __all__ = ["PsycopgStore", "PsycopgSyncStore", "PsycopgSyncTransaction", "PsycopgTransaction"]

@@ -2,23 +2,25 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn
 
 import psycopg
 
+from onceward.ports import Params, Row
+from onceward.stores.errors import raise_unstorable, unavailable
 from onceward.stores.postgres.driver import NEVER, Deadlines
-from onceward.stores.postgres.errors import unavailable
 from onceward.stores.postgres.hosts import (
     COMPARE_SECONDS,
+    READ_TIMELINE,
     connect_blocking_to_writable,
     connect_to_writable,
     host_urls,
 )
 from onceward.stores.postgres.notifier import PostgresNotifier
+from onceward.stores.postgres.params import positional, rows_changed
 from onceward.stores.postgres.pool import ConnectionPool, PoolTime
 from onceward.stores.postgres.session import STARTUP_PARAMETERS
-from onceward.stores.postgres.timeline import READ_TIMELINE
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.psycopg.connections import (
     AsyncConnection,
@@ -26,14 +28,15 @@ from onceward.stores.psycopg.connections import (
     GuardedConnection,
     ThreadConnection,
     ThreadTime,
+    execute,
+    fetch,
 )
-from onceward.stores.psycopg.errors import translating_connect_errors
+from onceward.stores.psycopg.errors import ServerLostError, translating_connect_errors
+from onceward.stores.psycopg.notifier import SyncPostgresNotifier
 from onceward.stores.psycopg.thread_pool import ThreadConnectionPool
-from onceward.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
-from onceward.stores.sync_notifier import SyncPostgresNotifier
 from onceward.stores.threads import StoreThreads
 
-__all__ = ["PsycopgDriver", "PsycopgThreadDriver"]
+__all__ = ["PsycopgDriver", "PsycopgSyncTransaction", "PsycopgThreadDriver", "PsycopgTransaction"]
 
 _ROLLBACK_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 10.0
@@ -86,6 +89,84 @@ class _Driver:
     def translate_error(self, error: BaseException) -> NoReturn:
         """Raise ``StoreUnavailableError``."""
         raise unavailable(error) from error
+
+
+class PsycopgTransaction:
+    """The ``Transaction`` of an async handler.
+
+    ``connection`` is psycopg's ``AsyncConnection``, for everything else. It must not be committed
+    or rolled back.
+    """
+
+    def __init__(self, statements: PostgresTransaction) -> None:
+        self._statements = statements
+
+    @property
+    def connection(self) -> GuardedAsyncConnection:
+        """The connection. Raises ``NoTransactionError`` after the end when it is used."""
+        connection: GuardedAsyncConnection = self._statements.connection
+        return connection
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        return await self._statements.execute(sql, params)
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        return await self._statements.fetch_all(sql, params)
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        return await self._statements.fetch_one(sql, params)
+
+
+class PsycopgSyncTransaction:
+    """The ``Transaction`` of a sync handler: the same methods without ``await``.
+
+    ``connection`` is psycopg's ``Connection``, for everything else. It must not be committed or
+    rolled back.
+    """
+
+    def __init__(self, statements: PostgresTransaction) -> None:
+        self._statements = statements
+        self._lock = statements.raw.statement_lock
+
+    @property
+    def connection(self) -> GuardedConnection:
+        """The connection. Raises ``NoTransactionError`` after the end when it is used."""
+        connection: GuardedConnection = self._statements.connection
+        return connection
+
+    def execute(self, sql: str, params: Params = None) -> int:
+        """Run a statement and return how many rows it changed."""
+        text, values = positional(sql, params)
+        self._statements.used.note_statement(sql)
+        try:
+            with self._lock:
+                return rows_changed(execute(self._statements.raw, text, values))
+        except ServerLostError as error:
+            raise unavailable(error) from error
+        except psycopg.Error as error:
+            raise_unstorable(error)
+            raise
+
+    def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Return all rows of a query."""
+        text, values = positional(sql, params)
+        self._statements.used.note_statement(sql)
+        try:
+            with self._lock:
+                return [dict(row) for row in fetch(self._statements.raw, text, values)]
+        except ServerLostError as error:
+            raise unavailable(error) from error
+        except psycopg.Error as error:
+            raise_unstorable(error)
+            raise
+
+    def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        """Return the first row of a query, or None."""
+        rows = self.fetch_all(sql, params)
+        return rows[0] if rows else None
 
 
 class PsycopgDriver(_Driver):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import psycopg
 
-from onceward.stores.sqlstates import is_outage_state
+from onceward.stores.errors import is_outage_state
 
 __all__ = [
     "ServerLostError",

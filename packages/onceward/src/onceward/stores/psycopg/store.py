@@ -7,8 +7,12 @@ from onceward.stores.postgres.store import (
     ChunkPostgresStore,
     PostgresOptions,
 )
-from onceward.stores.psycopg.drivers import PsycopgDriver, PsycopgThreadDriver
-from onceward.stores.psycopg.transaction import PsycopgSyncTransaction, PsycopgTransaction
+from onceward.stores.psycopg.drivers import (
+    PsycopgDriver,
+    PsycopgSyncTransaction,
+    PsycopgThreadDriver,
+    PsycopgTransaction,
+)
 
 __all__ = ["PsycopgStore", "PsycopgSyncStore"]
 

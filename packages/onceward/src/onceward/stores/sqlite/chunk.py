@@ -8,6 +8,7 @@ from typing import Any, Final
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.ports import Found, KeyClaimed
+from onceward.stores.base import BaseUnit
 from onceward.stores.sqlite.rows import find_any
 from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit
 from onceward_protocol.storage.sql_files import Queries
@@ -137,7 +138,7 @@ class SqliteChunk:
             self.is_broken = True
 
 
-class SqliteItemUnit:
+class SqliteItemUnit(BaseUnit):
     """The part of one request: from its savepoint to the release of it, or the rollback."""
 
     __slots__ = ("_chunk", "_ended", "_transaction", "superseded")
@@ -163,9 +164,6 @@ class SqliteItemUnit:
     async def has_written(self) -> bool:
         """Return True: it is not known."""
         return True
-
-    async def keep_alive(self) -> None:
-        """Do nothing: SQLite does not end idle transactions."""
 
     async def run(self, work: Any, *, is_quick: bool = False) -> Any:
         """Run a function in the transaction."""

@@ -1,14 +1,13 @@
 """Conversion between records and rows of SQLite."""
 
 import sqlite3
-from datetime import UTC, datetime
-from functools import lru_cache
+from datetime import datetime
 from typing import Any
 
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.ports import Params, Row
-from onceward.stores.parameters import named_parameters
-from onceward.stores.rows import encode_headers, record_of
+from onceward.stores.rows import encode_headers, record_of, to_text
+from onceward.stores.statements import named_parameters
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = [
@@ -18,15 +17,8 @@ __all__ = [
     "is_outage",
     "record_values",
     "rows_of",
-    "to_text",
     "to_values",
 ]
-
-
-@lru_cache(maxsize=256)  # one instant is formatted several times per request
-def to_text(instant: datetime) -> str:
-    """Format an instant in UTC with a fixed width, so that text sorts by time."""
-    return instant.astimezone(UTC).isoformat(timespec="microseconds")[:26] + "Z"
 
 
 def to_values(params: Params) -> dict[str, Any]:

@@ -13,24 +13,16 @@ from onceward.core.idempotency_record import Record, RecordId
 from onceward.core.storable_text import check_storable
 from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError, StoreUnavailableError
-from onceward.ports import Claimed, EpochReading, Found, Params, RecordQuery, Row
-from onceward.stores.parts import Schema
-from onceward.stores.rows import listed_record
-from onceward.stores.sql_loader import load_queries
+from onceward.ports import Claimed, EpochReading, Found, Params, Row
+from onceward.stores.base import BaseStore
+from onceward.stores.rows import to_text
 from onceward.stores.sqlite.chunk import SqliteChunk
 from onceward.stores.sqlite.connection_thread import ConnectionThread
-from onceward.stores.sqlite.epoch import FileIdentity, file_identity, reading_of
+from onceward.stores.sqlite.file import FileIdentity, file_identity, reading_of
 from onceward.stores.sqlite.group_commit import Writer
 from onceward.stores.sqlite.notifier import SocketNotifier
-from onceward.stores.sqlite.rows import (
-    find_any,
-    is_busy,
-    is_outage,
-    rows_of,
-    to_text,
-    to_values,
-)
-from onceward.stores.sqlite.unit_of_work import SqliteUnit
+from onceward.stores.sqlite.rows import find_any, is_busy, is_outage, rows_of, to_values
+from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
@@ -40,7 +32,7 @@ __all__ = ["SqliteStore"]
 _log = logging.getLogger("onceward.stores")
 
 
-class SqliteStore:
+class SqliteStore(BaseStore[SqliteTransaction]):
     """The store for one machine.
 
     SQLite has one writer at a time. Requests of this process write in the order in which they
@@ -49,12 +41,9 @@ class SqliteStore:
     decides.
     """
 
-    # The name in logs and in ``/readyz``.
-    name = "sqlite"
+    is_one_writer = True
     # Other requests wait for the write turn meanwhile.
     chunk_items = 16
-    # One of them writes at a time.
-    max_chunks = 4
 
     def __init__(
         self,
@@ -77,9 +66,7 @@ class SqliteStore:
         self._path = str(path)
         self._busy_seconds = busy_seconds
         names = TableNames.chosen(table_prefix, None, is_sqlite=True)
-        # The parts of the schema that are wanted, and those that the database has.
-        self.schema = Schema(names, is_sqlite=True, migrations=migrations)
-        self._use_names(names)
+        super().__init__("sqlite", names, migrations)
         self._lookup: sqlite3.Connection | None = None
         self._file: FileIdentity | None = None
         self._reports: list[Callable[[EpochReading], None]] = []
@@ -124,10 +111,6 @@ class SqliteStore:
             self._lookup = None
         self._is_open = False
 
-    async def ping(self) -> None:
-        """Run a query on the reading connection."""
-        await self._read(lambda db: db.execute("SELECT 1").fetchone())
-
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up on the event loop: that costs less than a switch to a thread."""
         record = await self._probe(record_id)
@@ -143,7 +126,7 @@ class SqliteStore:
         record = await self._probe(record_id)
         if record is not None and record.expires_at > now:
             return Found(record)
-        unit = SqliteUnit(self._writer, self._sql, record_id, to_text(now))
+        unit = SqliteUnit(self._writer, self.sql, record_id, to_text(now))
         return Claimed(unit, after_expiry=record is not None)
 
     async def begin(self, *, idle_seconds: float | None = None) -> SqliteUnit:  # noqa: ARG002
@@ -151,7 +134,12 @@ class SqliteStore:
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         await self._follow_file()
-        return SqliteUnit(self._writer, self._sql, None, "")
+        return SqliteUnit(self._writer, self.sql, None, "")
+
+    @property
+    def max_chunks(self) -> int:
+        """More than one: it has its turn while the others read."""
+        return 4
 
     async def begin_chunk(self, *, has_savepoints: bool = True) -> SqliteChunk:  # noqa: ARG002
         """Return a transaction for several requests. It begins with the first key to claim.
@@ -161,8 +149,8 @@ class SqliteStore:
         if not self._is_open:
             raise StoreUnavailableError("the store is not open")
         await self._follow_file()
-        unit = SqliteUnit(self._writer, self._sql, None, "", is_chunk=True)
-        return SqliteChunk(unit, self._sql, self._probe)
+        unit = SqliteUnit(self._writer, self.sql, None, "", is_chunk=True)
+        return SqliteChunk(unit, self.sql, self._probe)
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query on the reading connection."""
@@ -195,30 +183,13 @@ class SqliteStore:
         """Delete one batch of expired records, in its own transaction."""
         instant = to_text(now)
         deleted: int = await self._in_transaction(
-            lambda db: db.execute(self._sql["sweep_records"], (instant, limit)).rowcount
+            lambda db: db.execute(self.sql["sweep_records"], (instant, limit)).rowcount
         )
         return deleted
 
-    async def records(self, query: RecordQuery) -> Sequence[Record]:
-        """List records for operators."""
-        after = query.after
-        values = {
-            "tenant": query.only_tenant,
-            "endpoint": query.endpoint,
-            "key": query.key,
-            "limit": query.limit,
-            "after_at": to_text(after[0]) if after else None,
-            "after_tenant": after[1] if after else None,
-            "after_endpoint": after[2] if after else None,
-            "after_key": after[3] if after else None,
-        }
-        rows = await self._read(lambda db: db.execute(self._sql["list_records"], values).fetchall())
-        return [listed_record(row) for row in rows]
-
-    async def secret(self) -> bytes:
-        """Return the secret of this database."""
-        row = await self._read(lambda db: db.execute(self._sql["read_secret"]).fetchone())
-        return bytes(row[0])
+    async def _list(self, sql: str, values: Any) -> Sequence[Any]:
+        rows: Sequence[Any] = await self._read(lambda db: db.execute(sql, values).fetchall())
+        return rows
 
     def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
         """Report the epoch of each file that is opened."""
@@ -227,9 +198,7 @@ class SqliteStore:
     async def read_epoch(self) -> EpochReading:
         """Read the epoch of the file that is at the path now."""
         await self._follow_file()
-        sql = load_queries("onceward.stores", "records.sql", names=self.table_names)
-        rows = await self.read(sql["read_cache_epoch"])
-        reading = reading_of(self._path, str(rows[0]["cache_epoch"]))
+        reading = reading_of(self._path, await self._cache_epoch())
         for report in self._reports:
             report(reading)
         return reading
@@ -259,7 +228,7 @@ class SqliteStore:
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
 
     async def _in_transaction(self, work: Any, *, waits: bool = True) -> Any:
-        unit = SqliteUnit(self._writer, self._sql, None, "", waits=waits)
+        unit = SqliteUnit(self._writer, self.sql, None, "", waits=waits)
         try:
             result = await unit.run(work)
         except BaseException:
@@ -300,9 +269,9 @@ class SqliteStore:
         if self._lookup is None:
             raise StoreUnavailableError("the store is not open")
         try:
-            return find_any(self._lookup, self._sql, record_id)
+            return find_any(self._lookup, self.sql, record_id)
         except sqlite3.OperationalError:  # SQLite would have to wait, which must not block the loop
-            record: Record | None = await self._read(lambda db: find_any(db, self._sql, record_id))
+            record: Record | None = await self._read(lambda db: find_any(db, self.sql, record_id))
             return record
 
     # -- the two threads ------------------------------------------------------------------
@@ -348,7 +317,3 @@ class SqliteStore:
             db.close()
             raise
         return db
-
-    def _use_names(self, names: TableNames) -> None:
-        self.table_names = names
-        self._sql = load_queries("onceward.stores.sqlite", names=names)

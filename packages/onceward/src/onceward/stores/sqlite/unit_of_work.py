@@ -9,17 +9,11 @@ from typing import Any, Final, Protocol
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from onceward.ports import Params, Row
-from onceward.stores.rows import audit_values
+from onceward.stores.base import BaseUnit
+from onceward.stores.rows import audit_values, to_text
 from onceward.stores.sqlite.group_commit import Writer
-from onceward.stores.sqlite.rows import (
-    exists,
-    is_outage,
-    record_values,
-    rows_of,
-    to_text,
-    to_values,
-)
-from onceward.stores.transaction_control import refuse_transaction_control
+from onceward.stores.sqlite.rows import exists, is_outage, record_values, rows_of, to_values
+from onceward.stores.statements import refuse_transaction_control
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["SqliteTransaction", "SqliteUnit"]
@@ -69,7 +63,7 @@ class SqliteTransaction:
         return rows[0] if rows else None
 
 
-class SqliteUnit:
+class SqliteUnit(BaseUnit):
     """Takes the write turn with the first statement and releases it in any case."""
 
     __slots__ = (
@@ -141,9 +135,6 @@ class SqliteUnit:
             return False
         changes: int = await self.run(lambda db: db.total_changes)
         return changes != self._changes_before
-
-    async def keep_alive(self) -> None:
-        """Do nothing: SQLite does not end idle transactions."""
 
     async def run(self, work: Any, *, is_quick: bool = False) -> Any:
         """Run a function in the transaction; begin it first if necessary."""

@@ -15,11 +15,12 @@ from typing import Any
 
 from onceward.stores.postgres.hosts import (
     COMPARE_SECONDS,
+    READ_TIMELINE,
+    Timelines,
     connect_blocking_to_writable,
     connect_to_writable,
     host_urls,
 )
-from onceward.stores.postgres.timeline import READ_TIMELINE, Timelines
 from onceward_protocol.extras import needs_extra
 
 __all__ = ["async_creator", "creator"]
@@ -66,7 +67,7 @@ def creator(url: str, *, connect_seconds: float = 5.0, **options: Any) -> Callab
     with needs_extra("psycopg"):
         import psycopg  # noqa: PLC0415 - an optional dependency
 
-        from onceward.stores.psycopg_limits import limits_of  # noqa: PLC0415
+        from onceward.stores.sessions.psycopg_messages import limits_of  # noqa: PLC0415
     urls, timelines = host_urls(url), Timelines()
     denied = (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction)
     options.setdefault("connect_timeout", math.ceil(connect_seconds))

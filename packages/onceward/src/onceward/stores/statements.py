@@ -1,17 +1,19 @@
-"""Errors for handlers that begin or end the transaction, or go on in an aborted one.
+"""What is checked and converted of a statement before a driver sees it.
 
-Onceward commits a handler's rows together with the record. After a COMMIT of the handler its rows
-would stay without the record, so a retry would write them again; after a ROLLBACK the record would
-stay without the rows.
+Handlers that begin or end the transaction are refused: Onceward commits a handler's rows together
+with the record. After a COMMIT of the handler its rows would stay without the record, so a retry
+would write them again; after a ROLLBACK the record would stay without the rows.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
-from onceward.errors import AbortedTransactionError, UsageError
+from onceward.errors import UsageError
+from onceward.ports import Params
 
-__all__ = ["TRANSACTION_CONTROL", "aborted", "refuse_transaction_control"]
+__all__ = ["TRANSACTION_CONTROL", "named_parameters", "refuse_transaction_control", "to_pyformat"]
 
 TRANSACTION_CONTROL: Final = (
     "a handler must not begin or end the transaction: Onceward commits its rows together with the "
@@ -37,14 +39,6 @@ _NOISE: Final = frozenset({"WORK", "TRANSACTION"})
 
 # Longer texts are rare and different every time: they are not cached.
 _CACHED_CHARACTERS: Final = 8192
-
-
-def aborted(savepoint: str) -> AbortedTransactionError:
-    """Return the error for a handler that ignored a failed statement; how to write a savepoint."""
-    return AbortedTransactionError(
-        "a statement failed, the handler went on and returned success, and the database rolled "
-        f"everything back: put a statement whose error you handle into a savepoint ({savepoint})"
-    )
 
 
 def refuse_transaction_control(sql: str) -> None:
@@ -108,3 +102,41 @@ def _end_of_comment(sql: str, at: int) -> int:
     # SQLite's comments do not nest: the first end counts.
     first = sql.find("*/", at)
     return first + 2 if first >= 0 else len(sql)
+
+
+_NONE: Mapping[str, Any] = {}
+
+
+def named_parameters(params: Params) -> Mapping[str, Any]:
+    """Return the parameters by name. Raises ``UsageError`` for a list, a tuple or one value."""
+    if params is None:
+        return _NONE
+    if type(params) is not dict and not isinstance(params, Mapping):
+        raise UsageError(
+            f"parameters have names, but a {type(params).__name__} was given: write :name in the "
+            'statement and pass {"name": value}'
+        )
+    return params
+
+
+# Strings, quoted names, comments and dollar quotes keep their text; the last group is a parameter.
+_NUMBERED: Final = re.compile(
+    r"(?<!\w)[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/"
+    r"|\$(?P<tag>[A-Za-z_]\w*|)\$.*?\$(?P=tag)\$|%|\$(?P<number>\d+)",
+    re.DOTALL,
+)
+
+
+@lru_cache(maxsize=2048)
+def _convert(sql: str) -> str:
+    def replace(match: re.Match[str]) -> str:
+        number = match.group("number")
+        # Drivers look for "%" everywhere, in strings too.
+        return f"%(p{number})s" if number else match.group(0).replace("%", "%%")
+
+    return _NUMBERED.sub(replace, sql)
+
+
+def to_pyformat(sql: str, values: Sequence[Any]) -> tuple[str, dict[str, Any]]:
+    """Return a statement with ``$1`` and its values as ``cursor.execute`` takes them."""
+    return _convert(sql), {f"p{number}": value for number, value in enumerate(values, 1)}

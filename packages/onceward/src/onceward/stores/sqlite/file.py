@@ -1,12 +1,35 @@
-"""Open a SQLite file so that no other process can use it."""
+"""The file of a SQLite database: which one a path leads to, its epoch, and its lock."""
 
+import os
 import sqlite3
 from typing import Final
 
 from onceward.errors import ConfigurationError
+from onceward.ports import EpochReading
 from onceward.stores.sqlite.rows import is_busy
 
-__all__ = ["open_exclusively"]
+__all__ = ["FileIdentity", "file_identity", "open_exclusively", "reading_of"]
+
+# The device and the inode of a file.
+FileIdentity = tuple[int, int]
+
+
+def file_identity(path: str | None) -> FileIdentity | None:
+    """Return which file is at a path; None if there is none, or without a path."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)  # noqa: PTH116 - for each request, and pathlib takes twice as long
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def reading_of(path: str | None, cache_epoch: str) -> EpochReading:
+    """Return the epoch of a file: another file at the same path is another database."""
+    device, inode = file_identity(path) or (0, 0)
+    return EpochReading(f"{device}/{inode}", cache_epoch)
+
 
 # Another process may have the file open for an instant, such as a command that ends.
 _LOCK_SECONDS: Final = 0.5

@@ -1,4 +1,4 @@
-"""Which errors of SQLAlchemy mean that the database is unavailable, or cannot be used at all."""
+"""What errors of SQLAlchemy mean."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -9,17 +9,20 @@ from sqlalchemy import Connection
 from sqlalchemy import exc as sa_errors
 
 from onceward.errors import ConfigurationError, StoreUnavailableError
+from onceward.stores.errors import (
+    REFUSAL_STATES,
+    SUPERSEDED_STATE,
+    aborted,
+    is_outage_state,
+    raise_unstorable,
+)
+from onceward.stores.errors import is_aborted as is_aborted_statement
 from onceward.stores.sqlite.rows import is_outage as is_sqlite_outage
-from onceward.stores.sqlstates import is_outage_state, unstorable_error
-from onceward.stores.transaction_control import aborted
 
 __all__ = [
-    "SAVEPOINT",
     "SUPERSEDED_STATES",
     "driver_error",
-    "is_aborted",
     "is_outage",
-    "is_read_only",
     "raise_outage",
     "raise_without_statement",
     "refuse_connection",
@@ -28,21 +31,11 @@ __all__ = [
 ]
 
 # Onceward's SQLSTATE, and the one of PostgreSQL if the engine is REPEATABLE READ.
-SUPERSEDED_STATES: Final = frozenset({"HF002", "40001"})
-
-# SQLSTATE of a statement in a transaction in which another one has failed.
-_ABORTED_STATE: Final = "25P02"
+SUPERSEDED_STATES: Final = frozenset({SUPERSEDED_STATE, "40001"})
 # SQLAlchemy's code for a session that was rolled back because a flush failed.
 _FAILED_FLUSH: Final = "7s2a"
-
 # How a handler writes a savepoint.
-SAVEPOINT: Final = "`session.begin_nested()`"
-
-# SQLSTATE of a write on a standby, or on a primary that was made one.
-_READ_ONLY_STATE: Final = "25006"
-
-# No such database, no such user, a wrong password.
-_REFUSAL_STATES: Final = frozenset({"3D000", "28000", "28P01"})
+_SAVEPOINT: Final = "`session.begin_nested()`"
 
 
 def refuse_connection(bind: Any) -> None:
@@ -58,7 +51,7 @@ def refuse_connection(bind: Any) -> None:
 def is_outage(error: BaseException) -> bool:
     """Check whether an error is about the database, not about a statement."""
     if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
-        return not is_aborted(error)
+        return not _is_aborted(error)
     cause: BaseException | None = error
     if isinstance(error, sa_errors.DBAPIError):
         if error.connection_invalidated:
@@ -73,11 +66,6 @@ def is_outage(error: BaseException) -> bool:
     if state is None:  # psycopg knows no SQLSTATE if it cannot connect
         return isinstance(error, sa_errors.OperationalError)
     return is_outage_state(state)
-
-
-def is_read_only(error: BaseException | None) -> bool:
-    """Check whether a statement has reached a standby: its connections must be replaced."""
-    return getattr(error, "sqlstate", None) == _READ_ONLY_STATE
 
 
 def driver_error(error: BaseException) -> BaseException:
@@ -97,24 +85,32 @@ def raise_without_statement(known: BaseException, error: BaseException) -> NoRet
         known.__context__ = None  # Python sets it to SQLAlchemy's error
 
 
-def is_aborted(error: BaseException) -> bool:
+def unavailable(error: BaseException) -> StoreUnavailableError:
+    """Return the client's error for an outage."""
+    found = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
+    found.__cause__ = driver_error(error)
+    return found
+
+
+def _is_aborted(error: BaseException) -> bool:
     """Check whether an earlier statement or flush has failed, and its error was ignored."""
     if isinstance(error, sa_errors.PendingRollbackError):
         return error.code == _FAILED_FLUSH
-    return getattr(getattr(error, "orig", error), "sqlstate", None) == _ABORTED_STATE
+    return is_aborted_statement(error)
+
+
+def raise_aborted(error: BaseException) -> None:
+    """Raise ``AbortedTransactionError`` if an earlier error was ignored."""
+    if _is_aborted(error):
+        raise aborted(_SAVEPOINT) from error
 
 
 def raise_outage(error: Exception) -> None:
     """Raise an outage as ``StoreUnavailableError``; return if it is another error."""
     if is_outage(error):
-        raise_without_statement(
-            StoreUnavailableError(f"the database is unavailable: {driver_error(error)}"), error
-        )
-    if is_aborted(error):
-        raise aborted(SAVEPOINT) from error
-    refused = unstorable_error(error)
-    if refused is not None:
-        raise refused
+        raise_without_statement(unavailable(error), error)
+    raise_aborted(error)
+    raise_unstorable(error)
 
 
 class translating_outages:  # noqa: N801 - used like a function; a generator would cost more
@@ -153,4 +149,4 @@ def _is_refusal(error: BaseException) -> bool:
         from onceward.stores.psycopg.errors import is_refusal  # noqa: PLC0415
 
         return isinstance(error, OperationalError) and is_refusal(error)
-    return getattr(error, "sqlstate", None) in _REFUSAL_STATES
+    return getattr(error, "sqlstate", None) in REFUSAL_STATES

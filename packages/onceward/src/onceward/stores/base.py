@@ -1,0 +1,208 @@
+"""What every store of records has, and the defaults of what not every one can do."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, Final, Generic
+
+from onceward.core.idempotency_record import Record
+from onceward.core.table_names import TableNames
+from onceward.errors import StoreUnavailableError
+from onceward.ports import (
+    BlockingGate,
+    Chunk,
+    EpochReading,
+    Gate,
+    Params,
+    RecordQuery,
+    Row,
+    StoreMetrics,
+    TransactionT_co,
+)
+from onceward.stores.parts import Schema
+from onceward.stores.rows import listed_record, to_text
+from onceward.stores.sql_loader import load_queries
+from onceward_protocol.storage.migrations import Migration
+from onceward_protocol.storage.sql_files import Queries
+
+__all__ = ["BaseStore", "BaseUnit"]
+
+# The parameters of SQLite's list_records, in the order of PostgreSQL's.
+_LIST_NAMES: Final = (
+    *("tenant", "endpoint", "key"),
+    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
+)
+
+
+class BaseUnit:
+    """The defaults of what not every unit of work can do."""
+
+    __slots__ = ()
+
+    # True if another request has committed this key since the claim.
+    superseded = False
+    # Whether the handler uses ``transaction`` without ``await``.
+    is_sync = False
+    # Whether it has ``commit_after``.
+    can_commit_after = False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is known to have been lost while the handler ran."""
+        return False
+
+    async def keep_alive(self) -> None:
+        """Do nothing: the database does not end an idle transaction, or none is idle for long."""
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:  # noqa: ARG002
+        """Return None: statements of the handler raise outages as what they are."""
+        return None
+
+    async def commit_after(self, statement: str) -> None:
+        """Run a statement and commit, in one message."""
+        raise NotImplementedError
+
+
+class BaseStore(Generic[TransactionT_co]):
+    """The part of a store that is the same for all databases and drivers."""
+
+    # Whether it has one writer at a time, so that other writes give way to requests.
+    is_one_writer = False
+    # How many requests of a batch share a transaction; 0 if none can.
+    chunk_items = 0
+    # Whether sync frameworks need no event loop for it.
+    runs_in_request_thread = False
+    # Whether it is on the app's own connection pool.
+    is_gated = False
+    # Whether transactions are sessions of the app, so that a request can share one.
+    has_sessions = False
+    # Whether it shares the session that a sync app has in the thread of a request.
+    has_thread_sessions = False
+    # Whether it reads if its database is replicated.
+    knows_durability = False
+
+    # The name in logs and in ``/readyz``: ``sqlite`` or ``postgresql``.
+    name: str
+    # Onceward's statements, with the names that the tables have here.
+    sql: Queries
+
+    def __init__(self, name: str, names: TableNames, migrations: Sequence[Migration] = ()) -> None:
+        self.name = name
+        # True on SQLite, where writers take turns and the primary key decides.
+        self.is_sqlite = name == "sqlite"
+        # The parts of the schema that are wanted, and those that the database has.
+        self.schema = Schema(names, is_sqlite=self.is_sqlite, migrations=migrations)
+        self._use_names(names)
+
+    def _use_names(self, names: TableNames) -> None:
+        self.table_names = names
+        package = "onceward.stores.sqlite" if self.is_sqlite else "onceward.stores.postgres"
+        self.sql = load_queries(package, names=names)
+        # Functions of PostgreSQL.
+        self.claim_function = names.table("claim")
+        self.finish_function = names.table("save_record")
+
+    def instant(self, at: datetime) -> Any:
+        """Convert an instant to what this database stores."""
+        return to_text(at) if self.is_sqlite else at
+
+    @abstractmethod
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run a query outside any guarded request."""
+
+    @abstractmethod
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction and return its rows, if it has any."""
+
+    @abstractmethod
+    async def _list(self, sql: str, values: Any) -> Sequence[Any]:
+        """Run one of Onceward's queries and return its rows."""
+
+    async def ping(self) -> None:
+        """Run a query."""
+        await self.read("SELECT 1 AS one")
+
+    async def secret(self) -> bytes:
+        """Return the secret of this database."""
+        return bytes((await self.read(self.sql["read_secret"]))[0]["secret"])
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records, newest first, for operators."""
+        after = query.after or (None, None, None, None)
+        at = None if after[0] is None else self.instant(after[0])
+        values: Any = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
+        if self.is_sqlite:
+            values = dict(zip(_LIST_NAMES, values, strict=True))
+        rows = await self._list(self.sql["list_records"], values)
+        return [listed_record(tuple(row)) for row in rows]
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch, as far as the database has one."""
+        return EpochReading("", await self._cache_epoch())
+
+    async def _cache_epoch(self) -> str:
+        """Return the value in the database that ``onceward restore`` and ``keys rm`` renew."""
+        sql = load_queries("onceward.stores", "records.sql", names=self.table_names)
+        return str((await self.read(sql["read_cache_epoch"]))[0]["cache_epoch"])
+
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Do nothing: no caller waits for a connection."""
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Do nothing: connections do not tell which database they have reached."""
+
+    # -- what not every store can do --------------------------------------------------------
+
+    async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Do as ``write``: other writers do not wait."""
+        return await self.write(sql, params)
+
+    @property
+    def max_chunks(self) -> int:
+        """How many chunks may run at once."""
+        return 1
+
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
+        """Return a transaction for several requests, if ``chunk_items`` says that there are."""
+        raise NotImplementedError
+
+    @property
+    def gate(self) -> Gate | None:
+        """None: it has a pool of its own."""
+        return None
+
+    @property
+    def thread_gate(self) -> BlockingGate | None:
+        """None: it has a pool of its own."""
+        return None
+
+    def new_session(self) -> Any:
+        """Return a session for one request, if it ``has_sessions``."""
+        raise NotImplementedError
+
+    async def release_session(self, session: Any) -> bool:
+        """End the session's transaction before the claim."""
+        raise NotImplementedError
+
+    async def close_session(self, session: Any) -> None:
+        """Roll back what was not committed."""
+        raise NotImplementedError
+
+    def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
+        """Return the client's error, if a method of the session raised ``error`` in an outage."""
+        raise NotImplementedError
+
+    async def release_connection(self) -> None:
+        """Do nothing: a sync app has no session of this store."""
+
+    @property
+    def is_replicated(self) -> bool | None:
+        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
+        return None
+
+    async def read_durability(self) -> None:
+        """Do nothing: it is unknown."""
+
+    def require_durability(self) -> None:
+        """Refuse a database that is not replicated, if the store ``knows_durability``."""
+        raise NotImplementedError

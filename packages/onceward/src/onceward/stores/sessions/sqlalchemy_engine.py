@@ -1,0 +1,381 @@
+"""What the stores on async and on sync SQLAlchemy share: an engine, and statements on it."""
+
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, Final, Protocol
+
+from onceward_protocol.extras import needs_extra
+
+with needs_extra("sqlalchemy"):
+    from sqlalchemy import Connection, Engine, StaticPool, event
+    from sqlalchemy import exc as sa_errors
+    from sqlalchemy.orm import Session
+
+from onceward.core.idempotency_record import AuditEvent, Record, RecordId
+from onceward.errors import (
+    CommitUnknownError,
+    ConfigurationError,
+    StoreUnavailableError,
+    SupersededError,
+)
+from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, TransactionT_co
+from onceward.stores.errors import SUPERSEDED, state_of
+from onceward.stores.postgres.params import positional
+from onceward.stores.rows import to_text
+from onceward.stores.sessions.gate import ConnectionGate
+from onceward.stores.sessions.sqlalchemy_errors import (
+    SUPERSEDED_STATES,
+    driver_error,
+    is_outage,
+    raise_aborted,
+    raise_without_statement,
+    translating_outages,
+    translating_refusals,
+)
+from onceward.stores.sessions.sqlalchemy_unit import (
+    is_lost,
+)
+from onceward.stores.sessions.store import Ran, SessionStore
+from onceward.stores.sessions.unit import SessionUnit
+from onceward.stores.sqlite.file import file_identity
+from onceward.stores.sqlite.rows import to_values
+from onceward.stores.statements import to_pyformat
+from onceward_protocol.storage.migrations import Migration
+
+__all__ = ["SqlAlchemySessions", "Turn"]
+
+_log = logging.getLogger("onceward.stores")
+
+_TURN_SECONDS: Final = 30.0
+_SYNCHRONOUS_FULL: Final = 2
+# The key of ``ConnectionPoolEntry.info`` for the SQLite file of the connection.
+_FILE: Final = "onceward_file"
+
+
+class Turn(Protocol):
+    """The turn to write to an SQLite file. Blocks."""
+
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Wait for it."""
+
+    def release(self) -> None:
+        """Pass it on."""
+
+
+class SqlAlchemySessions(SessionStore[TransactionT_co]):
+    """What the stores on async and on sync engines share."""
+
+    # How a handler flushes its session, for messages.
+    flush_hint: str
+    # How it uses the session without closing it.
+    close_hint: str
+    # Whether handlers use their session with ``await``.
+    is_async: bool
+    is_gated = True
+
+    def __init__(
+        self,
+        engine: Any,
+        supported: dict[str, str],
+        *,
+        table_prefix: str | None,
+        schema: str | None,
+        migrations: Sequence[Migration],
+        limits: dict[str, float],
+    ) -> None:
+        """``supported`` are drivers by database; of another engine it says what they are."""
+        _refuse_engine(engine, supported)
+        self._engine: Engine = engine
+        super().__init__(
+            engine.dialect.name,
+            table_prefix=table_prefix,
+            schema=schema,
+            migrations=migrations,
+            limits=limits,
+        )
+        self._metrics: StoreMetrics | None = None
+        self.limits.abandoned.limit_to_half_of(self.max_connections)
+        self._turn: Turn
+        # Now: hooks of the request that opens the store hold connections already.
+        self._listen_once("checkout", ConnectionGate.on_checkout)
+        self._listen_once("checkin", ConnectionGate.on_checkin)
+
+    @property
+    def sqlite_path(self) -> str | None:
+        """The file of the engine; None on PostgreSQL, or if its URL is an SQLite URI."""
+        url = self._engine.url
+        return url.database if self.is_sqlite and "uri" not in url.query else None
+
+    @property
+    def max_connections(self) -> int | None:
+        """How many connections the engine's pool allows; None if there is no limit."""
+        pool: Any = self._engine.pool
+        overflow: int = getattr(pool, "_max_overflow", -1)
+        return None if overflow < 0 else pool.size() + overflow
+
+    def report_to(self, metrics: StoreMetrics) -> None:
+        """Report waits for a connection of the engine's pool to ``metrics``."""
+        self._metrics = metrics
+        if isinstance(metrics, DurabilityMetrics):
+            self.limits.abandoned.report = metrics.commits_abandoned
+
+    def _pool_waited(self, seconds: float) -> None:
+        if self._metrics is not None:
+            self._metrics.pool_waited(seconds)
+
+    # -- listeners of the engine ------------------------------------------------------------
+
+    def _listen_once(self, name: str, listener: Callable[..., Any]) -> None:
+        """Listen to the engine; not undone: another store may have the same one."""
+        if not event.contains(self._engine, name, listener):
+            event.listen(self._engine, name, listener)
+
+    def _listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
+        """Return the listeners of an open store."""
+        if not self.is_sqlite:
+            return (("connect", self._on_connect),)
+        if self.sqlite_path is None:
+            return ()
+        return (("connect", self._note_file), ("checkout", self._leave_replaced_file))
+
+    async def _listen(self) -> None:
+        for name, listener in self._listeners():
+            event.listen(self._engine, name, listener)
+        if self.is_sqlite:
+            await self._run_apart(self._look_at_sqlite)
+
+    def _stop_listening(self) -> None:
+        for name, listener in self._listeners():
+            if event.contains(self._engine, name, listener):
+                event.remove(self._engine, name, listener)
+
+    def _note_file(self, _driver: Any, pooled: Any) -> None:
+        pooled.info[_FILE] = file_identity(self.sqlite_path)
+
+    def _leave_replaced_file(self, _driver: Any, pooled: Any, _proxy: Any) -> None:
+        """Close a connection that would go on reading and writing a file that was replaced."""
+        found = file_identity(self.sqlite_path)
+        if found is not None and pooled.info.setdefault(_FILE, found) != found:
+            # SQLAlchemy closes the connection and opens another one.
+            raise sa_errors.DisconnectionError(f"{self.sqlite_path} was replaced by another file")
+
+    @abstractmethod
+    def _on_connect(self, driver: Any, pooled: Any) -> None:
+        """Read the epoch on a new connection to PostgreSQL."""
+
+    def _look_at_sqlite(self) -> None:
+        with self.reading() as connection:
+            level = self.run(connection, "PRAGMA synchronous").rows[0][0]
+        if level < _SYNCHRONOUS_FULL:
+            _log.warning(
+                "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
+                "acknowledged requests together with their records"
+            )
+
+    # -- connections --------------------------------------------------------------------------
+
+    def owns(self, connection: Connection) -> bool:
+        """Return whether a connection is one of the engine, or of a copy with other options."""
+        return connection.dialect is self._engine.dialect
+
+    def connect(self, session: Session) -> Connection:
+        """Return the session's connection; report the wait if none was free."""
+        pool: Any = self._engine.pool
+        limit = None if self._metrics is None else self.max_connections
+        with self.messages.connecting(pool):
+            if limit is None or pool.checkedout() < limit:
+                return session.connection()
+            started = time.monotonic()
+            try:
+                return session.connection()
+            finally:
+                self._pool_waited(time.monotonic() - started)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """Lend a connection for statements of Onceward."""
+        self._refuse_closed()
+        if self.is_sqlite:
+            with self._engine.connect() as connection:
+                yield connection
+            return
+        with self.messages.connecting():
+            connection = self._engine.connect()
+        with connection:
+            end_limit = self.messages.limit(connection)
+            try:
+                yield connection
+            except BaseException:
+                if is_lost(connection, self.messages):
+                    connection.invalidate()
+                raise
+            finally:
+                if end_limit is not None:
+                    end_limit()
+
+    @contextmanager
+    def reading(self) -> Iterator[Connection]:
+        """Lend a connection for a statement that needs no transaction."""
+        with self._connection() as connection:
+            # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
+            if not self.is_sqlite:
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Lend a connection with a transaction, which commits at the end of the block."""
+        if self.is_sqlite:
+            self._refuse_closed()
+            self.take_turn()
+            try:
+                with self._engine.begin() as connection:
+                    self.begin_immediate(connection, None, None)
+                    yield connection
+                    self.run(connection, "RELEASE onceward")
+            finally:
+                self.pass_turn_on()
+            return
+        with self._connection() as connection, connection.begin() as transaction:
+            yield connection
+            # Without a statement, COMMIT would roll an aborted one back without an error.
+            self.run(connection, "SELECT 1")
+            try:
+                with self.messages.committing(connection):
+                    transaction.commit()
+            except CommitUnknownError as error:  # the caller may try again
+                raise StoreUnavailableError(str(error)) from error
+
+    def run(self, connection: Connection, sql: str, values: Any = ()) -> Ran:
+        """Run one of Onceward's statements, with ``?`` or ``$1`` for its values."""
+        if not self.is_sqlite and not self.is_async:
+            sql, values = to_pyformat(sql, values)
+        result = connection.exec_driver_sql(sql, values)
+        return Ran(result.all() if result.returns_rows else (), max(result.rowcount, 0))
+
+    def _run_named(self, connection: Connection, sql: str, params: Params) -> Any:
+        if self.is_sqlite:
+            return connection.exec_driver_sql(sql, to_values(params))
+        text, values = positional(sql, params)
+        if self.is_async:
+            return connection.exec_driver_sql(text, tuple(values))
+        return connection.exec_driver_sql(*to_pyformat(text, values))
+
+    def execute(self, connection: Connection, sql: str, params: Params) -> int:
+        """Run a statement with named parameters and return how many rows it changed."""
+        return max(int(self._run_named(connection, sql, params).rowcount), 0)
+
+    def fetch(self, connection: Connection, sql: str, params: Params) -> list[Row]:
+        """Run a statement with named parameters and return its rows, if it has any."""
+        result = self._run_named(connection, sql, params)
+        return [dict(row) for row in result.mappings()] if result.returns_rows else []
+
+    def total_changes(self, connection: Connection) -> int:
+        """Return how many rows SQLite's connection has changed since it was opened."""
+        driver: Any = connection.connection.driver_connection
+        return int(driver.total_changes)
+
+    def _epoch_row(self, connection: Connection, sql: str) -> Any:
+        with translating_outages():
+            return connection.exec_driver_sql(sql).first()
+
+    # -- blocking, for units ------------------------------------------------------------------
+
+    def take_turn(self) -> None:
+        """Wait until no other session of this process writes to the SQLite file."""
+        if not self._turn.acquire(timeout=_TURN_SECONDS):
+            raise StoreUnavailableError(
+                f"another request has been writing to the SQLite file for {_TURN_SECONDS:g} seconds"
+            )
+
+    def pass_turn_on(self) -> None:
+        """Let the next session write."""
+        self._turn.release()
+
+    def begin_immediate(
+        self, connection: Any, record_id: RecordId | None, claimed_at: datetime | None
+    ) -> bool:
+        """Begin on SQLite; return whether the key has a record by now."""
+        if connection.connection.driver_connection.in_transaction:
+            # The app's "begin" listener has begun; nothing was read or written yet.
+            connection.exec_driver_sql("ROLLBACK")
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        # SQLite rolls back when the disk is full, and the driver would begin again at the next
+        # INSERT. The savepoint is gone then, so the commit fails.
+        connection.exec_driver_sql("SAVEPOINT onceward")
+        if record_id is None or claimed_at is None:
+            return False
+        values = (*record_id, to_text(claimed_at))
+        return connection.exec_driver_sql(self.sql["find_record"], values).first() is not None
+
+    def save(self, connection: Connection, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event in the session's transaction."""
+        super().save(connection, record, audit)
+        if self.is_sqlite:
+            self.run(connection, "RELEASE onceward")
+
+    def raise_record_error(self, connection: Connection, error: Exception) -> None:
+        """Raise ``SupersededError`` if another request was first."""
+        if state_of(error) in SUPERSEDED_STATES:
+            raise SupersededError(SUPERSEDED) from error
+        with suppress(sa_errors.SQLAlchemyError):
+            self._discard_lost(connection)
+
+    def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
+        """Raise ``CommitUnknownError`` after an outage, and ``SupersededError``."""
+        if state_of(error) in SUPERSEDED_STATES:
+            raise SupersededError(SUPERSEDED) from error
+        raise_aborted(error)
+        if is_outage(error):
+            lost = f"the connection was lost in COMMIT: {driver_error(error)}"
+            raise_without_statement(CommitUnknownError(lost, is_cut=is_cut), error)
+
+    def _discard_lost(self, connection: Connection) -> None:
+        """Let SQLAlchemy find a lost connection: it discards the connections of the same age."""
+        if is_lost(connection, self.messages):
+            connection.exec_driver_sql("SELECT 1")
+
+    def _send_claim(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
+        try:
+            return super()._send_claim(connection, record_id, now)
+        except Exception:
+            self._discard_lost(connection)
+            raise
+
+    def _begin(self, unit: SessionUnit[Any]) -> None:
+        super()._begin(unit)
+        if not self.is_sqlite:
+            self.run(unit.connection, "SELECT 1")
+            self.messages.refuse_autocommit(unit.connection)
+
+    def _find_first(
+        self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
+    ) -> Record | None:
+        unit.start()
+        with self.reading() as connection:
+            return self.find_on(connection, record_id, now)
+
+    async def _migrate(self) -> None:
+        with translating_refusals():
+            await super()._migrate()
+
+
+def _refuse_engine(engine: Any, supported: dict[str, str]) -> None:
+    """Raise ``ConfigurationError`` for another database, another driver or a shared connection."""
+    name, driver = engine.dialect.name, engine.dialect.driver
+    if supported.get(name) != driver:
+        hint = (
+            "postgresql+asyncpg or sqlite+aiosqlite"
+            if "aiosqlite" in supported.values()
+            else "postgresql+psycopg or sqlite, or SqlAlchemyStore for an async engine"
+        )
+        raise ConfigurationError(f"{name}+{driver} is not supported: use {hint}")
+    if isinstance(engine.pool, StaticPool):
+        raise ConfigurationError(
+            "this engine shares one connection, and so one transaction, between all requests: "
+            "use a SQLite file"
+        )

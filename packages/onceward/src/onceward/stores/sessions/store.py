@@ -1,0 +1,402 @@
+"""The store in the sessions of an app: what its adapters have in common, in blocking style."""
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeVar
+
+from onceward.core.decision import HELD, Held
+from onceward.core.idempotency_record import AuditEvent, Record, RecordId
+from onceward.core.storable_text import check_storable
+from onceward.core.table_names import TableNames
+from onceward.errors import StoreUnavailableError, SupersededError
+from onceward.ports import (
+    Claimed,
+    EpochReading,
+    Found,
+    Params,
+    Row,
+    TransactionT_co,
+)
+from onceward.stores.base import BaseStore
+from onceward.stores.errors import SUPERSEDED
+from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
+from onceward.stores.notifier import LocalNotifier
+from onceward.stores.postgres.epoch import EpochReader
+from onceward.stores.postgres.params import instant_literal, text_literals
+from onceward.stores.replication import STILL_RUNNING
+from onceward.stores.rows import audit_values, finish_values, record_of
+from onceward.stores.sessions.messages import Messages, SessionLimits
+from onceward.stores.sessions.unit import SessionUnit
+from onceward.stores.sqlite.file import reading_of
+from onceward.stores.sqlite.rows import record_values
+from onceward_protocol.storage.migrations import Migration, run_steps
+from onceward_protocol.storage.private_files import create_database_file
+
+__all__ = ["Ran", "SessionStore"]
+
+T = TypeVar("T")
+
+# onceward_claim returns its result as a number of rows. Claimed: whether it has an expired record.
+_CLAIMED_ROWS: Final = {0: False, 3: True}
+_HELD_ROWS: Final = 2
+
+
+class Ran(NamedTuple):
+    """What a statement has returned, and how many rows it has changed."""
+
+    rows: Sequence[Any]
+    changed: int
+
+
+class SessionStore(BaseStore[TransactionT_co]):
+    """A store in the connections of an app. Methods without ``async`` block."""
+
+    # How the driver sends Onceward's statements, and within what time.
+    messages: Messages
+
+    def __init__(
+        self,
+        database: str,
+        *,
+        table_prefix: str | None,
+        schema: str | None,
+        migrations: Sequence[Migration],
+        limits: dict[str, float],
+    ) -> None:
+        is_sqlite = database == "sqlite"
+        names = TableNames.chosen(table_prefix, schema, is_sqlite=is_sqlite)
+        super().__init__(database, names, migrations)
+        # How long the database may be silent; for PostgreSQL.
+        self.limits = SessionLimits(**limits)
+        self._epochs = EpochReader()
+        self._is_open = False
+
+    # -- where the library runs its connections -------------------------------------------
+
+    @property
+    @abstractmethod
+    def sqlite_path(self) -> str | None:
+        """The file of the database; None on PostgreSQL, or if its URL is an SQLite URI."""
+
+    @abstractmethod
+    def run_in_unit(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run a function on behalf of a unit. Raises ``StoreUnavailableError`` in an outage."""
+
+    def run_claim(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Do the same for a claim, which has a limit of its own."""
+        return self.run_in_unit(work)
+
+    @abstractmethod
+    def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Do the same, to the end even if the caller is cancelled."""
+
+    @abstractmethod
+    async def _run_apart(self, work: Callable[[], T]) -> T:
+        """Run a function that takes a connection of its own."""
+
+    @abstractmethod
+    async def _new_unit(
+        self, record_id: RecordId | None, now: datetime | None, session: Any = None
+    ) -> SessionUnit[TransactionT_co]:
+        """Return a unit for a request that may take a connection now."""
+
+    @abstractmethod
+    def reading(self) -> AbstractContextManager[Any]:
+        """Lend a connection for a statement that needs no transaction."""
+
+    @abstractmethod
+    def writing(self) -> AbstractContextManager[Any]:
+        """Lend a connection for a statement that commits at the end of the block."""
+
+    def migrating(self) -> AbstractContextManager[Any]:
+        """Lend a connection with a transaction, which commits at the end of the block."""
+        return self.writing()
+
+    @abstractmethod
+    def run(self, connection: Any, sql: str, values: Any = ()) -> Ran:
+        """Run one of Onceward's statements, with ``?`` or ``$1`` for its values."""
+
+    @abstractmethod
+    def run_script(self, connection: Any, sql: str) -> Sequence[Any]:
+        """Run a statement of a migration as it is: "%" and "$1" in it are no parameters."""
+
+    @abstractmethod
+    def execute(self, connection: Any, sql: str, params: Params) -> int:
+        """Run a statement with named parameters and return how many rows it changed."""
+
+    @abstractmethod
+    def fetch(self, connection: Any, sql: str, params: Params) -> list[Row]:
+        """Run a statement with named parameters and return its rows, if it has any."""
+
+    @abstractmethod
+    def total_changes(self, connection: Any) -> int:
+        """Return how many rows SQLite's connection has changed since it was opened."""
+
+    @abstractmethod
+    def raise_record_error(self, connection: Any, error: Exception) -> None:
+        """Raise why a record was not saved; return if the error is the one to raise."""
+
+    @abstractmethod
+    def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
+        """Raise why a COMMIT has failed; return if the error is the one to raise."""
+
+    # -- the store --------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Migrate the schema, in one transaction of the app's database. Idempotent."""
+        if self._is_open:
+            if not self.schema.is_complete:
+                await self._migrate()
+            return
+        self._start()
+        self._is_open = True
+        create_database_file(self.sqlite_path, of_app=True)
+        try:
+            await self._migrate()
+            await self._listen()
+        except BaseException:
+            await self.close()
+            raise
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Wait for transactions that are ending. The app closes its connections."""
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Prepare for the running event loop."""
+
+    @abstractmethod
+    async def _listen(self) -> None:
+        """Begin to look at connections: the schema is there."""
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up outside any transaction."""
+        check_storable(*record_id)
+
+        def find() -> Record | None:
+            with self.reading() as connection:
+                record = self.find_on(connection, record_id, now)
+                if record is not None:
+                    self._confirm(connection)
+            return record
+
+        return await self._run_apart(find)
+
+    async def claim(
+        self, record_id: RecordId, now: datetime, *, session: Any = None
+    ) -> Claimed | Found | Held:
+        """Claim the key: with an advisory lock on PostgreSQL, by the first commit on SQLite.
+
+        ``session`` is one of ``new_session``, if the store has it; its transaction must have been
+        ended by ``release_session``.
+        """
+        check_storable(*record_id)
+        unit = await self._new_unit(record_id, now, session)
+        try:
+            claim = await self.run_claim(lambda: self._claim(unit, record_id, now))
+        except BaseException:
+            await unit.rollback()
+            raise
+        unit.is_claimed = isinstance(claim, Claimed)
+        if not unit.is_claimed:
+            await unit.rollback()
+            unit.leave()
+        return claim
+
+    async def begin(
+        self,
+        *,
+        idle_seconds: float | None = None,  # noqa: ARG002
+        session: Any = None,
+    ) -> SessionUnit[TransactionT_co]:
+        """Open a transaction without a key.
+
+        ``idle_seconds`` is ignored: a session runs one statement at a time and belongs to the
+        app, so it could not be kept alive.
+        """
+        unit = await self._new_unit(None, None, session)
+        try:
+            unit.is_claimed = True
+            await unit.run(lambda: self._begin(unit))
+        except BaseException:
+            await unit.rollback()
+            raise
+        return unit
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run a query outside any guarded request."""
+
+        def read() -> Sequence[Row]:
+            with self.reading() as connection:
+                return self.fetch(connection, sql, params)
+
+        return await self._run_apart(read)
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction."""
+
+        def write() -> Sequence[Row]:
+            with self.writing() as connection:
+                return self.fetch(connection, sql, params)
+
+        return await self._run_apart(write)
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete one batch of expired records."""
+
+        def delete() -> int:
+            with self.writing() as connection:
+                ran = self.run(connection, self.sql["sweep_records"], (self.instant(now), limit))
+            return int(ran.rows[0][0]) if ran.rows else ran.changed
+
+        return await self._run_apart(delete)
+
+    async def _list(self, sql: str, values: Any) -> Sequence[Any]:
+        def read() -> Sequence[Any]:
+            with self.reading() as connection:
+                return self.run(connection, sql, values).rows
+
+        return await self._run_apart(read)
+
+    def notifier(self) -> Any:
+        """Return a notifier for this process; workers of others poll once a second."""
+        return LocalNotifier()
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Report the epoch of each new connection."""
+        self._epochs.report_to(report)
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on a connection of the app."""
+        if self.is_sqlite:
+            return reading_of(self.sqlite_path, await self._cache_epoch())
+
+        def read() -> EpochReading:
+            with self.reading() as connection:
+                return self._epochs.read_blocking(
+                    self.table_names, lambda sql: self._epoch_row(connection, sql), (Exception,)
+                )
+
+        return await self._run_apart(read)
+
+    @abstractmethod
+    def _epoch_row(self, connection: Any, sql: str) -> Any:
+        """Run a query for the epoch. Raises outages as ``StoreUnavailableError``."""
+
+    # -- blocking -----------------------------------------------------------------------------
+
+    def find_on(self, connection: Any, record_id: RecordId, now: datetime) -> Record | None:
+        """Look a key up."""
+        rows = self.run(connection, self.sql["find_record"], (*record_id, self.instant(now))).rows
+        return record_of(record_id, rows[0]) if rows else None
+
+    def _claim(
+        self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
+    ) -> Claimed | Found | Held:
+        if self.is_sqlite:
+            record = self._find_first(unit, record_id, now)
+            return Claimed(unit) if record is None else Found(record)
+        self._refuse_abandoned()
+        connection = unit.start()
+        rows = self._send_claim(connection, record_id, now)
+        if rows in _CLAIMED_ROWS:
+            return Claimed(unit, after_expiry=_CLAIMED_ROWS[rows])
+        record = None if rows == _HELD_ROWS else self.find_on(connection, record_id, now)
+        if record is not None:
+            unit.confirm()
+        # No record although there was one: it expired and was swept in between.
+        return HELD if record is None else Found(record)
+
+    @abstractmethod
+    def _find_first(
+        self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
+    ) -> Record | None:
+        """Look the key up on SQLite before the unit writes."""
+
+    def _send_claim(self, connection: Any, record_id: RecordId, now: datetime) -> int:
+        """Lock and look up, in two statements of a function; return the number of its rows."""
+        number = self.table_names.lock_number(*record_id)
+        literals = ",".join(text_literals(record_id))
+        call = f"SELECT {self.claim_function}({number},{literals},{instant_literal(now)})"
+        with self.messages.claiming(connection):
+            rows = self.messages.begin_and_claim(connection, call)
+            if rows is None:
+                values = (number, *record_id, now)
+                sql = f"SELECT {self.claim_function}($1,$2,$3,$4,$5)"
+                rows = len(self.run(connection, sql, values).rows)
+                self.messages.refuse_autocommit(connection)
+        return rows
+
+    def _begin(self, unit: SessionUnit[Any]) -> None:
+        if not self.is_sqlite:
+            self._refuse_abandoned()
+        unit.start()
+
+    def _confirm(self, connection: Any) -> None:
+        """Commit what was read, so that a synchronous standby has it too, or raise."""
+        if not self.is_sqlite:
+            self.messages.confirm(connection)
+
+    def _refuse_abandoned(self) -> None:
+        """Raise while too many commits that were cut are still waiting on the server."""
+        if self.limits.abandoned.is_full:
+            self.limits.abandoned.check_blocking(self._still_running)
+
+    def _still_running(self, backends: list[int]) -> Sequence[Any]:
+        with self.reading() as connection:
+            return self.run(connection, STILL_RUNNING, (backends,)).rows
+
+    def save(self, connection: Any, record: Record | None, audit: AuditEvent | None) -> None:
+        """Write record and audit event in the transaction of the connection."""
+        if self.is_sqlite:
+            if record is not None:
+                saved = self.run(connection, self.sql["save_record"], record_values(record))
+                if saved.changed == 0:
+                    raise SupersededError(SUPERSEDED)
+            if audit is not None:
+                self._save_audit(connection, audit)
+        elif record is not None:
+            self.run(connection, self.sql["finish"], finish_values(record, audit))
+        elif audit is not None:
+            self._save_audit(connection, audit)
+        else:
+            # Without a statement, COMMIT would roll an aborted transaction back without an error.
+            self.run(connection, "SELECT 1")
+
+    def _save_audit(self, connection: Any, audit: AuditEvent) -> None:
+        values = audit_values(audit, self.instant(audit.created_at))
+        self.run(connection, self.sql["save_audit_event"], values)
+
+    # -- the schema ---------------------------------------------------------------------------
+
+    async def _migrate(self) -> None:
+        await self._run_apart(self.migrate)
+
+    def migrate(self) -> None:
+        """Apply missing migrations. Processes that start at once wait for the lock."""
+        with self.migrating() as connection:
+            migration = self._apply_migrations(connection)
+        self.schema.committed(migration)
+        self._use_names(migration.names)
+
+    def _apply_migrations(self, connection: Any) -> MigrationTable:
+        if not self.is_sqlite:
+            self.run(connection, "SELECT pg_advisory_xact_lock($1)", (MIGRATION_LOCK,))
+            self.messages.refuse_autocommit(connection)
+
+        migration = self.schema.migration()
+        run_steps(migration.apply(), partial(self._run_migration, connection))
+        return migration
+
+    def _run_migration(self, connection: Any, sql: str, values: tuple[Any, ...]) -> Sequence[Any]:
+        if values or self.is_sqlite:
+            return self.run(connection, sql, values).rows
+        return self.run_script(connection, sql)
+
+    def _refuse_closed(self) -> None:
+        if not self._is_open:
+            raise StoreUnavailableError("the store is not open")
