@@ -59,7 +59,6 @@ MANY_PARAMETERS = {
     "frameworks/asgi.py: GuardMiddleware.__init__",
     "guard/idempotency.py: Idempotency.__init__",
     "guard/request.py: parse_request",
-    "jobs/worker.py: Worker.__init__",
     "sign_in/jwt_auth.py: JwtIdentify.__init__",
     "sign_in/jwt_auth.py: mint_token",
     "stores/postgres/store.py: BasePostgresStore.__init__",

@@ -54,9 +54,13 @@ JobName = str | int | UUID
 class Cause(msgspec.Struct, frozen=True):
     """Who enqueued a job, and the ids that connect it with the request."""
 
+    # The tenant that the job belongs to.
     tenant: str
+    # Who caused it.
     actor: str
+    # The request that enqueues it.
     request_id: str
+    # The chain of requests it belongs to.
     correlation_id: str
     # The W3C trace context, if there is one.
     traceparent: str | None = None
