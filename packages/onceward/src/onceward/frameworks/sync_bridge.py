@@ -24,7 +24,7 @@ from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from onceward.app import Onceward
 from onceward.core.idempotency_record import Response
-from onceward.core.job import EnqueueOutcome
+from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.errors import ConfigurationError, NoTransactionError, StoreUnavailableError
 from onceward.frameworks.asgi import SCOPE_KEY, GuardMiddleware
 from onceward.guard.execution import Execution, executing
@@ -40,7 +40,6 @@ from onceward.guard.request_thread import (
     serving_thread,
 )
 from onceward.guard.route_table import Match
-from onceward.jobs.enqueue import EnqueueOptions
 from onceward.ports import ConnectionUnit, ThreadGatedStore
 from onceward.stores.connection_gate import end_visit
 from onceward.stores.sync_transaction import SyncTransaction
