@@ -228,14 +228,15 @@ class Pipeline:
     async def _end(self, exchange: Exchange) -> None:
         """Roll back what was not committed, and end the transaction of dependencies."""
         outcome = exchange.outcome
-        if isinstance(outcome, Execution):
-            if not outcome.ended:
+        try:
+            if not isinstance(outcome, Execution):
+                exchange.outcome = None  # an error refers, by its frames, to what refers to it
+            elif not outcome.ended:
                 assert exchange.processor is not None  # noqa: S101 - it has claimed
                 await exchange.processor.abort(outcome)
-        else:  # an error refers, by its frames, to what refers to it
-            exchange.outcome = None
-        if exchange.transaction is not None:
-            await exchange.transaction.close()
+        finally:  # also if a second cancellation has stopped the first step
+            if exchange.transaction is not None:
+                await exchange.transaction.close()
 
     def note_unclaimed(self, exchange: Exchange, response: Response) -> None:
         """Log the head of a response that the app sends without a claim."""
