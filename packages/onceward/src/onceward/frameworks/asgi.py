@@ -35,12 +35,12 @@ __all__ = [
     "DirectCall",
     "GuardMiddleware",
     "PreparedCall",
-    "Receive",
     "Send",
     "SendResponse",
 ]
 
 Scope = MutableMapping[str, Any]
+# Sends one message.
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Sends a response as ASGI messages.
@@ -111,8 +111,11 @@ class GuardMiddleware:
         ``batch`` are the settings of the app's batch endpoint, which responses then name.
         ``direct`` finds what calls a route without the app around it, if there is such a thing.
         """
+        # What is guarded.
         self.app = app
+        # Serves guarded requests.
         self.pipeline = pipeline
+        # Finds what calls a route directly; None: nothing does.
         self.direct = direct
         self._table = table
         self._error_format = error_format
@@ -225,6 +228,7 @@ class GuardedCall:
         deliver: Callable[[Reply], None] | None = None,
     ) -> None:
         """``deliver`` takes the reply, in place of its messages."""
+        # The body of the request.
         self.body = body
         # Why the response cannot be stored, if it cannot.
         self.misuse: UsageError | None = None
