@@ -29,7 +29,7 @@ PROJECTS := $(wildcard packages/*/pyproject.toml)
 PACKAGES := $(patsubst packages/%/pyproject.toml,%,$(PROJECTS))
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-min compiled chromium screenshots lint format bench proof setup docs lock build clean vectors
+.PHONY: help run demo test test-min compiled chromium screenshots lint format bench proof setup docs lock build clean vectors flows
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -140,6 +140,9 @@ docs: $(SETUP) ## build the documentation site into site/ (strict)
 
 vectors: $(SETUP) ## write the conformance vectors that follow from the core's tables
 	$(BIN)/python -m onceward_lab.vectors --write
+
+flows: $(SETUP) ## trace the flows and write their files to docs/concepts/flows.md
+	$(BIN)/python -m tests.flows --write
 
 # For all platforms and for every Python that can run it. Keeps the versions of the lock files
 # unless UPGRADE=--upgrade, or UPGRADE="--upgrade-package NAME".

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from fastapi import FastAPI, Response
 from prometheus_client.parser import text_string_to_metric_families
 
-from onceward import JobContext, Onceward, Principal
+from onceward import GuardConfig, JobContext, Onceward, Principal
 from onceward.observability.metrics import PrometheusMetrics
 from tests.docs.pages import DOCS
 
@@ -33,7 +33,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Series:
 async def _scrape(url: str) -> Series:
     """Run an app with a guarded request, its duplicate and a job, and scrape it."""
     metrics = PrometheusMetrics()
-    onceward = Onceward(url, metrics=metrics, identify=lambda _head: Principal("ada", "ada"))
+    onceward = Onceward(
+        url, config=GuardConfig(metrics=metrics), identify=lambda _head: Principal("ada", "ada")
+    )
     app = FastAPI()
     onceward.install(app)
 

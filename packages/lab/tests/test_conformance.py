@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from fastapi import Body, Depends, FastAPI, Header, HTTPException
 
-from onceward import Onceward, Principal
+from onceward import GuardConfig, Onceward, Principal
 from onceward.core.error_formats import ErrorInfo
 from onceward_lab.conformance import (
     NoOperationError,
@@ -384,7 +384,9 @@ def payments_app(database: Path, *, batch: str | None = None) -> FastAPI:
         return Principal(tenant=user, actor=user)
 
     app = FastAPI()
-    onceward = Onceward(f"sqlite:///{database}", principal=principal, error_format=own_format)
+    onceward = Onceward(
+        f"sqlite:///{database}", principal=principal, config=GuardConfig(error_format=own_format)
+    )
     onceward.install(app, batch=batch)
 
     @app.post("/payments", status_code=201)

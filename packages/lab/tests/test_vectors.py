@@ -562,7 +562,7 @@ class NumberedThings:
                     f"DELETE FROM onceward_idempotency_records WHERE idempotency_key = '{key}'"
                 )
             )
-            self.onceward.idempotency.memory.clear()
+            self.onceward.runtime.idempotency.memory.clear()
             return []
         items = [numbered_item(one, prefix) for one in step.get("batch", [step])]
         if "batch" in step:

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 from onceward.core.error_formats import render_error
-from onceward.core.policy import VOLATILE_FIELDS, ErrorFormat
+from onceward.core.policy import ErrorFormat
 from onceward.errors import (
     BatchSkippedError,
     BatchTooLargeError,
@@ -35,6 +35,7 @@ PROFILE: dict[str, Any] = {
     "name": "tiny",
     "request": {"path": "/orders", "body": {"item": "boots {unique}", "at": "{now}"}},
     "takes_any_member": True,
+    "volatile_fields": ["clientSubmittedAt"],
     "sign_in": {"Authorization": "Bearer one-token"},
     "other_sign_in": {"Authorization": "Bearer two-token"},
 }
@@ -159,9 +160,9 @@ class TinyServer:
         return key
 
     def hashes(self, scope: Any, body: bytes, tenant: str, key: str) -> tuple[str, str]:
-        volatile = frozenset() if self.broken == "hashes volatile fields" else VOLATILE_FIELDS
+        names = () if self.broken == "hashes volatile fields" else PROFILE["volatile_fields"]
         try:
-            canonical = canonical_json(body, volatile=volatile)
+            canonical = canonical_json(body, volatile=frozenset(names))
         except BodyInvalidError:
             if self.broken == "stores the key of a bad body":
                 self.records[tenant, key] = Record("bad", "bad", 400, [], b"{}", "r")

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from onceward import Onceward, Policy, Principal
+from onceward import GuardConfig, Onceward, Policy, Principal
 from onceward.client import Client
 from onceward.core.error_formats import ErrorInfo
 from onceward_outbox import OutboxQueue
@@ -70,7 +70,7 @@ class Shop:
             f"sqlite:///{database}",
             principal=lambda: Principal("ada", "phone"),
             policy=Policy(wait=timedelta(0)),
-            error_format=own_format,
+            config=GuardConfig(error_format=own_format),
         )
         onceward.install(self.app)
 

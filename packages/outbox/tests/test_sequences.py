@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from onceward import Onceward, Policy, Principal
+from onceward import GuardConfig, Onceward, Policy, Principal
 from onceward.errors import ConfigurationError
 from onceward_outbox import Event, EventKind, OutboxQueue, Profile, QueueSettings
 from onceward_outbox.batch_offer import BatchOffer
@@ -45,7 +45,7 @@ class App:
             database,
             policy=Policy(ordering=ordering, wait=timedelta(seconds=30)),
             identify=lambda _: Principal(USER, USER),
-            sweep_every_seconds=None,
+            config=GuardConfig(sweep_every_seconds=None),
         )
         self.done: list[str] = []
         app = FastAPI()
@@ -223,7 +223,7 @@ def test_expired_record_is_never_sent_with_another_number(device: Device) -> Non
     device.through = lose
     Drain(device.queue, device, None, retry=AT_ONCE).run(USER)
     device.app.execute("DELETE FROM onceward_idempotency_records")
-    device.app.onceward.idempotency.memory.clear()
+    device.app.onceward.runtime.idempotency.memory.clear()
     device.through = device.app.send
     device.add("b")
     device.drain()
@@ -386,5 +386,5 @@ def test_random_losses_refusals_abandonments_and_kills_leave_nothing_stuck(
     assert set(done) <= set(app.done)
     assert len(done) > count // 4
     assert app.last_number() >= len(app.done)
-    assert len(app.onceward.idempotency.sequences.turns) == 0
+    assert len(app.onceward.runtime.idempotency.sequences.turns) == 0
     device.queue.close()

@@ -109,7 +109,9 @@ def serve(_no_settings_from_outside: None, request: pytest.FixtureRequest) -> Se
                 yield client
         finally:
             await app.state.onceward.close()
-            await app.state.onceward.limiter.close()  # as the lifespan, which does not run here
+            await (
+                app.state.onceward.runtime.config.limiter.close()
+            )  # as the lifespan, which does not run here
 
     return run
 

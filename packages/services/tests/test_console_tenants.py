@@ -57,7 +57,7 @@ async def fill(client: httpx.AsyncClient, onceward: Onceward[Any]) -> dict[str, 
         )
     ]
     await add_services_rows(onceward.store, MARK)
-    await onceward.request_log.stop()  # writes what was noted
+    await onceward.runtime.request_log.stop()  # writes what was noted
     requests = [each.headers["x-request-id"] for each in sent]
     return {
         "id": [*jobs, WEBHOOK, REVIEWS["wanda"]],
@@ -87,7 +87,7 @@ def queries(ids: dict[str, list[str]]) -> Iterator[dict[str, str]]:
 
 async def rows_of_others(onceward: Onceward[Any]) -> list[str]:
     found = []
-    for table in await covered_tables(onceward.store, onceward.tenant_tables):
+    for table in await covered_tables(onceward.store, onceward.runtime.tenant_tables):
         rows = await onceward.store.read(f"SELECT * FROM {table.name}")
         found += [str(dict(row)) for row in rows if row.get(table.column) in TENANTS]
     return sorted(found)

@@ -137,7 +137,7 @@ async def test_every_guarded_route_responds_as_by_fastapi(
                 )
             )
             servers.append(_Server(client, apps[0]))
-        routes = apps[0].state.onceward.table().routes
+        routes = apps[0].state.onceward.runtime.routes.table().routes
         statuses: dict[str, set[int]] = {}
         for number, route in enumerate(routes):
             method, template = route.method, route.path

@@ -6,7 +6,6 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from onceward.guard.request_log import RequestLog
-from onceward.stores.postgres.store import PostgresStore
 from onceward.stores.sqlite.store import SqliteStore
 from onceward_protocol.clock import SystemClock
 from onceward_services.effective_settings import effective_settings
@@ -41,12 +40,6 @@ def test_request_log_shows_the_days_that_the_console_keeps() -> None:
     assert shown(console_enabled=False)["ONCEWARD_REQUEST_LOG_DAYS"] == "not set"
 
 
-def test_items_of_a_chunk_are_those_of_the_store() -> None:
-    for url, store in (("sqlite:///x.db", SqliteStore), ("postgresql://db/x", PostgresStore)):
-        text = shown(database_url=url)["ONCEWARD_BATCH_CHUNK_ITEMS"]
-        assert text == f"{store.chunk_items} (default)"
-
-
 def test_of_secrets_only_whether_they_are_set_is_shown() -> None:
     url = "postgresql://ada:hunter2@db/shop?password=hunter2"
     settings = load_settings(jwt_secret=SecretStr(SECRET), database_url=url)
@@ -63,8 +56,8 @@ def test_groups_are_those_of_the_reference() -> None:
     groups: dict[str, set[str]] = {}
     heading = ""
     for line in REFERENCE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("## "):
-            heading = line.removeprefix("## ")
+        if line.startswith("### "):
+            heading = line.removeprefix("### ")
         elif found := re.match(r"\| `((?:ONCEWARD|ROUTES)_[A-Z_]+)` \|", line):
             groups.setdefault(heading, set()).add(found[1])
     settings = effective_settings(load_settings())

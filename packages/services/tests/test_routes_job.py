@@ -88,7 +88,7 @@ async def test_a_route_is_running_while_its_job_is(serve: Serve, database_url: s
     working = Working()
     async with serve(database_url, prepare=working.prepare) as client:
         accepted = await client.post(PATH, json=BERLIN, headers=with_key())
-        table = working.onceward.job_store
+        table = working.onceward.runtime.job_store
         assert await table.claim(["routes"], worker="w", limit=1, lease_seconds=30)
         view = (await client.get(accepted.headers["location"])).json()
         assert view["status"] == "running"
@@ -98,7 +98,7 @@ async def test_route_whose_job_is_dead_has_failed(serve: Serve, database_url: st
     working = Working()
     async with serve(database_url, prepare=working.prepare) as client:
         accepted = await client.post(PATH, json=BERLIN, headers=with_key())
-        table = working.onceward.job_store
+        table = working.onceward.runtime.job_store
         [job] = await table.claim(["routes"], worker="w", limit=1, lease_seconds=30)
         assert job.lease.job_id == generation_job_id("ada", accepted.json()["request_id"])
         await table.dead_letter(job, worker="w", reason="error", error="as a test wants it")

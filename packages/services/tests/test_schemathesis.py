@@ -54,7 +54,6 @@ class Server:
             load_settings(
                 database_url=f"sqlite:///{database}",
                 jwt_secret=SECRET,
-                walk_events_poll_seconds=1,
                 field_changes_wait_seconds=1,
             )
         )

@@ -41,13 +41,13 @@ _NEVER: Final = False
 # import a higher one by way of this file.
 if TYPE_CHECKING or _NEVER:
     from onceward.app import Onceward
+    from onceward.config import GuardConfig
     from onceward.core.policy import ErrorFormat, ErrorsStored, Policy, Staleness
     from onceward.core.tenants import SINGLE_TENANT
     from onceward.guard.execution import Execution
     from onceward.guard.optimistic_locking import update_with_version
     from onceward.guard.request import Principal
     from onceward.jobs.context import JobContext
-    from onceward.jobs.registry import JobRegistry
     from onceward.jobs.worker import Worker
     from onceward.ports import Transaction
     from onceward.stores.factory import open_store
@@ -58,8 +58,8 @@ __all__ = [
     "ErrorFormat",
     "ErrorsStored",
     "Execution",
+    "GuardConfig",
     "JobContext",
-    "JobRegistry",
     "KeyFormat",
     "NonRetryableError",
     "Onceward",
@@ -81,9 +81,9 @@ _MODULE_OF_NAME: Final = {
     "ErrorFormat": "onceward.core.policy",
     "ErrorsStored": "onceward.core.policy",
     "Execution": "onceward.guard.execution",
+    "GuardConfig": "onceward.config",
     "Onceward": "onceward.app",
     "JobContext": "onceward.jobs.context",
-    "JobRegistry": "onceward.jobs.registry",
     "KeyFormat": "onceward_protocol.keys",
     "Policy": "onceward.core.policy",
     "Principal": "onceward.guard.request",

@@ -167,7 +167,7 @@ async def test_running_servers_stop_replaying_a_removed_record(
         return response.json()["id"], "idempotency-replayed" in response.headers
 
     first, _ = await order(1)
-    await servers[1][1].idempotency.close()  # waits for the write to Redis
+    await servers[1][1].runtime.idempotency.close()  # waits for the write to Redis
     # In memory of the first and second server, and in Redis for the third.
     for number in range(2):
         assert await order(number) == (first, True)

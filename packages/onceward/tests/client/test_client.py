@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.client import Action, AsyncClient, BatchRefusedError, Client, GaveUpError
 from onceward.errors import UsageError
 from onceward.frameworks.starlette import Tx
@@ -240,7 +240,9 @@ def test_client_rejects_an_async_token(service: Service) -> None:
 @pytest.fixture
 def app(tmp_path: Path) -> tuple[Onceward, FastAPI]:
     onceward = Onceward(
-        f"sqlite:///{tmp_path}/client.db", tenants=SINGLE_TENANT, sweep_every_seconds=None
+        f"sqlite:///{tmp_path}/client.db",
+        tenants=SINGLE_TENANT,
+        config=GuardConfig(sweep_every_seconds=None),
     )
     made = FastAPI()
 

@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.core.job import AlreadyDone, EnqueueOutcome, Merged
 from onceward.jobs.cleaner import clean_up
 from onceward.jobs.context import JobContext
@@ -96,7 +96,9 @@ class Traced:
         self.provider = TracerProvider()
         self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
         self.onceward = Onceward(
-            f"sqlite:///{path}/traced.db", tenants=SINGLE_TENANT, spans=Spans(self.provider)
+            f"sqlite:///{path}/traced.db",
+            tenants=SINGLE_TENANT,
+            config=GuardConfig(spans=Spans(self.provider)),
         )
         app = FastAPI()
         self.onceward.install(app)

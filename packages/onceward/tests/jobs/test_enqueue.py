@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI, HTTPException, Request
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from onceward import Onceward, Policy, open_store
+from onceward import GuardConfig, Onceward, Policy, open_store
 from onceward.core.job import AlreadyDone, Enqueued, Merged, job_id
 from onceward.errors import JobPayloadTooLargeError, NoTransactionError, UsageError
 from onceward.jobs.context import JobContext
@@ -39,8 +39,7 @@ class Shop:
             store,
             policy=Policy(),
             identify=by_header,
-            sweep_every_seconds=None,
-            max_payload_bytes=1000,
+            config=GuardConfig(sweep_every_seconds=None, max_payload_bytes=1000),
         )
         self.lab = JobsLab(store)
         self.lab.jobs = self.onceward.jobs
@@ -75,13 +74,13 @@ class Shop:
                     raise HTTPException(int(status))
             return {"id": "1"}
 
-        notify = self.onceward.notifier.notify
+        notify = self.onceward.runtime.notifier.notify
 
         def counted() -> None:
             self.notifications += 1
             notify()
 
-        self.onceward.notifier.notify = counted  # type: ignore[method-assign]
+        self.onceward.runtime.notifier.notify = counted  # type: ignore[method-assign]
 
     async def order(self, key: str = "key-1", do: str | None = None, **options: Any) -> Any:
         headers = {"Idempotency-Key": key, "X-Request-ID": "r-7", "X-Correlation-ID": "c-7"}
@@ -417,7 +416,7 @@ def test_invalid_enqueue_arguments_are_refused(arguments: dict[str, Any]) -> Non
     [
         ({"job_type": 5}, "type must be text, not int"),
         ({"queue": 5}, "queue must be text, not int"),
-        ({"queue": None}, "queue must be text, not NoneType"),
+        ({"queue": ["mail"]}, "queue must be text, not list"),
         ({"resource_id": 1.5}, "resource_id must be text, an integer or a UUID, not float"),
         ({"resource_id": True}, "resource_id must be text, an integer or a UUID, not bool"),
         ({"coalesce": b"a"}, "coalesce must be text, an integer or a UUID, not bytes"),

@@ -11,10 +11,11 @@ import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.orm import sessionmaker
 
-from onceward import SINGLE_TENANT, JobContext, JobRegistry, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, JobContext, Onceward
 from onceward.errors import ConfigurationError, NoTransactionError
 from onceward.jobs import executor
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.registry import JobRegistry
 from onceward.jobs.sync_handler import SyncJobContext
 from onceward.stores.sessions.sqlalchemy import SqlAlchemySyncStore
 from packages.onceward.tests.support.jobs_harness import JobsLab, write_effect
@@ -109,7 +110,7 @@ async def test_statement_of_a_cancelled_plain_function_is_cancelled(lab: JobsLab
 async def test_session_of_sync_sqlalchemy_is_used_in_the_thread(tmp_path: Path) -> None:
     engine = create_engine(f"sqlite:///{tmp_path}/jobs.db")
     store = SqlAlchemySyncStore(sessionmaker(engine))
-    onceward = Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None)
+    onceward = Onceward(store, tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None))
 
     @onceward.jobs.handler("note")
     def note(job: SyncJobContext) -> None:
@@ -119,9 +120,9 @@ async def test_session_of_sync_sqlalchemy_is_used_in_the_thread(tmp_path: Path) 
     await onceward.open()
     await store.write("CREATE TABLE effects (note text)")
 
-    async with onceward.job_store.transaction() as tx:
+    async with onceward.runtime.job_store.transaction() as tx:
         job = new_job("note", None, cause=Cause("ada", "ada", "r", "c"))
-        await onceward.job_store.enqueue(tx, job)
+        await onceward.runtime.job_store.enqueue(tx, job)
     worker = onceward.worker()
     await worker.start()
     await worker.until_idle()

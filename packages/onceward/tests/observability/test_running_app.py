@@ -13,7 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from onceward import JobContext, Onceward, Principal, open_store
+from onceward import GuardConfig, JobContext, Onceward, Principal, open_store
 from onceward.frameworks.starlette import Tx
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import Store
@@ -44,7 +44,9 @@ class Shop:
         self.has_lost = False
         self.metrics = PrometheusMetrics()
         self.onceward = Onceward(
-            store, metrics=self.metrics, identify=lambda _head: Principal("ada", "ada")
+            store,
+            config=GuardConfig(metrics=self.metrics),
+            identify=lambda _head: Principal("ada", "ada"),
         )
         self.app = FastAPI()
         self.onceward.install(self.app)
@@ -103,11 +105,11 @@ async def test_metrics_of_an_app_have_its_queues_waits_and_failed_commits(url: s
         assert sum(failed) == 1
         assert seen["onceward_jobs", "queue=default", "state=waiting"] == 0, "read at the start"
 
-        await shop.onceward.depths.report()
+        await shop.onceward.runtime.depths.report()
         seen = samples(shop.metrics)
         assert seen["onceward_jobs", "queue=default", "state=waiting"] == 3
         assert seen["onceward_job_oldest_seconds", "queue=default"] > 0
-        await shop.onceward.depths.report(max_age_seconds=60)
+        await shop.onceward.runtime.depths.report(max_age_seconds=60)
 
         worker = shop.onceward.worker(lease_seconds=1)
         await worker.start()
@@ -122,7 +124,7 @@ async def test_metrics_of_an_app_have_its_queues_waits_and_failed_commits(url: s
             )
             == 1
         )
-        await shop.onceward.depths.report(max_age_seconds=60)
+        await shop.onceward.runtime.depths.report(max_age_seconds=60)
         assert seen["onceward_jobs", "queue=default", "state=waiting"] == 3, "not read again"
 
 
@@ -144,7 +146,7 @@ async def test_waits_for_the_pool_of_a_sqlalchemy_engine_are_counted(
         store = SqlAlchemyStore(async_sessionmaker(async_engine, expire_on_commit=False))
         dispose = async_engine.dispose
     metrics = PrometheusMetrics()
-    Onceward(store, metrics=metrics, sweep_every_seconds=None)
+    Onceward(store, config=GuardConfig(metrics=metrics, sweep_every_seconds=None))
     await store.open()
     first = await store.begin()
     second = asyncio.create_task(store.begin())

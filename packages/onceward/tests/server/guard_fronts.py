@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from werkzeug.wrappers import Request as WerkzeugRequest
 
-from onceward import Onceward, Principal
+from onceward import GuardConfig, Onceward, Principal
 from onceward.django import batch as django_batch
 from onceward.django import execution as django_execution
 from onceward.django import guard as django_guard
@@ -99,7 +100,7 @@ async def _principal(request: StarletteRequest) -> Principal:
 
 
 def _fastapi(shop: Shop, *, direct: bool, **caller: Any) -> AsgiFront:
-    onceward: Onceward[Any] = Onceward(shop.url, policy=shop.policy, **caller, **shop.options)
+    onceward: Onceward[Any] = Onceward(shop.url, policy=shop.policy, **caller, config=shop.config)
     app = FastAPI()
     onceward.install(app, batch=BATCH_PATH, direct=direct)
     for paths, endpoint, methods, policy in (
@@ -130,7 +131,7 @@ def fastapi_late(shop: Shop) -> AsgiFront:
 
 def starlette(shop: Shop) -> AsgiFront:
     onceward: Onceward[Any] = Onceward(
-        shop.url, policy=shop.policy, identify=identify, **shop.options
+        shop.url, policy=shop.policy, identify=identify, config=shop.config
     )
 
     def guarded(endpoint: str, **options: Any) -> Any:
@@ -158,7 +159,7 @@ def _guard_paths(onceward: Onceward[Any], shop: Shop) -> None:
 
 def plain_asgi(shop: Shop) -> AsgiFront:
     onceward: Onceward[Any] = Onceward(
-        shop.url, policy=shop.policy, identify=identify, **shop.options
+        shop.url, policy=shop.policy, identify=identify, config=shop.config
     )
     _guard_paths(onceward, shop)
 
@@ -197,7 +198,7 @@ class WsgiFront:
 
 def plain_wsgi(shop: Shop) -> WsgiFront:
     onceward: Onceward[Any] = Onceward(
-        shop.url, policy=shop.policy, identify=identify, **shop.options
+        shop.url, policy=shop.policy, identify=identify, config=shop.config
     )
     _guard_paths(onceward, shop)
 
@@ -244,7 +245,7 @@ def flask_on_sqlalchemy(shop: Shop) -> WsgiFront:
 def _flask(
     shop: Shop, store: Any, write: Callable[[Any, Write], object] | None = None
 ) -> WsgiFront:
-    onceward: Onceward[Any] = Onceward(store, policy=shop.policy, **shop.options)
+    onceward: Onceward[Any] = Onceward(store, policy=shop.policy, config=shop.config)
     app = flask.Flask(__name__)
 
     @app.before_request
@@ -298,7 +299,11 @@ class DjangoFront:
                 "USING": self._alias,
                 "PRINCIPAL": lambda request: request.caller,
                 "POLICY": shop.policy,
-                **{name.upper(): value for name, value in shop.options.items()},
+                **{
+                    option.name.upper(): value
+                    for option in fields(GuardConfig)
+                    if (value := getattr(shop.config, option.name)) != option.default
+                },
             },
         }
         self._override: Any = None

@@ -11,8 +11,7 @@ from typing import Any
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 from onceward.sign_in.jwt_auth import JwtIdentify
 
 SECRET = "a secret that is long enough for HS256"

@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route, WebSocketRoute
 
-from onceward import SINGLE_TENANT, Onceward, Policy, Principal, ServiceError
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, Principal, ServiceError
 from onceward.batch.options import BatchOptions
 from onceward.errors import (
     ConfigurationError,
@@ -36,7 +36,9 @@ KEY = {"Idempotency-Key": "key-1"}
 @pytest.fixture
 def onceward(tmp_path: Path) -> Onceward:
     return Onceward(
-        f"sqlite:///{tmp_path}/apps.db", tenants=SINGLE_TENANT, sweep_every_seconds=None
+        f"sqlite:///{tmp_path}/apps.db",
+        tenants=SINGLE_TENANT,
+        config=GuardConfig(sweep_every_seconds=None),
     )
 
 
@@ -89,7 +91,9 @@ async def test_routers_with_prefixes(onceward: Onceward) -> None:
         await assert_guarded(client, "/v1/a/b/1/c/2")
         assert (await client.post("/v1/a/b/1/c/3", headers=KEY)).status_code == 409
         assert (await client.post("/v1/a/b/1/open")).status_code == 201
-        assert [r.endpoint for r in onceward.table().routes] == ["POST /v1/a/b/{b}/c/{c}"]
+        assert [r.endpoint for r in onceward.runtime.routes.table().routes] == [
+            "POST /v1/a/b/{b}/c/{c}"
+        ]
 
 
 async def test_a_mounted_app_renders_errors_as_the_outer_app_does(onceward: Onceward) -> None:
@@ -172,7 +176,7 @@ async def test_a_bare_app_is_opened_and_closed_by_its_lifespan(onceward: Oncewar
     await connection.run(app)
     kinds = [m["type"] for m in connection.sent]
     assert kinds == ["lifespan.startup.complete", "lifespan.shutdown.complete"]
-    assert not onceward._is_open
+    assert not onceward.runtime._is_open
 
 
 async def test_handlers_get_transaction_caller_and_execution_as_dependencies(
@@ -380,10 +384,10 @@ def test_two_guards_with_one_name_are_refused(onceward: Onceward) -> None:
     app = FastAPI()
     onceward.install(app)
     app.add_api_route("/orders", guarded(onceward, "create"), methods=["POST", "PUT"])
-    assert [route.method for route in onceward.table().routes] == ["POST", "PUT"]
+    assert [route.method for route in onceward.runtime.routes.table().routes] == ["POST", "PUT"]
     app.add_api_route("/refunds", guarded(onceward, "create"), methods=["POST"])
     with pytest.raises(ConfigurationError, match=r"'create': POST /orders and POST /refunds"):
-        onceward.table()
+        onceward.runtime.routes.table()
 
 
 class Things(HTTPEndpoint):
@@ -483,10 +487,10 @@ async def test_guarded_websocket_get_method_and_generator_are_refused(onceward: 
     app = Starlette(routes=[Route("/reads", Reads)])
     onceward.install(app)
     with pytest.raises(ConfigurationError, match="GET /reads is guarded, but a GET must not"):
-        onceward.table()
+        onceward.runtime.routes.table()
     app.router.routes[:] = [WebSocketRoute("/socket", guarded(onceward, "socket"))]
     with pytest.raises(ConfigurationError, match="/socket is guarded, but it is no HTTP route"):
-        onceward.table()
+        onceward.runtime.routes.table()
 
     async def streams() -> AsyncIterator[int]:
         yield 1
@@ -562,7 +566,9 @@ async def test_a_guard_without_install_does_not_run_the_handler(
 
 def test_openapi_describes_guarded_operations_and_no_others(tmp_path: Path) -> None:
     limits = Limits(records_per_tenant=9)
-    onceward = Onceward(f"sqlite:///{tmp_path}/apps.db", tenants=SINGLE_TENANT, limits=limits)
+    onceward = Onceward(
+        f"sqlite:///{tmp_path}/apps.db", tenants=SINGLE_TENANT, config=GuardConfig(limits=limits)
+    )
     app, router = FastAPI(), APIRouter(prefix="/v1")
     onceward.install(app)
     for method in ("POST", "PUT"):

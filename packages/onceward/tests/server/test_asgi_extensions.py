@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.templating import Jinja2Templates
 from starlette.testclient import TestClient
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from packages.onceward.tests.support.serving import ROOT, free_port
 
 FILE = Path(__file__)
@@ -28,7 +28,9 @@ async def list_unguarded(request: Request) -> Response:
 def create_app(folder: Path) -> Starlette:
     """Return an app that uses what the server offers. Templates are in the folder."""
     onceward = Onceward(
-        f"sqlite:///{folder}/app.db", tenants=SINGLE_TENANT, sweep_every_seconds=None
+        f"sqlite:///{folder}/app.db",
+        tenants=SINGLE_TENANT,
+        config=GuardConfig(sweep_every_seconds=None),
     )
     templates = Jinja2Templates(folder)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward import SINGLE_TENANT, Onceward, Policy
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy
 from onceward.errors import ConfigurationError
 from onceward.guard.rate_limits import LimitsRateLimiter
 from onceward_testing.guard_harness import LimiterOf
@@ -56,7 +56,7 @@ async def test_key_with_parameters_and_the_bare_key_are_one_key(database: str) -
 async def test_rate_limit_that_cannot_be_counted_is_refused_at_start_up(
     database: str, limit: str, limiter: LimitsRateLimiter | None, line: str
 ) -> None:
-    onceward = Onceward(database, tenants=SINGLE_TENANT, limiter=limiter)
+    onceward = Onceward(database, tenants=SINGLE_TENANT, config=GuardConfig(limiter=limiter))
     onceward.guard_path("POST", "/orders", policy=Policy(rate_limit=limit))
     with pytest.raises(ConfigurationError, match=line):
         await onceward.open()

@@ -115,7 +115,7 @@ async def test_an_app_without_a_response_is_a_500_and_nothing_is_stored(tmp_path
         for app in (silent, half):
             connection = Connection()
             connection.feed(BODY)
-            await connection.run(lab.onceward.middleware(app))
+            await connection.run(lab.onceward.wrap(app, lifespan=False))
             assert connection.status == 500
         assert await lab.effects() == 0
         assert await lab.records() == []
@@ -144,7 +144,7 @@ async def test_headers_may_be_left_out_and_bodies_sent_in_pieces(tmp_path: Path)
             for _ in range(2):
                 connection = Connection(headers={"idempotency-key": f"key-{number}"})
                 connection.feed(BODY)
-                await connection.run(lab.onceward.middleware(app))
+                await connection.run(lab.onceward.wrap(app, lifespan=False))
                 assert connection.status == status
                 assert body in (None, connection.body)
         assert dict(connection.sent[0]["headers"])[b"etag"] == b'"1"'
@@ -217,12 +217,12 @@ async def test_an_app_that_catches_everything_cannot_replace_a_discarded_respons
             sent_after: list[str] = []
             connection = Connection()
             connection.feed(BODY)
-            await connection.run(lab.onceward.middleware(recovering(app, sent_after)))
+            await connection.run(lab.onceward.wrap(recovering(app, sent_after), lifespan=False))
             assert (connection.status, len(connection.sent), sent_after) == (status, 2, [])
             assert b"recovered" not in connection.body
         assert await lab.effects() == 0
         assert await lab.records() == []
-        assert len(lab.onceward.idempotency.in_flight) == 0
+        assert len(lab.onceward.runtime.idempotency.in_flight) == 0
 
 
 async def test_an_app_may_respond_to_a_commit_that_raised(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ async def test_an_app_may_respond_to_a_commit_that_raised(tmp_path: Path) -> Non
         sent_after: list[str] = []
         connection = Connection()
         connection.feed(BODY)
-        await connection.run(lab.onceward.middleware(recovering(bare_201, sent_after)))
+        await connection.run(lab.onceward.wrap(recovering(bare_201, sent_after), lifespan=False))
         assert (connection.status, connection.body) == (418, b"recovered")
         assert sent_after == ["RuntimeError"]
         assert await lab.effects() == 0
@@ -254,7 +254,7 @@ async def test_a_response_started_again_replaces_the_one_before(tmp_path: Path) 
 
         connection = Connection()
         connection.feed(BODY)
-        await connection.run(lab.onceward.middleware(recovering(half, [])))
+        await connection.run(lab.onceward.wrap(recovering(half, []), lifespan=False))
         assert (connection.status, connection.body) == (418, b"recovered")
 
 
@@ -275,7 +275,8 @@ async def test_an_exception_handler_of_a_mounted_app_sends_nothing_for_a_discard
         return Response("recovered", 418, background=BackgroundTask(background.append, "handled"))
 
     outer.mount("/shop", inner)
-    onceward._guarded = [g for g in onceward._guarded if g.__name__ == "create"]
+    routes = onceward.runtime.routes
+    routes._handlers = [one for one in routes._handlers if one.__name__ == "create"]
     onceward.install(outer)
     await onceward.open()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onceward import SINGLE_TENANT, Onceward, open_store
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, open_store
 from onceward.audit import sealer as audit_sealer
 from onceward.audit import seals as audit_seals
 from onceward.audit.chain import (
@@ -227,9 +227,10 @@ async def test_app_seals_in_the_background_and_goes_on_after_an_error(
 ) -> None:
     caplog.set_level("INFO", "onceward.audit")
     onceward = Onceward(
-        url, tenants=SINGLE_TENANT, audit_seal_seconds=0.01, audit_keys=[KEY],
-        sweep_every_seconds=None,
-    )  # fmt: skip
+        url,
+        tenants=SINGLE_TENANT,
+        config=GuardConfig(audit_seal_seconds=0.01, audit_keys=[KEY], sweep_every_seconds=None),
+    )
 
     async def is_logged(text: str) -> bool:
         return text in caplog.text

@@ -241,7 +241,7 @@ async def test_handler_whose_statement_ends_the_transaction_of_sqlite(
         assert statuses[0] == statuses[2] == 201
         assert statuses[1] == 409 if status == "409" else statuses[1] >= 500
         assert await lab.names() == ["k000", "k002"]
-        assert len(lab.onceward.idempotency.in_flight) == 0
+        assert len(lab.onceward.runtime.idempotency.in_flight) == 0
 
 
 async def test_statement_timeout_fails_its_item_only(postgresql: str) -> None:
@@ -346,7 +346,7 @@ async def test_unknown_commit_of_a_chunk_is_looked_up(database: str, was_committ
         assert await lab.names() == ["k000", "k001", "k002"]
         assert sorted(lab.background) == ["k000", "k001", "k002"]
         assert len(lab.runs) == (3 if was_committed else 6)
-        assert len(lab.onceward.idempotency.in_flight) == 0
+        assert len(lab.onceward.runtime.idempotency.in_flight) == 0
 
 
 async def test_background_tasks_and_callbacks_come_after_the_commit(database: str) -> None:
@@ -418,7 +418,7 @@ async def test_unknown_commit_of_unrecorded_writes_is_not_repeated(database: str
         assert [result["status"] for result in response["results"]] == [503]
         assert response["results"][0]["body"]["details"]["reason"] == "outcome_unknown"
         assert lab.runs == ["k000", "k001"]
-        assert len(lab.onceward.idempotency.in_flight) == 0
+        assert len(lab.onceward.runtime.idempotency.in_flight) == 0
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -108,7 +108,7 @@ async def test_others_learn_of_a_chunk_after_its_commit(
         await lab.set_savepoints()
         metrics.outcomes.clear()
         notified: list[str] = []
-        lab.onceward.notifier.notify = lambda: notified.append("jobs")  # type: ignore[method-assign]
+        lab.onceward.runtime.notifier.notify = lambda: notified.append("jobs")  # type: ignore[method-assign]
         last = "wait orphan job" if is_refused else "wait 422"
         batch = [item("k0", "job"), item("k1"), item("k2", "422"), item("k3", last)]
         sending = asyncio.create_task(lab.results(batch))
@@ -118,7 +118,7 @@ async def test_others_learn_of_a_chunk_after_its_commit(
 
         async def learnt() -> tuple[int, int, int, int]:
             known = [RecordId("ada", "things.create", f"k{at}") for at in range(4)]
-            idempotency = lab.onceward.idempotency
+            idempotency = lab.onceward.runtime.idempotency
             now, epoch = idempotency.clock.now(), idempotency.epoch.current
             in_memory = [one for one in known if idempotency.memory.get(one, now, epoch)]
             cached = len([key async for key in redis_client.scan_iter("idempo:*:k?")])

@@ -9,8 +9,8 @@ import pytest
 from fastapi import Depends, FastAPI, HTTPException, Request, Response
 from starlette.datastructures import MutableHeaders
 
-from onceward import Onceward, Principal
-from onceward.guard.request_head import RequestHead
+from onceward import GuardConfig, Onceward, Principal
+from onceward.guard.request import RequestHead
 from packages.onceward.tests.support.batch_lab import item, open_batch_lab
 from packages.onceward.tests.support.harness import by_header
 
@@ -198,7 +198,9 @@ async def test_headers_about_the_body_of_the_batch_are_not_those_of_items(sqlite
 async def test_replay_is_decided_after_the_apps_own_sign_in(tmp_path: Path) -> None:
     """With ``identify`` for the app and ``principal`` for a guard, both sign each item in."""
     onceward: Any = Onceward(
-        f"sqlite:///{tmp_path}/lab.db", identify=by_header, sweep_every_seconds=None
+        f"sqlite:///{tmp_path}/lab.db",
+        identify=by_header,
+        config=GuardConfig(sweep_every_seconds=None),
     )
     app = FastAPI()
     onceward.install(app, batch="/batch")

@@ -10,7 +10,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from onceward import SINGLE_TENANT, Onceward, OncewardError, Principal
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, OncewardError, Principal
 from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import ConfigurationError, PrincipalInvalidError
 from onceward.frameworks.wsgi import WsgiGuard
@@ -51,12 +51,14 @@ def asgi_app(onceward: Onceward) -> Any:
 
 @pytest.mark.parametrize("make", [fastapi_app, starlette_app, asgi_app])
 def test_app_that_does_not_say_who_calls_refuses_to_start(url: str, make: Any) -> None:
-    app = make(Onceward(url, sweep_every_seconds=None))
+    app = make(Onceward(url, config=GuardConfig(sweep_every_seconds=None)))
     with pytest.raises(ConfigurationError, match=f"POST /orders .*{NO_CHOICE}"), TestClient(app):
         raise AssertionError("the app has started")
     with pytest.raises(ConfigurationError, match=NO_CHOICE):  # without a lifespan, too
         TestClient(app).post("/orders", headers={"Idempotency-Key": "a"})
-    chosen = make(Onceward(url, sweep_every_seconds=None, identify=lambda _head: of_ada()))
+    chosen = make(
+        Onceward(url, config=GuardConfig(sweep_every_seconds=None), identify=lambda _head: of_ada())
+    )
     with TestClient(chosen) as client:
         assert client.post("/orders", headers={"Idempotency-Key": "a"}).status_code == 200
 
@@ -67,7 +69,7 @@ def test_wsgi_app_that_does_not_say_who_calls_is_refused(url: str) -> None:
 
 
 def test_guards_with_their_own_principal_and_apps_without_guards_need_no_choice(url: str) -> None:
-    onceward = Onceward(url, sweep_every_seconds=None)
+    onceward = Onceward(url, config=GuardConfig(sweep_every_seconds=None))
     app = FastAPI()
     onceward.install(app)
     with TestClient(app):
@@ -95,7 +97,7 @@ def test_principal_without_tenant_or_actor_is_refused(wrong: Any) -> None:
 def test_hash_of_a_stored_request_is_only_for_its_own_tenant(url: str) -> None:
     details = []
     for options in ({"tenants": SINGLE_TENANT}, {"identify": lambda _head: of_ada()}):
-        app = fastapi_app(Onceward(url, sweep_every_seconds=None, **options))
+        app = fastapi_app(Onceward(url, config=GuardConfig(sweep_every_seconds=None), **options))
         with TestClient(app) as client:
             for body in ({"pin": 1}, {"pin": 2}):
                 response = client.post("/orders", json=body, headers={"Idempotency-Key": "a"})

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from onceward import Policy
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from onceward.ports import RecordQuery
 from packages.onceward.tests.support.harness import HeldClock, open_lab
 from packages.onceward.tests.support.policies import ENVELOPE_WITH_STALENESS

@@ -239,7 +239,7 @@ async def test_responses_are_those_of_fastapi(
                     (response.status_code, response.headers.raw, response.content, list(order))
                 )
             assert found[0] == found[1], (method, path, body, headers)
-        assert called == {route.endpoint for route in onceward.table().routes}
+        assert called == {route.endpoint for route in onceward.runtime.routes.table().routes}
         for client in clients:
             await client.aclose()
 
@@ -409,4 +409,4 @@ async def test_items_pass_by_middleware_only_where_the_app_says_so(
     assert seen == ["/batch"] + ([] if direct else items)
     assert [report.path for report in reports] == (items if direct else [])
     assert [report.status for report in reports] == ([201, 409, 201] if direct else [])
-    assert all(report.head is not None and report.head.request for report in reports)
+    assert all(report.exchange is not None and report.exchange.request for report in reports)

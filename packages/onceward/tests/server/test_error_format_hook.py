@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from onceward import SINGLE_TENANT, ErrorFormat, Onceward, Policy, ServiceError
+from onceward import SINGLE_TENANT, ErrorFormat, GuardConfig, Onceward, Policy, ServiceError
 from onceward.core.error_formats import ErrorInfo
 
 KEY = {"Idempotency-Key": "key-1"}
@@ -20,8 +20,7 @@ async def test_every_error_of_a_fastapi_app_has_the_shape_of_the_app(tmp_path: P
     onceward = Onceward(
         f"sqlite:///{tmp_path}/own.db",
         tenants=SINGLE_TENANT,
-        sweep_every_seconds=None,
-        error_format=own,
+        config=GuardConfig(sweep_every_seconds=None, error_format=own),
     )
     app = FastAPI()
     onceward.install(app)

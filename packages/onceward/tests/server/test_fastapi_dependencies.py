@@ -19,10 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from starlette.routing import Route
 
-from onceward import Onceward, Policy, Principal, Transaction
+from onceward import GuardConfig, Onceward, Policy, Principal, Transaction
 from onceward.errors import ConfigurationError
 from onceward.fastapi import Caller, Run, Session, Tx, the_transaction
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 from onceward_testing.servers import RealPostgres
 
@@ -75,7 +75,7 @@ class Shop:
         self.app = FastAPI()
         self.onceward = Onceward(
             SqlAlchemyStore(self.sessions),
-            sweep_every_seconds=None,
+            config=GuardConfig(sweep_every_seconds=None),
             **(
                 {"identify": by_token}
                 if guard_first
@@ -361,7 +361,9 @@ async def test_plain_sql_of_dependencies_is_rolled_back_and_of_open_routes_commi
     tmp_path: Path,
 ) -> None:
     onceward = Onceward(
-        f"sqlite:///{tmp_path}/app.db", principal=principal_of_header, sweep_every_seconds=None
+        f"sqlite:///{tmp_path}/app.db",
+        principal=principal_of_header,
+        config=GuardConfig(sweep_every_seconds=None),
     )
     app = FastAPI()
     onceward.install(app)
@@ -573,7 +575,9 @@ async def test_waiting_duplicates_hold_no_connection_of_the_postgres_store(
     from onceward.stores.postgres import PostgresStore
 
     store = PostgresStore(postgres_url, max_connections=5)
-    onceward = Onceward(store, principal=principal_of_header, sweep_every_seconds=None)
+    onceward = Onceward(
+        store, principal=principal_of_header, config=GuardConfig(sweep_every_seconds=None)
+    )
     app = FastAPI()
     onceward.install(app)
     started, gate, signed_in = asyncio.Event(), asyncio.Event(), 0

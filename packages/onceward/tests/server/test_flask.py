@@ -26,7 +26,7 @@ from flask.testing import FlaskClient
 from flask.views import MethodView
 from flask_login import LoginManager, UserMixin, login_required, login_user, logout_user
 
-from onceward import SINGLE_TENANT, Onceward, Policy, Principal, ServiceError
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, Principal, ServiceError
 from onceward.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -58,7 +58,9 @@ def make_shop(tmp_path: Path, **options: Any) -> Iterator[Shop]:
     app = Flask(__name__)
     app.secret_key = "for tests"
     app.testing = True  # exceptions of views are raised in the test
-    onceward = Onceward(f"sqlite:///{tmp_path}/shop.db", sweep_every_seconds=None, **options)
+    onceward = Onceward(
+        f"sqlite:///{tmp_path}/shop.db", config=GuardConfig(sweep_every_seconds=None), **options
+    )
     guard = FlaskGuard(onceward, app)
     yield app, guard
     guard.close()
@@ -457,7 +459,7 @@ def test_error_format_of_the_app_is_used_in_views_without_a_guard(tmp_path: Path
     onceward = Onceward(
         f"sqlite:///{tmp_path}/shop.db",
         tenants=SINGLE_TENANT,
-        error_format=lambda error: {"fault": error.code},
+        config=GuardConfig(error_format=lambda error: {"fault": error.code}),
     )
     FlaskGuard(onceward, app)
 

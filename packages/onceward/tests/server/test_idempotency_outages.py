@@ -11,8 +11,7 @@ import pytest
 from onceward import Policy
 from onceward.core.breaker import Breaker
 from onceward.errors import CommitUnknownError, StoreUnavailableError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 from onceward.observability.metrics import PrometheusMetrics
 from packages.onceward.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
 from packages.onceward.tests.support.policies import (

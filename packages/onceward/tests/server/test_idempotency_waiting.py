@@ -39,7 +39,7 @@ async def test_a_waiter_that_disconnects_does_not_disturb_others(database: str) 
         await asyncio.sleep(0)
         lab.gate.set()
         assert (await first).content == (await stayer).content
-        assert len(lab.onceward.idempotency.in_flight) == 0
+        assert len(lab.onceward.runtime.idempotency.in_flight) == 0
 
 
 # -- two processes on one database ------------------------------------------------------------

@@ -9,10 +9,10 @@ import pytest
 from fastapi import Depends, FastAPI, Header
 from fastapi.testclient import TestClient
 
-from onceward import Onceward, Principal
+from onceward import GuardConfig, Onceward, Principal
 from onceward.errors import ConfigurationError, NotAuthenticatedError, UsageError
 from onceward.fastapi import principal_from
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from onceward.sign_in.identify import ApiKeyIdentify, hash_api_key
 
 TILL = Principal(tenant="mill", actor="till-1")
@@ -87,7 +87,7 @@ def test_principal_of_a_fastapi_dependency_is_its_user(tmp_path: Path) -> None:
     member = principal_from(current_user, tenant=lambda user: user.org)
     app = FastAPI()
     url = f"sqlite:///{tmp_path}/shop.db"
-    onceward = Onceward(url, principal=principal, sweep_every_seconds=None)
+    onceward = Onceward(url, principal=principal, config=GuardConfig(sweep_every_seconds=None))
     onceward.install(app)
 
     @app.post("/orders")

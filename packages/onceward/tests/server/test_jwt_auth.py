@@ -13,8 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from onceward.errors import ConfigurationError, NotAuthenticatedError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 from onceward.sign_in import jwt_auth
 from onceward.sign_in.jwt_auth import JwtIdentify, mint_token
 from packages.onceward.tests.server.jwt_harness import (

@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from werkzeug.test import Client
 
-from onceward import SINGLE_TENANT, Onceward, Policy
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy
 from onceward.errors import ConfigurationError, NotAuthenticatedError
-from onceward.frameworks import asgi
 from onceward.frameworks.wsgi import WsgiGuard
+from onceward.guard import pipeline
 from onceward.guard import request as guarded_request
 from onceward.guard.limits import Limits
-from onceward.guard.request import parse_request
+from onceward.guard.request import RequestHead, parse_request
 from onceward.guard.request_body import LARGE_BODY_BYTES
-from onceward.guard.request_head import RequestHead
 from onceward_protocol.error_codes import CODES
 from packages.onceward.tests.support.harness import Connection, HeldClock, open_lab
 
@@ -108,7 +107,7 @@ async def test_large_bodies_above_the_memory_limit_are_503_until_others_are_done
             connection = Connection(headers={"x-tenant": tenant})
             connection.feed(LARGE[:-1], more=True)
             held.append((connection, connection.run(lab.app)))
-        while lab.onceward.bodies.held_bytes < 2 * len(LARGE) - 2:
+        while lab.onceward.runtime.bodies.held_bytes < 2 * len(LARGE) - 2:
             await asyncio.sleep(0.001)
         for tenant in ("ada", "cy"):
             refused = await lab.send(f"key-{tenant}", content=LARGE, headers={"X-Tenant": tenant})
@@ -120,7 +119,7 @@ async def test_large_bodies_above_the_memory_limit_are_503_until_others_are_done
             connection.feed(LARGE[-1:])
             await task
             assert connection.status == 201
-        assert lab.onceward.bodies.held_bytes == 0
+        assert lab.onceward.runtime.bodies.held_bytes == 0
         again = await lab.send("key-cy", content=LARGE, headers={"X-Tenant": "cy"})
         assert again.status_code == 201
 
@@ -132,7 +131,7 @@ async def test_large_bodies_are_parsed_in_a_thread_one_at_a_time(
     running = 0
     real = parse_request
 
-    def parse_slowly(**parts: Any) -> Any:
+    def parse_slowly(*parts: Any) -> Any:
         nonlocal running
         running += 1
         is_loop = threading.current_thread() is threading.main_thread()
@@ -140,11 +139,11 @@ async def test_large_bodies_are_parsed_in_a_thread_one_at_a_time(
         if not is_loop:
             time.sleep(0.02)
         try:
-            return real(**parts)
+            return real(*parts)
         finally:
             running -= 1
 
-    monkeypatch.setattr(asgi, "parse_request", parse_slowly)
+    monkeypatch.setattr(pipeline, "parse_request", parse_slowly)
     async with open_lab(database) as lab:
         sent = [lab.send_soon(f"key-{n}", content=LARGE) for n in range(3)]
         assert [response.status_code for response in await asyncio.gather(*sent)] == [201] * 3
@@ -163,7 +162,7 @@ async def test_too_many_waiting_duplicates_of_a_tenant_get_in_progress_at_once(
         await asyncio.sleep(0.05)
         refused = await lab.send(do="wait")
         assert (refused.status_code, refused.json()["code"]) == (409, "idempotency.in_progress")
-        with lab.onceward.idempotency.in_flight.waiting("bob"):
+        with lab.onceward.runtime.idempotency.in_flight.waiting("bob"):
             pass  # another tenant's duplicates may wait
         lab.gate.set()
         assert (await first).status_code == 201
@@ -184,7 +183,7 @@ async def test_a_tenant_with_too_many_records_gets_429_for_new_keys(
     async with open_lab(database, clock=clock, limits=limits, memory_bytes=0) as lab:
         for number in range(3):
             assert (await lab.send(f"key-{number}")).status_code == 201
-        await lab.onceward.idempotency.close()  # waits for the count
+        await lab.onceward.runtime.idempotency.close()  # waits for the count
         refused = await lab.send("key-9")
         assert (refused.status_code, refused.json()["code"]) == (429, "quota.exceeded")
         assert refused.json()["details"] == {"resource": "records", "limit": 3}
@@ -192,9 +191,9 @@ async def test_a_tenant_with_too_many_records_gets_429_for_new_keys(
         assert (await lab.send("key-0")).headers["idempotency-replayed"] == "true"
         assert (await lab.send("key-9", headers={"X-Tenant": "bob"})).status_code == 201
         clock.pass_by(days=2)
-        await lab.onceward.sweep()
+        await lab.onceward.runtime.sweeper.sweep()
         assert (await lab.send("key-9")).status_code == 429, "counted again by this request"
-        await lab.onceward.idempotency.close()
+        await lab.onceward.runtime.idempotency.close()
         assert (await lab.send("key-9")).status_code == 201
 
 
@@ -240,7 +239,11 @@ def test_limits_must_be_positive_and_codes_exist() -> None:
     for name in ("body_memory_bytes", "waiting_per_tenant", "records_per_tenant"):
         with pytest.raises(ConfigurationError, match=name):
             Limits(**{name: 0})
-        Onceward("sqlite:///x.db", tenants=SINGLE_TENANT, limits=Limits(**{name: None}))
+        Onceward(
+            "sqlite:///x.db",
+            tenants=SINGLE_TENANT,
+            config=GuardConfig(limits=Limits(**{name: None})),
+        )
     with pytest.raises(ConfigurationError, match="deadline"):
         Policy(body_deadline=timedelta(0))
     statuses = {

@@ -6,7 +6,7 @@ import httpx
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.stores.postgres import PostgresStore
 
 KEY = "6b3f7d5e-0e0a-4c55-9d6c-0b1c1f2d3e4f"
@@ -19,7 +19,7 @@ class Boots(BaseModel):
 async def test_messages_of_a_first_request_a_replay_and_a_refusal(postgres_url: str) -> None:
     sent: list[str] = []
     store = PostgresStore(postgres_url, max_connections=1)
-    onceward = Onceward(store, tenants=SINGLE_TENANT, memory_bytes=0)
+    onceward = Onceward(store, tenants=SINGLE_TENANT, config=GuardConfig(memory_bytes=0))
     app = FastAPI()
     onceward.install(app)
 

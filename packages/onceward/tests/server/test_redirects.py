@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onceward import SINGLE_TENANT, Onceward, Policy, open_store
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, open_store
 from onceward.core.idempotency_record import Response
 from onceward.errors import ConfigurationError
-from onceward.guard.redirects import leads_to_sign_in
+from onceward.guard.unstored_responses import leads_to_sign_in
 from onceward.stores.psycopg import PsycopgStore
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from packages.onceward.tests.support.harness import CREATE, fresh_database, open_lab
@@ -87,7 +87,10 @@ async def open_shop(
     url = await fresh_database(request, tmp_path, database)
     async with opened(kind, url) as store:
         onceward = Onceward(
-            store, policy=policy, tenants=SINGLE_TENANT, sweep_every_seconds=None, memory_bytes=0
+            store,
+            policy=policy,
+            tenants=SINGLE_TENANT,
+            config=GuardConfig(sweep_every_seconds=None, memory_bytes=0),
         )
         shop = Shop(onceward)
         app = onceward.wrap(shop)

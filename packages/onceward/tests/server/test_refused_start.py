@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from starlette.applications import Starlette
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.errors import ConfigurationError, OncewardError, StoreUnavailableError
 from packages.onceward.tests.support.serving import ROOT, free_port
 
@@ -33,7 +33,11 @@ def test_a_refused_start_raises_under_test_client(
     tmp_path: Path, url: str, method: str | None, error: type[Exception], message: str
 ) -> None:
     app = FastAPI()
-    onceward = Onceward(url.format(tmp=tmp_path), tenants=SINGLE_TENANT, sweep_every_seconds=None)
+    onceward = Onceward(
+        url.format(tmp=tmp_path),
+        tenants=SINGLE_TENANT,
+        config=GuardConfig(sweep_every_seconds=None),
+    )
     onceward.install(app)
 
     async def create() -> None:
@@ -47,7 +51,9 @@ def test_a_refused_start_raises_under_test_client(
 
 
 def test_an_app_that_fails_to_start_closes_the_store(tmp_path: Path) -> None:
-    onceward = Onceward(f"sqlite:///{tmp_path}/app.db", sweep_every_seconds=None)
+    onceward = Onceward(
+        f"sqlite:///{tmp_path}/app.db", config=GuardConfig(sweep_every_seconds=None)
+    )
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
@@ -58,7 +64,7 @@ def test_an_app_that_fails_to_start_closes_the_store(tmp_path: Path) -> None:
     onceward.install(app)
     with pytest.raises(RuntimeError, match="own error"), TestClient(app):
         raise AssertionError("the app has started")
-    assert not onceward._is_open
+    assert not onceward.runtime._is_open
 
 
 APP = f"""

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from werkzeug.test import Client
 from werkzeug.wrappers import Response
 
-from onceward import SINGLE_TENANT, Onceward, Policy, Principal, Staleness
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, Principal, Staleness
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.flask import FlaskGuard
 from onceward.frameworks.wsgi import WsgiGuard
@@ -82,7 +82,9 @@ def wait_until_logged(read: Callable[[], Rows], expected: Rows) -> None:
 def test_flask_app_writes_its_log_in_the_background_and_leaves_no_thread(url: str) -> None:
     before = set(threading.enumerate())
     app = Flask(__name__)
-    guard = FlaskGuard(Onceward(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT), app)
+    guard = FlaskGuard(
+        Onceward(url, tenants=SINGLE_TENANT, config=GuardConfig(request_log_seconds=KEPT)), app
+    )
 
     @app.post("/orders")
     @guard("orders.create")
@@ -102,7 +104,7 @@ def test_flask_app_writes_its_log_in_the_background_and_leaves_no_thread(url: st
 
 def test_app_with_sync_connections_writes_its_log(url: str) -> None:
     shop = Shop(url.replace("postgresql", "postgresql+psycopg", 1))
-    shop.onceward.log_requests()
+    shop.onceward.runtime.log_requests()
     try:
         refuse_and_replay(
             lambda **sent: shop.app.test_client().post("/orders/boots", **sent),
@@ -114,7 +116,7 @@ def test_app_with_sync_connections_writes_its_log(url: str) -> None:
 
 
 def test_wsgi_app_writes_its_log(url: str) -> None:
-    onceward = Onceward(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT)
+    onceward = Onceward(url, tenants=SINGLE_TENANT, config=GuardConfig(request_log_seconds=KEPT))
     onceward.guard_path("POST", "/orders")
     guard = WsgiGuard(Response("made", 201), onceward)
     try:
@@ -127,7 +129,7 @@ def test_wsgi_app_writes_its_log(url: str) -> None:
 
 def test_many_threads_are_counted_without_loss(url: str) -> None:
     app = Flask(__name__)
-    onceward = Onceward(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT)
+    onceward = Onceward(url, tenants=SINGLE_TENANT, config=GuardConfig(request_log_seconds=KEPT))
     guard = FlaskGuard(onceward, app)
     number, threads = 40, 8
 
@@ -137,7 +139,7 @@ def test_many_threads_are_counted_without_loss(url: str) -> None:
         return {"ok": True}, 201
 
     app.test_client().post("/orders", headers=KEY)
-    log = onceward.request_log
+    log = onceward.runtime.request_log
 
     def count() -> None:
         for _ in range(number * 100):
@@ -160,7 +162,7 @@ async def test_stale_action_is_logged_once(url: str) -> None:
     onceward = Onceward(
         url,
         tenants=SINGLE_TENANT,
-        request_log_seconds=KEPT,
+        config=GuardConfig(request_log_seconds=KEPT),
         policy=Policy(staleness=Staleness(cap=timedelta(minutes=1), grace=timedelta(0))),
     )
     app = FastAPI()
@@ -188,7 +190,7 @@ async def test_refusal_after_a_framework_s_sign_in_is_logged_once(url: str) -> N
     def caller() -> Principal:
         return Principal("ann", "ann")
 
-    onceward = Onceward(url, request_log_seconds=KEPT)
+    onceward = Onceward(url, config=GuardConfig(request_log_seconds=KEPT))
     app = FastAPI()
     onceward.install(app)
 
@@ -319,16 +321,19 @@ async def test_log_is_written_only_where_it_is_asked_for(
     tmp_path: Path, seconds: float | None, has_console: bool, is_logged: bool
 ) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
-    onceward = Onceward(url, tenants=SINGLE_TENANT, request_log_seconds=seconds)
+    onceward = Onceward(url, tenants=SINGLE_TENANT, config=GuardConfig(request_log_seconds=seconds))
     app = shop(onceward)
     if has_console:
-        app.mount("/console", console(onceward, access=TokenAccess(onceward.identify)))
+        app.mount(
+            "/console", console(onceward, access=TokenAccess(onceward.runtime.callers.identify))
+        )
     tasks = len(asyncio.all_tasks())
     await onceward.open()
     others = len(asyncio.all_tasks()) - tasks
     try:
         await replay(app)
-        assert (onceward.idempotency.metrics is onceward.metrics) is not is_logged
+        reports = onceward.runtime.idempotency.reports
+        assert (reports.metrics is onceward.runtime.metrics) is not is_logged
     finally:
         await onceward.close()
     if is_logged or has_console:  # without them there is no table
@@ -346,7 +351,9 @@ async def test_console_mounted_on_an_open_app_starts_the_log_with_its_first_page
     await onceward.open()
     try:
         await replay(app)
-        app.mount("/console", console(onceward, access=TokenAccess(onceward.identify)))
+        app.mount(
+            "/console", console(onceward, access=TokenAccess(onceward.runtime.callers.identify))
+        )
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
             assert (await client.get("/console/sign-in")).status_code == 200
@@ -479,7 +486,7 @@ async def requests_of(store: Any) -> Any:
 async def test_requests_of_a_batch_that_runs_again_are_logged_once(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    onceward = Onceward(url, tenants=SINGLE_TENANT, request_log_seconds=KEPT)
+    onceward = Onceward(url, tenants=SINGLE_TENANT, config=GuardConfig(request_log_seconds=KEPT))
     app = FastAPI()
     onceward.install(app, batch="/batch")
 
@@ -628,7 +635,7 @@ async def test_what_the_app_refuses_before_the_claim_is_logged_if_it_knows_the_c
     tmp_path: Path,
 ) -> None:
     url = f"sqlite:///{tmp_path}/shop.db"
-    app, onceward = FastAPI(), Onceward(url, request_log_seconds=KEPT)
+    app, onceward = FastAPI(), Onceward(url, config=GuardConfig(request_log_seconds=KEPT))
     onceward.install(app)
 
     def caller(x_user: Annotated[str, Header()]) -> Principal:

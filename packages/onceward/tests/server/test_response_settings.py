@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
-from onceward import SINGLE_TENANT, ErrorFormat, Onceward, Policy
+from onceward import SINGLE_TENANT, ErrorFormat, GuardConfig, Onceward, Policy
 from onceward.core.error_formats import ProblemFormat
 from onceward.errors import BodyInvalidError, ConfigurationError, UsageError
 from onceward.guard.limits import Limits
@@ -34,7 +34,12 @@ def database(tmp_path: Path) -> str:
 
 def test_openapi_names_the_own_key_header_and_the_limits(database: str) -> None:
     policy = Policy(key_header="X-Shop-Key", rate_limit="9/minute")
-    onceward = Onceward(database, tenants=SINGLE_TENANT, policy=policy, limiter=LimitsRateLimiter())
+    onceward = Onceward(
+        database,
+        tenants=SINGLE_TENANT,
+        policy=policy,
+        config=GuardConfig(limiter=LimitsRateLimiter()),
+    )
     operation = app_of(onceward, nothing).openapi()["paths"]["/orders"]["post"]
     assert [one["name"] for one in operation["parameters"]] == ["X-Shop-Key"]
     for status in ("200", "429"):
@@ -43,7 +48,7 @@ def test_openapi_names_the_own_key_header_and_the_limits(database: str) -> None:
 
 def test_openapi_documents_the_limits_of_bodies_and_tenants(database: str) -> None:
     limits = Limits(records_per_tenant=9)
-    onceward = Onceward(database, tenants=SINGLE_TENANT, limits=limits)
+    onceward = Onceward(database, tenants=SINGLE_TENANT, config=GuardConfig(limits=limits))
     responses = app_of(onceward, nothing).openapi()["paths"]["/orders"]["post"]["responses"]
     for status, code in (
         ("408", "request.timeout"),
@@ -57,7 +62,9 @@ def test_openapi_documents_403_and_429_only_where_the_guard_sends_them(database:
     plain = Onceward(database, tenants=SINGLE_TENANT)
     responses = app_of(plain, nothing).openapi()["paths"]["/orders"]["post"]["responses"]
     assert {"403", "429"}.isdisjoint(responses)
-    switched = Onceward(database, tenants=SINGLE_TENANT, disabled=lambda _endpoint: False)
+    switched = Onceward(
+        database, tenants=SINGLE_TENANT, config=GuardConfig(disabled=lambda _endpoint: False)
+    )
     responses = app_of(switched, nothing).openapi()["paths"]["/orders"]["post"]["responses"]
     assert "`feature.disabled`" in responses["403"]["description"]
     assert "429" not in responses
@@ -135,7 +142,9 @@ def post(client: TestClient, **headers: str) -> Any:
 def test_no_store_frees_the_key_and_store_for_sets_the_ttl(database: str) -> None:
     clock = HeldClock()
     clock.monotonic = lambda: 0.0  # type: ignore[method-assign]
-    onceward = Onceward(database, tenants=SINGLE_TENANT, clock=clock, memory_bytes=0)
+    onceward = Onceward(
+        database, tenants=SINGLE_TENANT, config=GuardConfig(clock=clock, memory_bytes=0)
+    )
     runs: list[str] = []
 
     async def handler(request: Request) -> Response:
@@ -180,9 +189,9 @@ async def test_swept_record_is_treated_as_absent(database: str, memory_bytes: in
     policy = Policy(success_ttl=timedelta(hours=1))
     async with open_lab(database, policy, clock=clock, memory_bytes=memory_bytes) as lab:
         first = await lab.send()
-        assert await lab.onceward.sweep() == 0
+        assert await lab.onceward.runtime.sweeper.sweep() == 0
         clock.pass_by(hours=1)
-        assert await lab.onceward.sweep() == 1
+        assert await lab.onceward.runtime.sweeper.sweep() == 1
         assert await lab.records() == []
         second = await lab.send(json={"item": "hat"})
         assert (second.status_code, second.content != first.content) == (201, True)
@@ -267,13 +276,15 @@ async def test_limited_endpoint_sends_what_is_left_in_every_response(
 
 
 def test_patterns_name_disabled_endpoints(database: str) -> None:
-    onceward = Onceward(database, tenants=SINGLE_TENANT, disabled=["POST /ord*"])
+    onceward = Onceward(
+        database, tenants=SINGLE_TENANT, config=GuardConfig(disabled=["POST /ord*"])
+    )
     with TestClient(app_of(onceward, nothing)) as client:
         assert post(client).status_code == 403
     wrongs: list[Any] = ["orders", [""], [1]]
     for wrong in wrongs:
         with pytest.raises(ConfigurationError, match="must be a list of endpoints"):
-            Onceward(database, tenants=SINGLE_TENANT, disabled=wrong)
+            Onceward(database, tenants=SINGLE_TENANT, config=GuardConfig(disabled=wrong))
 
 
 # -- help pages, OpenAPI ------------------------------------------------------------------------
@@ -281,7 +292,7 @@ def test_patterns_name_disabled_endpoints(database: str) -> None:
 
 def test_problem_format_links_to_a_page_about_the_error(database: str) -> None:
     pages = ProblemFormat("https://shop.example/errors#{code}")
-    onceward = Onceward(database, tenants=SINGLE_TENANT, error_format=pages)
+    onceward = Onceward(database, tenants=SINGLE_TENANT, config=GuardConfig(error_format=pages))
     with TestClient(app_of(onceward, nothing)) as client:
         refused = client.post("/orders", json={})
         page = "https://shop.example/errors#idempotency.key_required"

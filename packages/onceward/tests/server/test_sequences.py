@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from onceward import ErrorFormat, Onceward, Policy, Principal
+from onceward import ErrorFormat, GuardConfig, Onceward, Policy, Principal
 from onceward.core.policy import ErrorsStored
 from onceward.errors import CommitUnknownError, ConfigurationError
 from onceward.fastapi import Tx
@@ -119,7 +119,7 @@ async def test_replay_from_redis_checks_the_number(postgresql: str, redis_url: s
         open_lab(postgresql, STRICT, cache=caches[1], **options) as other,
     ):
         first = await send(one, "a", 1)
-        await asyncio.gather(*one.onceward.idempotency._cache_writes)
+        await asyncio.gather(*one.onceward.runtime.idempotency._cache_writes)
         assert (await send(other, "a", 1)).content == first.content
         assert refusal(await send(other, "a", 2)) == {"expected": 2, "key_sequence": 1}
         assert other.store.calls["claim"] == 0
@@ -238,7 +238,7 @@ async def test_number_and_record_are_committed_together_or_not_at_all(
 ) -> None:
     async with open_lab(database, STRICT, faults=FailAt(point)) as lab:
         assert (await send(lab, "a", 1)).status_code == 500
-        assert len(lab.onceward.idempotency.sequences.turns) == 0
+        assert len(lab.onceward.runtime.idempotency.sequences.turns) == 0
     async with open_lab(database, STRICT) as lab:
         is_committed = point == "after_commit"
         assert await lab.effects() == len(await lab.records()) == int(is_committed)
@@ -257,7 +257,7 @@ async def test_one_of_two_keys_with_the_same_number_runs(database: str) -> None:
         first = asyncio.create_task(send(lab, "a", 1, do="wait"))
         await lab.started.wait()
         second = asyncio.create_task(send(lab, "b", 1))
-        await until(lambda: lab.onceward.idempotency.in_flight.waiting_count == 1)
+        await until(lambda: lab.onceward.runtime.idempotency.in_flight.waiting_count == 1)
         lab.gate.set()
         assert (await first).status_code == 201
         assert refusal(await second) == {"expected": 2, "used_by": "other_key"}
@@ -267,7 +267,7 @@ async def test_one_of_two_keys_with_the_same_number_runs(database: str) -> None:
         first = asyncio.create_task(send(lab, "c", 2, do="wait 500"))
         await until(lambda: len(lab.runs) == 2)
         second = asyncio.create_task(send(lab, "d", 2))
-        await until(lambda: lab.onceward.idempotency.in_flight.waiting_count == 1)
+        await until(lambda: lab.onceward.runtime.idempotency.in_flight.waiting_count == 1)
         lab.gate.set()
         assert [(await first).status_code, (await second).status_code] == [500, 201]
 
@@ -277,7 +277,7 @@ async def test_successors_wait_in_the_order_of_their_numbers(database: str) -> N
         first = asyncio.create_task(send(lab, "1", 1, do="quiet wait"))
         await lab.started.wait()
         later = [asyncio.create_task(send(lab, str(n), n, do=f"n{n}")) for n in (4, 6, 3, 2)]
-        await until(lambda: lab.onceward.idempotency.in_flight.waiting_count == 4)
+        await until(lambda: lab.onceward.runtime.idempotency.in_flight.waiting_count == 4)
         # Other clients do not wait, and those that wait hold no connection.
         assert (await send(lab, "x", 1, client="laptop")).status_code == 201
         lab.gate.set()
@@ -285,7 +285,7 @@ async def test_successors_wait_in_the_order_of_their_numbers(database: str) -> N
         found = [(await each).status_code for each in later]
         assert found == [201, 422, 201, 201]
         assert lab.runs[2:] == ["n2", "n3", "n4"]
-        assert len(lab.onceward.idempotency.sequences.turns) == 0
+        assert len(lab.onceward.runtime.idempotency.sequences.turns) == 0
 
 
 async def test_successor_that_has_waited_too_long_is_in_progress(database: str) -> None:
@@ -306,13 +306,13 @@ async def test_cancelled_requests_pass_their_turn_on(database: str) -> None:
         first = asyncio.create_task(send(lab, "a", 1, do="wait"))
         await lab.started.wait()
         waiting = [asyncio.create_task(send(lab, key, 1)) for key in "bcd"]
-        await until(lambda: lab.onceward.idempotency.in_flight.waiting_count == 3)
+        await until(lambda: lab.onceward.runtime.idempotency.in_flight.waiting_count == 3)
         waiting[0].cancel()
         first.cancel()
         await asyncio.gather(first, waiting[0], return_exceptions=True)
         found = sorted([(await each).status_code for each in waiting[1:]])
         assert found == [201, 422]
-        assert len(lab.onceward.idempotency.sequences.turns) == 0
+        assert len(lab.onceward.runtime.idempotency.sequences.turns) == 0
 
 
 async def test_successor_waits_for_a_request_of_another_process(postgresql: str) -> None:
@@ -322,7 +322,7 @@ async def test_successor_waits_for_a_request_of_another_process(postgresql: str)
         same = asyncio.create_task(send(other, "b", 1))
         await until(lambda: other.store.calls["claim"] >= 2)
         later = asyncio.create_task(send(other, "c", 2))
-        await until(lambda: other.onceward.idempotency.in_flight.waiting_count >= 1)
+        await until(lambda: other.onceward.runtime.idempotency.in_flight.waiting_count >= 1)
         one.gate.set()
         assert (await first).status_code == 201
         assert refusal(await same) == {"expected": 2, "used_by": "other_key"}
@@ -412,7 +412,7 @@ async def test_batch_waits_for_a_running_single_request_of_its_client(database: 
         lab.gate.set()
         assert (await first).status_code == 201
         assert [result["status"] for result in await batch] == [201, 201]
-        assert len(lab.onceward.idempotency.sequences.turns) == 0
+        assert len(lab.onceward.runtime.idempotency.sequences.turns) == 0
 
 
 # -- other parts -----------------------------------------------------------------------------------
@@ -423,7 +423,9 @@ async def late_app(database: str) -> AsyncIterator[httpx.AsyncClient]:
     async def caller() -> Principal:
         return Principal("ada", "ada")
 
-    onceward = Onceward(database, policy=STRICT, principal=caller, sweep_every_seconds=None)
+    onceward = Onceward(
+        database, policy=STRICT, principal=caller, config=GuardConfig(sweep_every_seconds=None)
+    )
     app = FastAPI()
     onceward.install(app)
 

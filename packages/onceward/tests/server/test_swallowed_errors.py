@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.fastapi import Session, Tx
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore
@@ -30,7 +30,7 @@ async def test_swallowed_error_is_a_500_that_names_the_savepoint(
     else:
         store = PostgresStore(url) if kind == "asyncpg" else PsycopgStore(url)
     app = FastAPI()
-    onceward = Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None)
+    onceward = Onceward(store, tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None))
     onceward.install(app)
 
     async def ignores(tx: Any, *, is_wrong: bool) -> dict[str, str]:

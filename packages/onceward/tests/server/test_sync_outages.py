@@ -15,7 +15,7 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.orm import Session
 from werkzeug.test import Client
 
-from onceward import SINGLE_TENANT, Onceward, Principal
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Principal
 from onceward.errors import ConfigurationError
 from onceward.flask import FlaskGuard
 from onceward.frameworks.django import django_onceward, guard
@@ -50,7 +50,10 @@ def run_or_fail(sql: str, run: Callable[[str], Any]) -> str:
 def flask_on_sqlalchemy(url: str) -> Iterator[Post]:
     with _sqlalchemy(url) as store:
         app = Flask(__name__)
-        own = FlaskGuard(Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None), app)
+        own = FlaskGuard(
+            Onceward(store, tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None)),
+            app,
+        )
 
         @app.post("/run")
         @own()
@@ -65,7 +68,9 @@ def flask_on_sqlalchemy(url: str) -> Iterator[Post]:
 def flask_on_psycopg(url: str) -> Iterator[Post]:
     store = PsycopgSyncStore(url, statement_seconds=1)
     app = Flask(__name__)
-    own = FlaskGuard(Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None), app)
+    own = FlaskGuard(
+        Onceward(store, tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None)), app
+    )
 
     @app.post("/run")
     @own()
@@ -208,7 +213,7 @@ def _sqlalchemy(url: str) -> Iterator[SqlAlchemySyncStore]:
 
 @contextmanager
 def _wsgi(app: Any, store: Any) -> Iterator[WsgiGuard]:
-    onceward = Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None)
+    onceward = Onceward(store, tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None))
     onceward.guard_path("POST", "/run")
     guarded = WsgiGuard(app, onceward)
     yield guarded

@@ -188,7 +188,7 @@ def test_waiting_duplicate_holds_no_connection_of_the_sign_in(url: str) -> None:
             assert is_running.wait(60)
             duplicates = [threads.submit(shop.post, "/slow", 1) for _ in range(3)]
             # All three sign in, one after another, with the one connection that is left.
-            waiting = shop.onceward.idempotency.in_flight
+            waiting = shop.onceward.runtime.idempotency.in_flight
             deadline = time.monotonic() + 30
             while waiting.waiting_count < 3 and time.monotonic() < deadline:
                 time.sleep(0.01)

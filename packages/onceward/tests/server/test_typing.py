@@ -7,8 +7,8 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
-from onceward import Onceward, Transaction, open_store
-from onceward.options import OncewardOptions
+from onceward import GuardConfig, Onceward, Transaction, open_store
+from onceward.app import _Options
 from onceward.ports import Store
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.store import BasePostgresStore, PostgresOptions
@@ -35,7 +35,10 @@ def transaction_has_the_type_of_the_store(
 ) -> None:
     """Never called: only its types count."""
     assert_type(Onceward("sqlite:///x.db").transaction, Transaction)
-    assert_type(Onceward("postgresql://localhost/x", memory_bytes=0).transaction, Transaction)
+    assert_type(
+        Onceward("postgresql://localhost/x", config=GuardConfig(memory_bytes=0)).transaction,
+        Transaction,
+    )
     assert_type(Onceward(open_store("sqlite:///x.db")).transaction, Transaction)
     assert_type(Onceward(SqliteStore("x.db")).transaction, SqliteTransaction)
     assert_type(Onceward(PostgresStore("postgresql:///x")).transaction, PostgresTransaction)
@@ -64,7 +67,7 @@ def mistakes_are_found() -> None:
 
 def test_options_in_types_are_those_of_the_signatures() -> None:
     for function, options, others in (
-        (Onceward.__init__, OncewardOptions, {"self", "store"}),
+        (Onceward.__init__, _Options, {"self", "store"}),
         (BasePostgresStore.__init__, PostgresOptions, {"self", "url", "driver"}),
     ):
         parameters = set(inspect.signature(function).parameters) - others

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.fastapi import Session
 from onceward.flask import FlaskGuard
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
@@ -45,7 +45,9 @@ async def test_nul_written_by_an_async_session_is_an_error_of_the_caller(
 ) -> None:
     engine = create_async_engine(postgres_url.replace("://", "+asyncpg://"))
     app = FastAPI()
-    onceward = Onceward(SqlAlchemyStore(engine), tenants=SINGLE_TENANT, sweep_every_seconds=None)
+    onceward = Onceward(
+        SqlAlchemyStore(engine), tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None)
+    )
     onceward.install(app)
 
     @app.post("/statement")
@@ -88,7 +90,9 @@ def test_nul_written_by_the_session_of_flask_is_an_error_of_the_caller(postgres_
     with app.app_context():
         database.create_all()
         store = SqlAlchemySyncStore(database.session)
-        onceward = Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None)
+        onceward = Onceward(
+            store, tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None)
+        )
     guard = FlaskGuard(onceward, app)
 
     @app.post("/tea")

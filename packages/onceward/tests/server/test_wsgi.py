@@ -8,7 +8,7 @@ import pytest
 from werkzeug.test import Client
 from werkzeug.wsgi import wrap_file
 
-from onceward import SINGLE_TENANT, Onceward, Policy
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy
 from onceward.frameworks.wsgi import WsgiGuard
 
 KEY = {"Idempotency-Key": "key-1"}
@@ -20,7 +20,7 @@ def guard(tmp_path: Path) -> Iterator[WsgiGuard]:
         f"sqlite:///{tmp_path}/shop.db",
         tenants=SINGLE_TENANT,
         policy=Policy(key_required=False),
-        sweep_every_seconds=None,
+        config=GuardConfig(sweep_every_seconds=None),
     )
     onceward.guard_path("POST", "/file")
 

@@ -89,10 +89,10 @@ async def cached_order(running: list[Server]) -> str:
     """Order once; afterwards the response is in the memory of each server, and in Redis."""
     first, was_replayed = await running[-1].order()
     assert not was_replayed
-    await running[-1].onceward.idempotency.close()  # waits for the write to Redis
+    await running[-1].onceward.runtime.idempotency.close()  # waits for the write to Redis
     for server in running:
         assert await server.order() == (first, True)
-        found = server.onceward.idempotency.memory
+        found = server.onceward.runtime.idempotency.memory
         assert len(found) == 1
     return first
 
@@ -373,7 +373,7 @@ async def test_request_of_an_earlier_epoch_is_not_cached_in_a_later_one(
     tmp_path: Path, redis_url: str
 ) -> None:
     async with servers(f"sqlite:///{tmp_path}/shop.db", redis_url) as (server,):
-        idempotency = server.onceward.idempotency
+        idempotency = server.onceward.runtime.idempotency
         running = asyncio.create_task(server.order())
         while not server.app.state.runs:
             await asyncio.sleep(0.001)
@@ -407,7 +407,7 @@ async def test_epoch_that_changes_during_a_look_up_in_redis(tmp_path: Path, redi
             server.onceward.store.table_names.render("DELETE FROM onceward_idempotency_records")
         )
         await server.onceward.store.write("DELETE FROM orders")
-        idempotency = server.onceward.idempotency
+        idempotency = server.onceward.runtime.idempotency
         idempotency.memory.clear()
         cache = _ChangesDuringGet(
             redis_url, environment="test", secret=server.onceward.store.secret, timeout_seconds=2

@@ -28,6 +28,7 @@ from onceward.stores.parts import GUARD, JOBS, LIBRARY_PARTS, Part, create_withi
 from onceward_protocol.cli.output import CommandError
 from onceward_protocol.storage.migrations import Migration
 from onceward_testing.samples import NOW, a_record, commit
+from packages.onceward.tests.support.options import with_config
 
 GUARD_TABLES = {"idempotency_records", "audit_events", "secret", "migrations", "audit_seals"}
 JOB_TABLES = {
@@ -80,7 +81,7 @@ async def tables(store: Store) -> set[str]:
 
 @asynccontextmanager
 async def opened_app(url: str, **options: Any) -> AsyncIterator[Onceward[Any]]:
-    onceward = Onceward(url, tenants=SINGLE_TENANT, **options)
+    onceward = Onceward(url, tenants=SINGLE_TENANT, **with_config(**options))
     await onceward.open()
     try:
         yield onceward

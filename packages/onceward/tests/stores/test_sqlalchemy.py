@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 from sqlalchemy.util import await_only
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -631,7 +631,9 @@ async def test_on_sqlite_two_processes_that_read_before_they_write_both_succeed(
 @pytest.fixture
 async def client(store: SqlAlchemyStore) -> AsyncIterator[httpx.AsyncClient]:
     app = FastAPI()
-    onceward = Onceward(store, tenants=SINGLE_TENANT, sweep_every_seconds=None, memory_bytes=0)
+    onceward = Onceward(
+        store, tenants=SINGLE_TENANT, config=GuardConfig(sweep_every_seconds=None, memory_bytes=0)
+    )
     onceward.install(app)
 
     @app.post("/orders", status_code=201)

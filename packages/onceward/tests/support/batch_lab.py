@@ -17,6 +17,7 @@ from onceward import Onceward, Policy, open_store
 from onceward.batch.options import BatchOptions
 from onceward.errors import ServiceError
 from packages.onceward.tests.support.harness import by_header
+from packages.onceward.tests.support.options import with_config
 
 CREATE = (
     "CREATE TABLE IF NOT EXISTS effects (id text PRIMARY KEY, name text, version integer)",
@@ -58,7 +59,7 @@ class BatchLab:
         self.onceward = Onceward(
             around(open_store(database)),
             policy=policy or Policy(),
-            **{"identify": by_header, "sweep_every_seconds": None, **options},
+            **with_config(**{"identify": by_header, "sweep_every_seconds": None, **options}),
         )
         self.app = FastAPI()
         self.onceward.install(self.app, batch=batch)

@@ -22,8 +22,8 @@ from starlette.background import BackgroundTask
 
 from onceward import Onceward, Policy, open_store
 from onceward.errors import NotAuthenticatedError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
+from packages.onceward.tests.support.options import with_config
 
 CREATE = "CREATE TABLE IF NOT EXISTS effects (id text PRIMARY KEY, name text)"
 
@@ -123,7 +123,7 @@ class Lab:
         self.onceward = Onceward(
             self.store,
             policy=policy or Policy(),
-            **{"identify": by_header, "sweep_every_seconds": None, **options},
+            **with_config(**{"identify": by_header, "sweep_every_seconds": None, **options}),
         )
         self.app = FastAPI()
         self.onceward.install(self.app)

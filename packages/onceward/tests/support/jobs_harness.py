@@ -98,7 +98,7 @@ class JobsLab:
         self, tx: Any, job_type: str, payload: Any = None, *, tenant: str = TENANT, **options: Any
     ) -> EnqueueOutcome:
         cause = Cause(tenant, f"{tenant}'s phone", "request-1", "correlation-1")
-        options.setdefault("queue", self.jobs.queue_of(job_type))
+        options.setdefault("queue", self.jobs.defaults_for(job_type).get("queue"))
         return await self.job_store.enqueue(tx, new_job(job_type, payload, cause=cause, **options))
 
     async def enqueued(self, *args: Any, **options: Any) -> str:

@@ -48,7 +48,7 @@ def send(database: str, client: str, *, is_batch: bool, point: str, times: int) 
 
 
 def reach_after_use(lab: BatchLab, faults: KillAt) -> None:
-    numbers: Any = lab.onceward.idempotency.sequences.numbers
+    numbers: Any = lab.onceward.runtime.idempotency.sequences.numbers
     use = numbers.use
 
     async def use_and_reach(*given: Any) -> Any:

@@ -15,9 +15,8 @@ from fastapi import BackgroundTasks, FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel
 
-from onceward import Onceward, Policy, open_store
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward import GuardConfig, Onceward, Policy, open_store
+from onceward.guard.request import Principal, RequestHead
 from onceward.stores.redis import RedisRecords
 
 CREATE = "CREATE TABLE IF NOT EXISTS orders (id text PRIMARY KEY, item text, note text)"
@@ -66,11 +65,13 @@ def make_app(
         store,
         policy=policy or Policy(wait=timedelta(seconds=10)),
         identify=by_header,
-        cache=cache,
-        faults=KillAt(kill_at) if kill_at else None,
-        memory_bytes=memory_bytes,
-        sweep_every_seconds=None,
-        **options,
+        config=GuardConfig(
+            cache=cache,
+            faults=KillAt(kill_at) if kill_at else None,
+            memory_bytes=memory_bytes,
+            sweep_every_seconds=None,
+            **options,
+        ),
     )
     app = FastAPI()
     onceward.install(app)

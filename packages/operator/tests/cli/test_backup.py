@@ -244,7 +244,7 @@ async def test_restored_ends_replays_from_memory_and_redis(
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
             headers = {"Idempotency-Key": KEY, "X-Tenant": "ada"}
             response = await client.post("/orders", json={"item": "boots"}, headers=headers)
-        await onceward.idempotency.close()
+        await onceward.runtime.idempotency.close()
         return "idempotency-replayed" in response.headers
 
     assert [await order(), await order()] == [False, True]

@@ -217,7 +217,7 @@ async def test_running_servers_replay_nothing_of_an_erased_tenant(
     for tenant in ("a*a", "aba"):  # a pattern of Redis would match both
         assert not await order(tenant)
         assert await order(tenant)
-    await onceward.idempotency.close()  # waits for the writes to Redis
+    await onceward.runtime.idempotency.close()  # waits for the writes to Redis
     client = Redis.from_url(redis_url)
     names = sorted(bytes(name) for name in await client.keys("*") if isinstance(name, bytes))
     assert len(names) == 2

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from onceward import SINGLE_TENANT, Onceward
+from onceward import SINGLE_TENANT, GuardConfig, Onceward
 from packages.onceward.tests.support.citus import ON_CITUS
 from packages.protocol.tests.cli.harness import ONCEWARD, Here, environment, one_line
 
@@ -35,7 +35,9 @@ def prepare(url: str, *, has_correlation_id: bool = True) -> dict[str, str]:
     """
 
     async def send() -> dict[str, str]:
-        onceward: Onceward[Any] = Onceward(url, tenants=SINGLE_TENANT, request_log_seconds=3600)
+        onceward: Onceward[Any] = Onceward(
+            url, tenants=SINGLE_TENANT, config=GuardConfig(request_log_seconds=3600)
+        )
         app = FastAPI()
         onceward.install(app)
 

@@ -24,7 +24,7 @@ async def test_overview_counts_the_last_hour_and_times_the_store(lab: ConsoleLab
     await lab.order("bob", **key)
     await lab.order("bob", "/orders/farm", **key)
     for name, number in (("store calls", 4), ("store seconds", 0.01), ("waited", 2)):
-        lab.onceward.request_log.count(name, number)
+        lab.onceward.runtime.request_log.count(name, number)
     await flush(lab)
     async with lab.browser("ada", "viewer") as browser:
         page = await browser.get("")

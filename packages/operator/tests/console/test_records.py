@@ -14,8 +14,8 @@ ENDPOINT = "POST /orders/{shop}"
 
 async def flush(lab: ConsoleLab) -> None:
     """Write what the log of requests has collected."""
-    await lab.onceward.request_log.stop()
-    lab.onceward.request_log.start()
+    await lab.onceward.runtime.request_log.stop()
+    lab.onceward.runtime.request_log.start()
 
 
 def keys_of(text: str) -> list[str]:
@@ -235,7 +235,7 @@ async def test_record_of_a_request_that_came_too_early_is_found_by_a_later_repla
     """The log has no keys: a replay with the same hash names the record."""
     key = str(uuid.uuid4())
     first = await lab.order("bob", **{"idempotency-key": key})
-    lab.onceward.request_log.add(
+    lab.onceward.runtime.request_log.add(
         tenant="bob",
         endpoint=ENDPOINT,
         key=key,
@@ -259,7 +259,7 @@ async def test_record_of_a_request_that_came_too_early_is_found_by_a_later_repla
 async def test_executed_request_whose_client_got_503_names_its_record(lab: ConsoleLab) -> None:
     key = str(uuid.uuid4())
     first = await lab.order("bob", **{"idempotency-key": key})
-    lab.onceward.request_log.add(
+    lab.onceward.runtime.request_log.add(
         tenant="bob",
         endpoint=ENDPOINT,
         key=key,

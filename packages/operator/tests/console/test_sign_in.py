@@ -154,7 +154,7 @@ async def test_sign_in_never_leads_to_another_site(sqlite_lab: ConsoleLab, to: s
 
 
 async def test_session_ends_with_the_token(lab: ConsoleLab) -> None:
-    await lab.onceward.ready()
+    await lab.onceward.runtime.ready()
     sessions = Sessions(lab.onceward.store, lab.onceward.clock, idle_seconds=99, max_seconds=99)
     soon = lab.onceward.clock.now() + timedelta(seconds=0.2)
     operator = Operator(subject="bob", role=Role.VIEWER, tenants=("bob",), expires_at=soon)
@@ -165,7 +165,7 @@ async def test_session_ends_with_the_token(lab: ConsoleLab) -> None:
 
 
 async def test_session_ends_when_it_is_not_used(lab: ConsoleLab) -> None:
-    await lab.onceward.ready()
+    await lab.onceward.runtime.ready()
     sessions = Sessions(lab.onceward.store, lab.onceward.clock, idle_seconds=0, max_seconds=99)
     operator = Operator(subject="bob", role=Role.VIEWER, tenants=("bob",))
     session = await sessions.begin(operator)

@@ -13,12 +13,12 @@ from typing import Any, Final
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 
-from onceward import Onceward, Principal
+from onceward import GuardConfig, Onceward, Principal
 from onceward.core.breaker import Breaker
 from onceward.errors import ConfigurationError
 from onceward.guard.disabled_endpoints import unknown_names
 from onceward.guard.rate_limits import LimitsRateLimiter
-from onceward.guard.request_head import Identify, RequestHead
+from onceward.guard.request import Identify, RequestHead
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.observability.noop import NullJobMetrics
 from onceward.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store
@@ -76,31 +76,33 @@ def create_app(
     onceward = Onceward(
         store,
         identify=_identify_by_service(by_token),
-        cache=cache,
-        limiter=limiter,
-        memory_bytes=settings.memory_bytes,
-        # Where jobs run, the sweep is a job, and only one process runs it.
-        sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
-        retention=settings.retention(),
-        audit_seal_seconds=settings.audit_seal_seconds or None,
-        audit_keys=settings.audit_keys(),
-        max_payload_bytes=settings.jobs_payload_bytes,
-        limits=settings.limits(),
-        breaker=Breaker(
-            failure_limit=settings.breaker_failure_limit,
-            open_seconds=settings.breaker_open_seconds,
+        config=GuardConfig(
+            cache=cache,
+            limiter=limiter,
+            memory_bytes=settings.memory_bytes,
+            sweep_every_seconds=None if settings.run_jobs else settings.sweep_every_seconds,
+            retention=settings.retention(),
+            audit_seal_seconds=settings.audit_seal_seconds or None,
+            audit_keys=settings.audit_keys(),
+            max_payload_bytes=settings.jobs_payload_bytes,
+            limits=settings.limits(),
+            breaker=Breaker(
+                failure_limit=settings.breaker_failure_limit,
+                open_seconds=settings.breaker_open_seconds,
+            ),
+            metrics=metrics,
+            clock=clock,
+            faults=faults,
+            disabled=settings.disabled,
+            request_log_seconds=settings.request_log_seconds,
+            error_format=settings.problem_format,
         ),
-        metrics=metrics,
-        clock=clock,
-        faults=faults,
-        disabled=settings.disabled,
-        request_log_seconds=settings.request_log_seconds,
-        error_format=settings.problem_format,
+        # Where jobs run, the sweep is a job, and only one process runs it.
     )
 
     # Migrations of all services run in every database.
     for tables in tenant_tables().values():
-        onceward.tenant_tables += tables
+        onceward.runtime.tenant_tables += tables
     register_jobs(onceward, settings)
 
     @asynccontextmanager
@@ -206,7 +208,7 @@ def _telemetry_options() -> dict[str, Any]:
 
 def _refuse_unknown_endpoints(onceward: Onceward, settings: Settings) -> None:
     """Raise ``ConfigurationError`` for a switched-off endpoint that does not exist."""
-    endpoints = [route.endpoint for route in onceward.table().routes]
+    endpoints = [route.endpoint for route in onceward.runtime.routes.table().routes]
     unknown = unknown_names(settings.disabled, endpoints)
     if unknown:
         raise ConfigurationError(

@@ -1,15 +1,13 @@
 """Authentication of operations without a guard: reads need a token too."""
 
 import inspect
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from onceward import Onceward, Principal
-
-if TYPE_CHECKING:
-    from onceward.guard.request_head import RequestHead
+from onceward.guard.exchange import exchange_of
 
 __all__ = ["REQUIRED", "CurrentPrincipal", "authenticate"]
 
@@ -20,8 +18,9 @@ _BEARER = HTTPBearer(auto_error=False, bearerFormat="JWT", description="From `on
 async def authenticate(request: Request) -> Principal:
     """Return the caller of a request; raises ``NotAuthenticatedError``."""
     onceward: Onceward = request.app.state.onceward
-    head: RequestHead = request.scope["onceward.head"]
-    found = onceward.identify(head)
+    exchange = exchange_of(request.scope)
+    assert exchange is not None  # noqa: S101 - every request passes through the guard
+    found = onceward.runtime.callers.identify(exchange.head)
     return await found if inspect.isawaitable(found) else found
 
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from onceward import Onceward, open_store
+from onceward import GuardConfig, Onceward, open_store
 from onceward.errors import ConfigurationError
 from onceward.ports import Metrics, Store
 from onceward.stores.urls import parse_store_url
@@ -17,12 +17,14 @@ def create_onceward(settings: Settings, *, metrics: Metrics | None = None) -> On
     """Create a Onceward with the jobs of all services and without HTTP, for a worker."""
     onceward = Onceward(
         create_store(settings.model_copy(update={"run_jobs": True})),
-        sweep_every_seconds=None,
-        retention=settings.retention(),
-        audit_seal_seconds=settings.audit_seal_seconds or None,
-        audit_keys=settings.audit_keys(),
-        metrics=metrics,
-        max_payload_bytes=settings.jobs_payload_bytes,
+        config=GuardConfig(
+            sweep_every_seconds=None,
+            retention=settings.retention(),
+            audit_seal_seconds=settings.audit_seal_seconds or None,
+            audit_keys=settings.audit_keys(),
+            metrics=metrics,
+            max_payload_bytes=settings.jobs_payload_bytes,
+        ),
     )
     register_jobs(onceward, settings)
     return onceward

@@ -15,9 +15,10 @@ _NOT_SET: Final = "not set"
 _GROUPS: Final = {
     "Connections": "database_* table_* require_durability redis_url nats_url environment home",
     "Sign-in": "jwt_* jwks_*",
+    "App Check": "app_check_*",
+    "Logging": "log_*",
     "Metrics and docs": "metrics_* docs_* openapi_* ops_*",
     "Console": "console_* request_log_days",
-    "Logging": "log_*",
     "Requests": "wait_seconds max_body_bytes body_seconds head_seconds max_response_bytes"
     " ietf_statuses disabled_endpoints error_help_url shutdown_seconds",
     "Batches": "batch_* direct_routes",
@@ -32,7 +33,6 @@ _GROUPS: Final = {
     "Planning": "planning_*",
     "Changes of field": "field_changes_*",
     "Walk": "walk_*",
-    "App Check": "app_check_*",
     "Webhooks": "webhook_*",
     "Steps and streaks": "step_*",
 }
@@ -77,9 +77,7 @@ def _when_unset(settings: Settings, name: str) -> str:
         return "no limit"
     if name == "jwt_secret" and settings.needs_development_secret:
         return f"{_NOT_SET}: a development secret signs tokens"
-    is_sqlite = settings.database_url.startswith("sqlite")
     default = {
-        "batch_chunk_items": "16" if is_sqlite else "50",
         "jwt_algorithm": settings.algorithm,
         "log_json": "true unless standard error is a terminal",
         "request_log_days": "7" if settings.console_enabled else None,

@@ -23,8 +23,8 @@ from onceward.errors import (
     StoreUnavailableError,
 )
 from onceward.frameworks.starlette import error_format_of
+from onceward.guard.exchange import Exchange, exchange_of
 from onceward.guard.request import client_times
-from onceward.guard.request_head import RequestHead
 from onceward_services.registry import service_for_path
 
 __all__ = ["ErrorMiddleware", "install_error_handlers", "log_item"]
@@ -123,18 +123,20 @@ class ErrorMiddleware:
             # The server shuts down. Without a response, it would send a 500 of its own.
             if status:
                 raise
-            head = _head(scope)
-            _log.warning("cut off", extra={"path": scope["path"], **_log_fields(head)})
-            await _send_error(_SHUTTING_DOWN, scope, head, send_and_note_status)
+            exchange = exchange_of(scope)
+            _log.warning("cut off", extra={"path": scope["path"], **_log_fields(exchange)})
+            await _send_error(_SHUTTING_DOWN, scope, exchange, send_and_note_status)
         except Exception:
-            head = _head(scope)
-            _log.exception("unhandled", extra={"path": scope["path"], **_log_fields(head)})
+            exchange = exchange_of(scope)
+            _log.exception("unhandled", extra={"path": scope["path"], **_log_fields(exchange)})
             if status:  # the response has begun, so the connection can only be closed
                 raise
-            await _send_error("internal", scope, head, send_and_note_status)
+            await _send_error("internal", scope, exchange, send_and_note_status)
         if _log.isEnabledFor(logging.INFO):
             seconds = time.perf_counter() - started
-            log_item(ItemReport(_head(scope), scope["method"], scope["path"], status, seconds))
+            log_item(
+                ItemReport(exchange_of(scope), scope["method"], scope["path"], status, seconds)
+            )
 
 
 def log_item(report: ItemReport) -> None:
@@ -149,8 +151,8 @@ def log_item(report: ItemReport) -> None:
     }
     service = service_for_path(report.path)
     if service is not None and service.has_client_times:
-        fields |= _client_times(report.head)
-    _log.info("request", extra=fields | _log_fields(report.head))
+        fields |= _client_times(report.exchange)
+    _log.info("request", extra=fields | _log_fields(report.exchange))
 
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
@@ -205,7 +207,7 @@ def _allowed_methods(request: Request) -> list[str]:
 
 def _error_response(error: RequestError | str, request: Request) -> Response:
     return _response(
-        render_error(error, error_format_of(request), _request_id(_head(request.scope)))
+        render_error(error, error_format_of(request), _request_id(exchange_of(request.scope)))
     )
 
 
@@ -217,36 +219,33 @@ def _response(reply: StoredResponse) -> Response:
 async def _send_error(
     error: StoreUnavailableError | str,
     scope: MutableMapping[str, Any],
-    head: RequestHead | None,
+    exchange: Exchange | None,
     send: Callable[[Any], Awaitable[None]],
 ) -> None:
     """Send an error that names the request id and reveals nothing about the cause."""
-    reply = render_error(error, scope["onceward.error_format"], _request_id(head))
+    reply = render_error(error, scope["onceward.error_format"], _request_id(exchange))
     headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
-    if head is not None:
+    if exchange is not None:
+        head = exchange.head
         headers.append((b"x-request-id", head.request_id.encode("latin-1")))
         headers.append((b"x-correlation-id", head.correlation_id.encode("latin-1")))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
 
 
-def _head(scope: MutableMapping[str, Any]) -> RequestHead | None:
-    return scope.get("onceward.head")
+def _request_id(exchange: Exchange | None) -> str:
+    return "" if exchange is None else exchange.head.request_id
 
 
-def _request_id(head: RequestHead | None) -> str:
-    return "" if head is None else head.request_id
+def _log_fields(exchange: Exchange | None) -> dict[str, str | bool]:
+    return {} if exchange is None else exchange.facts()
 
 
-def _log_fields(head: RequestHead | None) -> dict[str, str | bool]:
-    return {} if head is None else head.facts()
-
-
-def _client_times(head: RequestHead | None) -> dict[str, str]:
+def _client_times(exchange: Exchange | None) -> dict[str, str]:
     """Return when the person acted and when this attempt was sent, by the device's clock."""
-    if head is None or head.request is None:
+    if exchange is None or exchange.request is None:
         return {}
-    times = client_times(head.request)
+    times = client_times(exchange.request)
     names = {"client_generated_at": "clientGeneratedAt", "client_submitted_at": "clientSubmittedAt"}
     return {field: times[name] for field, name in names.items() if name in times}
 

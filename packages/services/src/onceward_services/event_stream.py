@@ -11,9 +11,22 @@ from onceward.errors import RequestError, StoreUnavailableError
 from onceward.ports import Clock
 from onceward_services.streams import RECONNECT_MILLISECONDS, StreamNotifier, wait_for_wake_up
 
-__all__ = ["EVENT_STREAM", "EventStream", "Events", "stream_events", "token_expiry", "wants_stream"]
+__all__ = [
+    "EVENT_STREAM",
+    "KEEP_ALIVE_SECONDS",
+    "POLL_SECONDS",
+    "EventStream",
+    "Events",
+    "stream_events",
+    "token_expiry",
+    "wants_stream",
+]
 
 EVENT_STREAM: Final = "text/event-stream"
+# How often events of other processes are looked for; those of this one wake the stream.
+POLL_SECONDS: Final = 1.0
+# After this time without an event, a comment tells proxies that the stream is alive.
+KEEP_ALIVE_SECONDS: Final = 15.0
 
 Position = TypeVar("Position")
 
@@ -51,8 +64,6 @@ async def stream_events(
     notifier: StreamNotifier,
     clock: Clock,
     until: datetime | None,
-    poll_seconds: float,
-    keep_alive_seconds: float,
     is_stopping: Callable[[], bool],
 ) -> AsyncIterator[bytes]:
     """Yield what ``read`` finds after a position, until the client disconnects.
@@ -78,11 +89,11 @@ async def stream_events(
                 after = position
             if events.found:
                 sent_at = clock.monotonic()
-            elif clock.monotonic() - sent_at >= keep_alive_seconds:
+            elif clock.monotonic() - sent_at >= KEEP_ALIVE_SECONDS:
                 yield b": still here\n\n"
                 sent_at = clock.monotonic()
             if not events.has_more:
-                await wait_for_wake_up(wake_up, min(poll_seconds, keep_alive_seconds), is_over)
+                await wait_for_wake_up(wake_up, POLL_SECONDS, is_over)
 
 
 def wants_stream(accept: str) -> bool:

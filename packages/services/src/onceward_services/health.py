@@ -76,7 +76,7 @@ def router(
             responses={200: {"content": {"text/plain": {}}}},
         )
         async def show_metrics() -> Response:
-            await onceward.depths.report(max_age_seconds=_DEPTHS_SECONDS)
+            await onceward.runtime.depths.report(max_age_seconds=_DEPTHS_SECONDS)
             if onceward.store.knows_durability:
                 with suppress(StoreError, TimeoutError):  # the gauges keep their values
                     await asyncio.wait_for(onceward.store.read_durability(), _STORE_TIMEOUT_SECONDS)

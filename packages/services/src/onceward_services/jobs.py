@@ -28,17 +28,18 @@ def register_jobs(onceward: Onceward, settings: Settings) -> None:
 
     @jobs.handler("records.sweep", queue=_MAINTENANCE_QUEUE, time_limit_seconds=3600)
     async def sweep(_job: JobContext) -> dict[str, int]:
-        return {"deleted": await onceward.sweep()}
+        return {"deleted": await onceward.runtime.sweeper.sweep()}
 
     @jobs.handler("jobs.cleanup", queue=_MAINTENANCE_QUEUE, time_limit_seconds=3600)
     async def clean(_job: JobContext) -> dict[str, int]:
         cleaned = await clean_up(
-            onceward.job_store,
+            onceward.runtime.job_store,
             keep_done_days=settings.jobs_keep_done_days,
             keep_dead_days=settings.jobs_keep_dead_days,
         )
         return cleaned | {
-            f"old_{name}": n for name, n in (await onceward.delete_old_rows()).items()
+            f"old_{name}": n
+            for name, n in (await onceward.runtime.sweeper.delete_old_rows()).items()
         }
 
     jobs.every(settings.sweep_every_seconds, "records.sweep", queue=_MAINTENANCE_QUEUE)
@@ -55,14 +56,11 @@ def make_worker(
 ) -> Worker:
     """Create a worker that gets jobs from NATS if ``nats_url`` is set, else from the database."""
     if settings.nats_url is not None:
-        options["engine"] = broker_engine(
-            "nats", settings.nats_url, table_after_seconds=settings.jobs_table_after_seconds
-        )
+        options["engine"] = broker_engine("nats", settings.nats_url)
     return onceward.worker(
         queues=queues or None,
         concurrency=settings.jobs_concurrency,
         lease_seconds=settings.jobs_lease_seconds,
-        poll_seconds=settings.jobs_poll_seconds,
         shutdown_seconds=settings.shutdown_seconds,
         metrics=metrics,
         **options,

@@ -56,7 +56,9 @@ class _Request(Request):
         if self._large is None:
             onceward: Onceward = self.app.state.onceward
             try:
-                self._large = await onceward.bodies.run(len(body), lambda: self._decode(body))
+                self._large = await onceward.runtime.bodies.run(
+                    len(body), lambda: self._decode(body)
+                )
             except (msgspec.DecodeError, UnicodeDecodeError, ValueError, RecursionError):
                 return await super().json()  # which raises the error that FastAPI expects
         return self._large

@@ -11,9 +11,8 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from onceward import ErrorFormat, Policy, Staleness
-from onceward.batch.options import MAX_CHUNK_ITEMS, BatchOptions, ItemReport
+from onceward.batch.options import BatchOptions, ItemReport
 from onceward.core.error_formats import ProblemFormat
-from onceward.core.policy import VOLATILE_FIELDS
 from onceward.errors import ConfigurationError
 from onceward.guard.limits import Limits
 from onceward.guard.rate_limits import check_limit
@@ -25,6 +24,7 @@ from onceward_services.planning.settings import PlanningSettings
 from onceward_services.routes.policy import POLICY as ROUTES
 from onceward_services.sign_in_settings import MIN_SECRET_BYTES, Secret, SignInSettings
 from onceward_services.walk.policy import POLICY as WALK
+from onceward_services.walk.policy import VOLATILE_FIELDS
 from onceward_services.walk.push.settings import PushSettings
 from onceward_services.walk.settings import WalkSettings
 from onceward_services.walk.steps.settings import StepSettings
@@ -182,9 +182,6 @@ class Settings(
     batch_seconds: float = Field(
         20.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
     )
-    batch_chunk_items: int | None = Field(
-        None, ge=1, le=MAX_CHUNK_ITEMS, description="a whole number of items from 1 to 64"
-    )
     # Handlers are called without FastAPI's request handler, items of a batch without the
     # middleware of the server.
     direct_routes: bool = Field(default=True, description="true or false")
@@ -221,12 +218,6 @@ class Settings(
     )
     jobs_lease_seconds: float = Field(
         30.0, ge=1, le=86_400, description="a number of seconds from 1 to 86400"
-    )
-    jobs_poll_seconds: float = Field(
-        1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
-    )
-    jobs_table_after_seconds: float = Field(
-        5.0, gt=0, le=3600, description="a number of seconds above 0, at most 3600"
     )
     jobs_payload_bytes: Bytes = Field(256 * 1024, description=_BYTES)
     jobs_keep_done_days: float = Field(
@@ -394,7 +385,6 @@ class Settings(
             max_items=self.batch_items,
             max_bytes=self.batch_bytes,
             max_seconds=self.batch_seconds,
-            chunk_items=self.batch_chunk_items,
             direct=self.direct_routes,
             on_item=on_item,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 from fastapi import Body, FastAPI, HTTPException
 
-from onceward import JobContext, NonRetryableError, Onceward
+from onceward import GuardConfig, JobContext, NonRetryableError, Onceward
 from onceward.sign_in.jwt_auth import JwtIdentify, mint_token
 from packages.services.tests.browser.services_rows import (
     DELIVERY,
@@ -48,7 +48,9 @@ class Shop:
 
     def __post_init__(self) -> None:
         self.onceward: Onceward[Any] = Onceward(
-            self.url, identify=JwtIdentify(secret=SECRET), request_log_seconds=3600
+            self.url,
+            identify=JwtIdentify(secret=SECRET),
+            config=GuardConfig(request_log_seconds=3600),
         )
         self.app = FastAPI()
         self.started, self.ended = asyncio.Event(), asyncio.Event()

@@ -72,7 +72,7 @@ class World:
         return self._runner.run(work)
 
     def sweep(self) -> int:
-        return int(self.run(self._app.state.onceward.sweep()))
+        return int(self.run(self._app.state.onceward.runtime.sweeper.sweep()))
 
     def headers(self, who: str | None, key: str | None) -> dict[str, str]:
         headers = {"Content-Type": "application/json"}

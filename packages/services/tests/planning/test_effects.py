@@ -257,7 +257,7 @@ async def test_a_write_that_is_cut_off_leaves_no_job(
 ) -> None:
     project = await sqlite_planning.project()
     faults = Dies(point)
-    monkeypatch.setattr(sqlite_planning.onceward.idempotency, "faults", faults)
+    monkeypatch.setattr(sqlite_planning.onceward.runtime.idempotency, "faults", faults)
     cut = await sqlite_planning.post(f"{project}/missions", {"title": "x"}, key="k")
     refused(cut, 503, "idempotency.store_unavailable")
     assert (

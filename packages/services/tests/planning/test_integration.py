@@ -49,7 +49,7 @@ async def test_optimistic_lock_409_path_from_conflict_to_success(planning: Plann
 async def test_visibility_timeout_and_lease_renewal_handling(planning: PlanningServer) -> None:
     """A renewed lease hides the job; an expired one makes it available to the next worker."""
     await planning.assignment()
-    table = planning.onceward.job_store
+    table = planning.onceward.runtime.job_store
     jobs = await table.claim(["planning"], worker="slow", limit=10, lease_seconds=0.5)
     [job] = [each for each in jobs if each.type == NOTIFY]
     assert await table.renew([job.lease], worker="slow", lease_seconds=30)
@@ -79,7 +79,7 @@ async def test_cleanup_purges_expired_records_of_successes_after_24_hours_and_er
         assert await planning.count("onceward_idempotency_records") == 3
         for hours, left in ((3.9, 3), (4.1, 2), (23.9, 2), (24.1, 0)):
             clock.ahead = timedelta(hours=hours)
-            await planning.onceward.sweep()
+            await planning.onceward.runtime.sweeper.sweep()
             assert await planning.count("onceward_idempotency_records") == left, hours
         assert await planning.count("onceward_audit_events") > 0
 

@@ -142,7 +142,7 @@ async def test_a_write_that_is_undone_leaves_it_alone(
 ) -> None:
     counted = Counted(sqlite_planning, await sqlite_planning.mission())
     await sqlite_planning.read(counted.path)
-    monkeypatch.setattr(sqlite_planning.onceward.idempotency, "faults", Dies(point))
+    monkeypatch.setattr(sqlite_planning.onceward.runtime.idempotency, "faults", Dies(point))
     cut = await sqlite_planning.patch(counted.path, {"title": "x"}, **tag(1))
     assert cut.status_code == 503
     assert counted.is_kept

@@ -66,7 +66,7 @@ class Hooked:
                         )
                     )
                     if hurried:
-                        onceward.notifier.notify()
+                        onceward.runtime.notifier.notify()
                     await asyncio.sleep(0.01)
         finally:
             await worker.stop()
@@ -459,7 +459,7 @@ async def test_a_long_retry_after_does_not_hold_a_webhook_for_ever(sqlite_hook: 
         while not await hook.planning.count("onceward_job_failures"):
             await asyncio.sleep(0.01)
     await worker.stop()
-    due_in = await onceward.job_store.due_in([QUEUE])
+    due_in = await onceward.runtime.job_store.due_in([QUEUE])
     assert due_in is not None
     assert 60 < due_in <= 3600
 

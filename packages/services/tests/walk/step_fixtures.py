@@ -161,7 +161,7 @@ class Stepping:
             await worker.stop()
 
     async def is_idle(self) -> bool:
-        due_in = await self.game.onceward.job_store.due_in(["walk"])
+        due_in = await self.game.onceward.runtime.job_store.due_in(["walk"])
         # A leased job is due when its lease ends, after at least a second.
         return due_in is None or due_in > 60
 

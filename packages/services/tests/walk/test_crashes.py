@@ -67,7 +67,7 @@ async def test_process_killed_at_any_point_leaves_an_action_complete_or_absent(
     fuse = Fuse()
 
     def light(app: Any) -> None:
-        app.state.onceward.idempotency.faults = fuse
+        app.state.onceward.runtime.idempotency.faults = fuse
 
     async with open_game(prepare=light) as game:
         ada = game.ada

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from onceward.errors import StoreUnavailableError
+from onceward_services import event_stream
 from onceward_services.walk import api
 from onceward_services.walk.events import add_event
 from onceward_services.walk.walkers import lock_walker
@@ -226,8 +227,11 @@ async def test_stream_has_past_events_and_then_new_ones(game: Game) -> None:
         assert (await reader.event())["type"] == "quest.started"
 
 
-async def test_event_of_this_process_is_streamed_at_once(open_game: OpenGame) -> None:
-    async with open_game(walk_events_poll_seconds=3600) as game, listening(game) as reader:
+async def test_event_of_this_process_is_streamed_at_once(
+    open_game: OpenGame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "POLL_SECONDS", 3600.0)
+    async with open_game() as game, listening(game) as reader:
         await asyncio.sleep(0.1)
         ok(await game.ada.start("quest.001"))
         assert (await reader.event(within=1))["type"] == "quest.started"
@@ -300,8 +304,11 @@ async def test_without_the_stream_media_type_events_are_a_page(
     assert ok(response) == {"items": [], "next": None}
 
 
-async def test_idle_stream_sends_keep_alives(open_game: OpenGame) -> None:
-    async with open_game(walk_events_keep_alive_seconds=1) as game, listening(game) as reader:
+async def test_idle_stream_sends_keep_alives(
+    open_game: OpenGame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "KEEP_ALIVE_SECONDS", 1.0)
+    async with open_game() as game, listening(game) as reader:
         assert await reader.block() == ": still here\n\n"
         assert await reader.block() == ": still here\n\n"
 

@@ -21,7 +21,7 @@ async def test_a_day_is_settled_a_minute_after_the_first_report_and_once(
             await steps.walk(count=count, hours=(6, 8 + count / 1000))
         await steps.walk(days_ago(1))
         assert await steps.game.count("onceward_jobs") == 2
-        table = steps.game.onceward.job_store
+        table = steps.game.onceward.runtime.job_store
         due_in = await table.due_in(["walk"])
         assert due_in is not None
         assert 50 < due_in <= 60

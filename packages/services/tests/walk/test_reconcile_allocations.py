@@ -121,7 +121,7 @@ async def test_a_refund_that_comes_too_early_waits_for_its_time(steps: Stepping)
     # The database's clock is months ahead of ours, so the job is due there at once.
     await steps.work()
     assert await allocations(steps) == [(NODE, True)]
-    due_in = await steps.game.onceward.job_store.due_in(["walk"])
+    due_in = await steps.game.onceward.runtime.job_store.due_in(["walk"])
     assert due_in == pytest.approx(24 * 3600, abs=60)
 
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from onceward import Policy, open_store
+from onceward import GuardConfig, Policy, open_store
 from onceward.stores.parts import JOBS
 from onceward_testing.guard_shop import BATCH_PATH, CREATE_ORDERS, GuardedApp, Shop, Visits
 from onceward_testing.in_process_client import Request, Response
@@ -227,7 +227,7 @@ class GuardHarness:
     @classmethod
     def shop(cls, url: str) -> Iterator[tuple[Shop, GuardedApp]]:
         """Serve an app with the default policy, for all tests of the class."""
-        shop = Shop(url, Policy(batch_headers=("x-do",)), {"sweep_every_seconds": None})
+        shop = Shop(url, Policy(batch_headers=("x-do",)), GuardConfig(sweep_every_seconds=None))
         app = cls.new_app(shop)
         yield shop, app
         app.close()
@@ -243,12 +243,12 @@ class GuardHarness:
 
     @pytest.fixture
     def new_caller(self, url: str, rows: Rows, pool: ThreadPoolExecutor) -> Iterator[NewCaller]:
-        """Return a function that makes a tenant of a new app, by policy and options."""
+        """Return a function that makes a tenant of a new app, by policy and config."""
         opened: list[Caller] = []
 
         def new(policy: Policy | None = None, *, tenant: str = "", **options: Any) -> Caller:
-            options = {"sweep_every_seconds": None, **options}
-            shop = Shop(url, policy or Policy(), options)
+            config = GuardConfig(**{"sweep_every_seconds": None, **options})
+            shop = Shop(url, policy or Policy(), config)
             opened.append(Caller(self.new_app(shop), shop, rows, pool, tenant or new_tenant()))
             return opened[-1]
 

@@ -16,17 +16,17 @@ import json
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final, NamedTuple, Protocol, cast
 from uuid import uuid4
 
-from onceward import Onceward, Policy, Principal, ServiceError
+from onceward import GuardConfig, Onceward, Policy, Principal, ServiceError
 from onceward.errors import NotAuthenticatedError
 from onceward.frameworks.sync_bridge import SyncExecution
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from onceward.ports import Claimed
 from onceward_testing.in_process_client import Request, Response
 
@@ -180,8 +180,8 @@ class Shop:
     url: str
     # The policy of all guarded routes.
     policy: Policy
-    # Keyword arguments for ``Onceward``, without those that say who the caller is.
-    options: Mapping[str, Any]
+    # The options of ``Onceward`` that do not say who the caller is.
+    config: GuardConfig
     # What handlers have done, by tenant.
     visits: defaultdict[str, Visits] = field(default_factory=lambda: defaultdict(Visits))
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from onceward import SINGLE_TENANT, Onceward, Policy, Principal, open_store
+from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, Principal, open_store
 from onceward.fastapi import Session
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 from onceward.stores.sqlite.connection_thread import ConnectionThread
@@ -146,7 +146,7 @@ def guarded(
         open_store(_url(), **options),
         tenants=SINGLE_TENANT,
         policy=Policy(audit=audit),
-        memory_bytes=memory_bytes,
+        config=GuardConfig(memory_bytes=memory_bytes),
     )
     app = FastAPI()
     app.state.onceward = onceward

@@ -181,8 +181,8 @@ async def signed_in(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, dict[str
             again = await client.post("/orders", headers=headers)
             first.raise_for_status()
             again.raise_for_status()
-            await onceward.request_log.stop()  # writes what was noted
-            onceward.request_log.start()
+            await onceward.runtime.request_log.stop()  # writes what was noted
+            onceward.runtime.request_log.start()
             jobs = await onceward.store.read(
                 onceward.store.table_names.render(
                     "SELECT id FROM onceward_jobs WHERE correlation_id = :id"

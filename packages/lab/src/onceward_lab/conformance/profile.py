@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.policy import VOLATILE_FIELDS, ErrorFormat
+from onceward.core.policy import ErrorFormat
 from onceward_protocol.keys import KEY_HEADER, KeyFormat
 from onceward_protocol.sequence import Ordering
 
@@ -56,7 +56,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     key_header: str = KEY_HEADER
     # 422 for servers that use the statuses of the IETF draft.
     mismatch_status: int = 409
-    volatile_fields: tuple[str, ...] = tuple(sorted(VOLATILE_FIELDS))
+    volatile_fields: tuple[str, ...] = ()
     # Two executions of one body give different responses, for example because of an id.
     responses_are_unique: bool = True
     # The body of a success has the id of what was created.
@@ -128,6 +128,7 @@ BUILT_IN: Final[Mapping[str, Profile]] = MappingProxyType(
             {"clientGeneratedAt": _UNIQUE},
             error_format=ErrorFormat.ENVELOPE,
             key_format=KeyFormat.UUID4,
+            volatile_fields=("attestationToken", "clientSubmittedAt"),
             responses_are_unique=False,
             gives_id=False,
             gives_location=False,

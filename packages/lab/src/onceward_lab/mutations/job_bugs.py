@@ -84,12 +84,12 @@ def coalesced_into_a_running_job() -> list[Replacement]:
 
 @bug
 def order_of_jobs_ignored() -> list[Replacement]:
-    right = APP.Onceward.enqueue_in
+    right = APP.Runtime.enqueue
 
-    async def enqueue_in(self: Any, *args: Any, **options: Any) -> Any:
+    async def enqueue(self: Any, *args: Any, **options: Any) -> Any:
         return await right(self, *args, **options | {"order": None})
 
-    return [(APP.Onceward, "enqueue_in", enqueue_in)]
+    return [(APP.Runtime, "enqueue", enqueue)]
 
 
 @bug

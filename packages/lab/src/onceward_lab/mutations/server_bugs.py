@@ -144,13 +144,11 @@ def rejected_writes_kept() -> list[Replacement]:
 
 @bug
 def job_enqueued_after_the_commit() -> list[Replacement]:
-    async def enqueue_in(
+    async def enqueue(
         self: Any, execution: Execution, job_type: str, payload: Any, **options: Any
     ) -> Any:
         async def later() -> None:
             await asyncio.sleep(0.5)
-            for name in ("tenant", "queue", "max_attempts"):
-                options.pop(name)
             request = execution.request
             cause = APP.Cause(
                 request.principal.tenant,
@@ -162,9 +160,7 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
                 job_type,
                 payload,
                 cause=cause,
-                queue="default",
-                max_attempts=5,
-                max_payload_bytes=self.max_payload_bytes,
+                max_payload_bytes=self.config.max_payload_bytes,
                 **options,
             )
             own = await self.store.begin()
@@ -175,7 +171,7 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
         execution.after_commit(lambda: tasks.append(asyncio.ensure_future(later())))
 
     tasks: list[Any] = []
-    return [(APP.Onceward, "enqueue_in", enqueue_in)]
+    return [(APP.Runtime, "enqueue", enqueue)]
 
 
 @bug

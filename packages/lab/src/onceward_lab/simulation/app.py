@@ -13,8 +13,7 @@ import msgspec
 from onceward.app import Onceward
 from onceward.batch.options import BatchOptions
 from onceward.errors import NonRetryableError, NotAuthenticatedError, ServiceError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 from onceward.jobs.context import JobContext
 from onceward_services.field.policy import POLICY as FIELD
 from onceward_services.walk.policy import POLICY as WALK

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from onceward.app import Onceward
 from onceward.batch.options import BatchOptions
+from onceward.config import GuardConfig
 from onceward.errors import RateLimitedError, ServiceError, StoreUnavailableError
 from onceward_lab.simulation.app import guard_service, identify, register_jobs
 from onceward_lab.simulation.broker import SimulatedBroker, simulated_jetstream
@@ -166,10 +167,12 @@ class Server:
         onceward = Onceward(
             SimulatedStore(world, process),
             identify=identify,
-            clock=_ServerClock(world),
-            sweep_every_seconds=_SWEEP_SECONDS if self.handles_requests else None,
-            audit_seal_seconds=None,
-            faults=faults,
+            config=GuardConfig(
+                clock=_ServerClock(world),
+                sweep_every_seconds=_SWEEP_SECONDS if self.handles_requests else None,
+                audit_seal_seconds=None,
+                faults=faults,
+            ),
         )
         app = guard_service(onceward, faults, world.batch_options)
         register_jobs(onceward, faults)

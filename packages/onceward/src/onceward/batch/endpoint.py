@@ -1,4 +1,4 @@
-"""ASGI middleware with the batch endpoint: many guarded requests in one."""
+"""The batch endpoint: many guarded requests in one."""
 
 import asyncio
 import inspect
@@ -10,8 +10,14 @@ from typing import Any, Final
 import msgspec
 
 from onceward.batch.options import BatchOptions
-from onceward.batch.run import AloneEndpoints, BatchRun, ItemApp, ItemGuard, UndoneEndpoints
-from onceward.core.error_formats import ErrorFormatter, render_error
+from onceward.batch.run import (
+    AloneEndpoints,
+    BatchRun,
+    BatchSettings,
+    FindRoute,
+    ItemServer,
+    UndoneEndpoints,
+)
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
 from onceward.errors import (
@@ -21,17 +27,21 @@ from onceward.errors import (
     RequestError,
     StoreUnavailableError,
 )
-from onceward.frameworks.asgi import RouteTable, Scope, log_outage, send_and_close
-from onceward.guard.batch_item import ITEM_KEY
+from onceward.guard.exchange import Exchange
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.request_body import Disconnected, RequestBodies, RequestBody
-from onceward.guard.request_head import Identify, RequestHead, path_in_app
-from onceward.guard.response_buffer import Receive, Send, send_response
+from onceward.guard.reply import REPLAYED_HEADER, Reply, complete, log_outage, render
+from onceward.guard.request import Identify, RequestHead
+from onceward.guard.request_body import (
+    Disconnected,
+    Receive,
+    RequestBodies,
+    RequestBody,
+    WholeBody,
+)
 from onceward.ports import Clock
 from onceward_protocol.batch import is_json, parse_batch
-from onceward_protocol.error_codes import ErrorFormat
 
-__all__ = ["BatchMiddleware"]
+__all__ = ["BatchEndpoint"]
 
 # About the exchange or for browsers: the response of the batch has its own.
 _UNREPEATED: Final = frozenset(
@@ -43,120 +53,105 @@ _UNREPEATED: Final = frozenset(
         "x-frame-options",
     }
 )
-_REPLAYED: Final = b"idempotency-replayed"
 
 
-class BatchMiddleware:
-    """Serves ``POST`` of the batch path; passes everything else on to the guard."""
+class BatchEndpoint:
+    """Runs the batches of an app. Sends nothing: it returns the reply."""
 
     def __init__(
         self,
-        guard: ItemApp,
-        *,
         options: BatchOptions,
-        items_to: ItemApp | None,
-        direct_to: ItemGuard | None = None,
-        idempotency: Callable[[], Awaitable[Idempotency]],
-        table: Callable[[], RouteTable],
+        *,
+        ready: Callable[[], Awaitable[Idempotency]],
+        find: FindRoute,
         identify: Identify | None,
         clock: Clock,
         bodies: RequestBodies,
-        error_format: ErrorFormat | ErrorFormatter,
     ) -> None:
-        """``items_to`` gets the requests of items; None: the guard.
-
-        With ``direct_to``, it gets only those that do not share a transaction.
-        ``identify`` is None if only the app's own dependencies know the caller.
-        """
-        self._guard = guard
-        self._options = options
-        self._items_to = items_to or guard
-        self._direct_to = direct_to
-        self._idempotency = idempotency
-        self._table = table
+        """``identify`` is None if only the app's own dependencies know the caller."""
+        self.options = options
+        self._ready = ready
+        self._find = find
         self._identify = identify
         self._bodies = bodies
-        self._error_format = error_format
         self._alone = AloneEndpoints(clock)
         self._undone = UndoneEndpoints(clock)
         self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
         # The body of a batch has the limits of a request's, with its own size.
         self._policy = Policy(name="batch", max_body_bytes=options.max_bytes)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        if (
-            scope["type"] != "http"
-            or ITEM_KEY in scope
-            or scope["method"].upper() != "POST"
-            or path_in_app(scope) != self._options.path
-        ):
-            await self._guard(scope, receive, send)
-            return
-        path = path_in_app(scope)
-        head = RequestHead("POST", path, scope.get("query_string", b""), scope["headers"])
-        scope["onceward.head"] = head
-        error_format = scope.get("onceward.error_format", self._error_format)
-        body = RequestBody(receive, head, self._policy, self._bodies)
-        run: BatchRun | None = None
+    def body_of(self, receive: Receive, head: RequestHead) -> RequestBody:
+        """Return the body of a batch that is received by ASGI."""
+        return RequestBody(receive, head, self._policy, self._bodies)
+
+    def whole_body_of(self, read: Callable[[], bytes], head: RequestHead) -> WholeBody:
+        """Return the body of a batch that a function reads in the thread of the request."""
+        return WholeBody(read, head, self._policy, self._bodies)
+
+    async def serve(
+        self,
+        exchange: Exchange,
+        body: RequestBody | WholeBody,
+        *,
+        root: str,
+        has_prefix: bool,
+        items: ItemServer,
+        shared_items: ItemServer | None = None,
+    ) -> tuple[Reply | None, set[asyncio.Task[None]]]:
+        """Run one batch; return the reply, None if the client has left, and tasks that go on.
+
+        ``root`` and ``has_prefix`` are those of ``BatchRun``. ``shared_items`` serves requests
+        that share a transaction; None: ``items`` does.
+        """
         try:
-            texts = await self._read(head, body)
-            idempotency = await self._idempotency()
-            run = BatchRun(
-                texts,
-                scope=scope,
-                app=self._items_to,
-                direct_to=self._direct_to,
-                find=self._table().find,
-                identify=self._identify,
+            texts = await self._read(exchange, body)
+            idempotency = await self._ready()
+            settings = BatchSettings(
+                options=self.options,
                 idempotency=idempotency,
-                options=self._options,
+                find=self._find,
+                identify=self._identify,
                 alone=self._alone,
                 undone=self._undone,
                 slots=self._slots_for(idempotency),
-                error_format=error_format,
+                error_format=exchange.error_format,
+                items=items,
+                shared_items=shared_items,
             )
+            run = BatchRun(texts, exchange.head, settings, root=root, has_prefix=has_prefix)
             responses = await run.run()
             if idempotency.faults:
                 await idempotency.faults.reach("batch_before_response")
         except Disconnected:
-            return
+            return None, set()
         except (RequestError, StoreUnavailableError) as error:
             if isinstance(error, StoreUnavailableError):
-                log_outage(error, head)
-            if not await body.is_there():
-                send = send_and_close(send, body, scope)
-            await send_response(send, render_error(error, error_format, head.request_id), head)
-            return
-        finally:
-            body.release()
+                log_outage(error, exchange)
+            return complete(render(error, exchange), exchange), set()
         content = _encode(responses, run.retry_after)
-        await send_response(
-            send, Response(200, ((b"content-type", b"application/json"),), content), head
-        )
-        if run.tasks:  # background tasks of the items, as after any response
-            await asyncio.wait(run.tasks)
+        response = Response(200, ((b"content-type", b"application/json"),), content)
+        return complete(response, exchange), run.tasks
 
-    async def _read(self, head: RequestHead, body: RequestBody) -> list[bytes]:
+    async def _read(self, exchange: Exchange, body: RequestBody | WholeBody) -> list[bytes]:
         """Sign the caller in, and return the texts of the items."""
         tenant: str | None = None
         try:
             body.check_declared_size()
             if self._identify is not None:
-                found = self._identify(head)
-                head.principal = await found if inspect.isawaitable(found) else found
-                tenant = head.principal.tenant
+                found = self._identify(exchange.head)
+                exchange.principal = await found if inspect.isawaitable(found) else found
+                tenant = exchange.principal.tenant
             # A page of another origin can send everything but JSON with the user's cookies.
-            if not is_json(head.content_type or ""):
+            if not is_json(exchange.head.content_type or ""):
                 raise BodyInvalidError("a batch needs the header Content-Type: application/json")
             content = await body.read(tenant)
         except BodyTooLargeError:
-            most = self._options.max_bytes
+            most = self.options.max_bytes
             raise BatchTooLargeError(
                 f"a batch may have at most {most} bytes", details={"maxBytes": most}
             ) from None
         return await self._bodies.run(
-            len(content), lambda: parse_batch(content, max_items=self._options.max_items)
+            len(content), lambda: parse_batch(content, max_items=self.options.max_items)
         )
 
     def _slots_for(self, idempotency: Idempotency) -> asyncio.Semaphore:
@@ -177,7 +172,7 @@ def _encode(responses: list[Response], retry_after: float | None) -> bytes:
             name = _repeated_name(raw)
             if name is None:
                 continue
-            is_replayed = is_replayed or raw == _REPLAYED
+            is_replayed = is_replayed or raw == REPLAYED_HEADER
             text = value.decode("latin-1")
             headers[name] = f"{headers[name]}, {text}" if name in headers else text
         results.append(

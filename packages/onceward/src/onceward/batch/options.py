@@ -10,7 +10,7 @@ from onceward_protocol.errors import EntryInvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.guard.request_head import RequestHead
+    from onceward.guard.exchange import Exchange
 
 __all__ = ["MAX_CHUNK_ITEMS", "BatchOptions", "ItemReport"]
 
@@ -23,7 +23,7 @@ class ItemReport:
     """One request of a batch, for the app's own log of requests."""
 
     # Its request id, endpoint, tenant and the like.
-    head: "RequestHead | None"
+    exchange: "Exchange | None"
     # In upper case.
     method: str
     # Decoded, without the query.
@@ -81,3 +81,7 @@ class BatchOptions:
             raise ConfigurationError(
                 f"BatchOptions.chunk_items must be from 1 to {MAX_CHUNK_ITEMS}, or None"
             )
+
+    def header(self, root: str) -> tuple[bytes, bytes]:
+        """Return the header that names the batch endpoint of an app mounted at ``root``."""
+        return b"onceward-batch", f"{root}{self.path}; items={self.max_items}".encode("latin-1")

@@ -6,17 +6,18 @@
       ▲          │ a key is held              │ 5xx, stalled, cannot share
       └──────────┴── the rest goes on ────────┴── commit what is before it, run it alone
 
-Each item is an ASGI call of the app. What an item responds in a chunk counts after the commit only;
-if the commit fails, its items run again, each alone. If an item has to be undone in a chunk without
-savepoints, its items run again in one with savepoints.
+Each item is a request to the app, served by an ``ItemServer``. What an item responds in a chunk
+counts after the commit only; if the commit fails, its items run again, each alone. If an item has
+to be undone in a chunk without savepoints, its items run again in one with savepoints.
 """
 
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 from onceward.batch.options import BatchOptions, ItemReport
@@ -24,13 +25,12 @@ from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.core.idempotency_record import RecordId, Response
 from onceward.core.policy import Policy
 from onceward.errors import BatchSkippedError, BodyInvalidError, RequestError, StoreUnavailableError
-from onceward.guard.batch_item import ITEM_KEY, ItemContext, RequestProcessor
 from onceward.guard.chunk import RequestChunk
+from onceward.guard.exchange import Exchange, ItemContext
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.request import Principal
+from onceward.guard.reply import Reply
+from onceward.guard.request import Identify, Principal, RequestHead
 from onceward.guard.request_body import LARGE_BODY_BYTES
-from onceward.guard.request_head import Identify, RequestHead
-from onceward.guard.response_buffer import Message, Receive, Send
 from onceward.guard.route_table import SAFE_METHODS, Match
 from onceward.ports import Clock
 from onceward_protocol.batch import ITEM_HEADERS, BatchItem, Results, check_headers, parse_item
@@ -38,36 +38,16 @@ from onceward_protocol.error_codes import CODES, ErrorFormat
 from onceward_protocol.ids import new_request_id
 from onceward_protocol.keys import parse_key
 
-__all__ = ["AloneEndpoints", "BatchRun", "FindRoute", "ItemApp", "ItemGuard", "UndoneEndpoints"]
-
-Scope = MutableMapping[str, Any]
-ItemApp = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-
-class ItemGuard(Protocol):
-    """Gets requests past the middleware of the app: ``GuardMiddleware``."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI request."""
-
-    def has_direct_call(self, match: Match) -> bool:
-        """Return whether ``serve_item`` serves requests of this route."""
-
-    def parse_ahead(self, match: Match, item: ItemContext, content: bytes) -> None:
-        """Read what ``serve_item`` reads, while another item waits for the database."""
-
-    async def serve_item(  # noqa: PLR0917 - an ASGI call and what was parsed from it
-        self,
-        match: Match,
-        item: ItemContext,
-        processor: RequestProcessor,
-        content: bytes,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> Response | None:
-        """Serve one request; return its response, or None if it was sent as messages."""
-
+__all__ = [
+    "AloneEndpoints",
+    "BatchRun",
+    "BatchSettings",
+    "FindRoute",
+    "ItemCall",
+    "ItemRequest",
+    "ItemServer",
+    "UndoneEndpoints",
+]
 
 FindRoute = Callable[[str, str], Match | None]
 
@@ -172,29 +152,40 @@ class _Entry:
             self.error = error
 
 
-class _Call:
-    """One ASGI call of the app for an item."""
+class ItemRequest(NamedTuple):
+    """The request of an item."""
+
+    method: str
+    # Decoded, without the query.
+    path: str
+    raw_path: bytes
+    query: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
+class ItemCall:
+    """One attempt to serve an item, and its response."""
 
     __slots__ = (
-        *("_body", "_entry", "_on_response", "_parts", "_start", "ended_at", "is_postponed"),
-        *("_loop", "is_stalled", "scope", "sent", "started_at", "task"),
+        *("_entry", "_loop", "_on_response", "ended_at", "exchange", "is_postponed", "is_stalled"),
+        *("request", "sent", "started_at", "task"),
     )
 
     def __init__(
         self,
         entry: _Entry,
-        prepared: tuple[Scope, bytes],
+        request: ItemRequest,
         loop: asyncio.AbstractEventLoop,
         on_response: "Callable[[_Done], None]",
     ) -> None:
         """``on_response`` is called once, when the response is known; it may wait for a commit."""
-        self.scope, body = prepared
+        self.request = request
+        # Set by what serves it, if that is the guard.
+        self.exchange: Exchange | None = None
         self.started_at = self.ended_at = loop.time()
         self._entry = entry
-        self._body: bytes | None = body
         self._on_response: Callable[[_Done], None] | None = on_response
-        self._start: Message | None = None
-        self._parts: list[bytes] = []
         # The response was sent.
         self.sent: asyncio.Future[Response] = loop.create_future()
         self.task: asyncio.Task[None] | None = None
@@ -202,37 +193,25 @@ class _Call:
         self.is_postponed = False
         self._loop = loop
 
-    async def receive(self) -> Message:
-        """Return the body once; then wait, as for a client that stays connected."""
-        if self._body is not None:
-            body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
-        await asyncio.get_running_loop().create_future()
-        raise AssertionError  # never: the future has no result
+    @property
+    def context(self) -> ItemContext:
+        """What the guard needs to know about the item."""
+        return self._entry.context
 
-    async def send(self, message: Message) -> None:
-        """Take one ASGI message of the app."""
-        if message["type"] == "http.response.start":
-            self._start = message
-        elif message["type"] == "http.response.body" and self._start is not None:
-            self._parts.append(bytes(message.get("body", b"")))
-            if not message.get("more_body", False) and not self.sent.done():
-                headers = tuple([(n.lower(), v) for n, v in self._start.get("headers", ())])
-                self.complete(Response(self._start["status"], headers, b"".join(self._parts)))
+    @property
+    def match(self) -> Match:
+        """The guarded route."""
+        assert self._entry.match is not None  # noqa: S101 - or the item is refused
+        return self._entry.match
 
-    async def run_directly(
-        self, guard: ItemGuard, match: Match, processor: RequestProcessor, body: bytes
-    ) -> None:
-        """Get the response without ASGI messages, where that is possible."""
-        item = self._entry.context
-        response = await guard.serve_item(
-            match, item, processor, body, self.scope, self.receive, self.send
-        )
-        if response is not None:
-            self.complete(response)
+    def take(self, reply: Reply) -> None:
+        """Take the reply of the guard."""
+        self.complete(Response(reply.status, tuple(reply.headers), reply.body))
 
     def complete(self, response: Response) -> None:
-        """Note that the response was sent."""
+        """Note that the response was sent; the first one counts."""
+        if self.sent.done():
+            return
         self.sent.set_result(response)
         match = self._entry.match
         # Dependencies of a request that was not claimed may still hold a savepoint: then the end of
@@ -264,12 +243,19 @@ class _Call:
         self.respond(self.sent.result())
 
 
+class ItemServer(Protocol):
+    """Serves requests of items: the app, or the guard in it."""
+
+    def __call__(self, call: ItemCall) -> Coroutine[Any, Any, None]:
+        """Serve a request; pass its response to ``call``. May go on with background tasks."""
+
+
 class _Done:
     """An item with a response, which its call may not have sent yet."""
 
     __slots__ = ("call", "entry", "response")
 
-    def __init__(self, entry: _Entry, response: Response, call: _Call | None) -> None:
+    def __init__(self, entry: _Entry, response: Response, call: ItemCall | None) -> None:
         self.entry = entry
         self.response = response
         self.call = call
@@ -284,7 +270,7 @@ class _InTurn:
 
     def __init__(
         self,
-        start: Callable[[Callable[[_Done], None]], _Call | None],
+        start: Callable[[Callable[[_Done], None]], ItemCall | None],
         keep: Callable[[_Done], bool],
         look_ahead: Callable[[], None],
         stall_seconds: float,
@@ -300,7 +286,7 @@ class _InTurn:
         self._stall_seconds = stall_seconds
         self._loop = loop
         self._ended: asyncio.Future[_Done | None] = loop.create_future()
-        self._call: _Call | None = None
+        self._call: ItemCall | None = None
         self._since = loop.time()
 
     async def run(self) -> _Done | None:
@@ -343,49 +329,57 @@ class _InTurn:
             self._loop.call_later(left, self._watch)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSettings:
+    """What the batches of an app have in common, and how requests of this one are served."""
+
+    options: BatchOptions
+    idempotency: Idempotency
+    find: FindRoute
+    # Returns the caller from a head; None if only the app's own dependencies know the caller.
+    identify: Identify | None
+    alone: AloneEndpoints
+    undone: UndoneEndpoints
+    slots: asyncio.Semaphore
+    error_format: ErrorFormat | ErrorFormatter
+    items: ItemServer
+    # Serves the requests that share a transaction; None: as the others.
+    shared_items: ItemServer | None
+
+
 class BatchRun:
     """One batch being run. ``tasks`` are the calls; they may go on with background tasks."""
 
     def __init__(
         self,
         texts: Sequence[bytes],
+        head: RequestHead,
+        settings: BatchSettings,
         *,
-        scope: Scope,
-        app: ItemApp,
-        direct_to: ItemGuard | None,
-        find: FindRoute,
-        identify: Identify | None,
-        idempotency: Idempotency,
-        options: BatchOptions,
-        alone: AloneEndpoints,
-        undone: UndoneEndpoints,
-        slots: asyncio.Semaphore,
-        error_format: ErrorFormat | ErrorFormatter,
+        root: str,
+        has_prefix: bool,
     ) -> None:
-        """``identify`` is None if only the app's own dependencies know the caller.
+        """``root`` is the prefix at which the app is mounted, without a slash at its end.
 
-        ``direct_to`` gets the requests that share a transaction; None: the app does.
+        Servers differ in whether paths begin with it: ``has_prefix`` says so.
         """
-        self._direct_to = direct_to
+        self._items = settings.items
+        self._shared_items = settings.shared_items
         self._entries = [_Entry(text) for text in texts]
-        self._scope = scope
-        self._app = app
-        self._find = find
-        self._identify = identify
-        self._idempotency = idempotency
-        self._options = options
-        self._alone = alone
-        self._undone = undone
+        self._find = settings.find
+        self._identify = settings.identify
+        self._idempotency = settings.idempotency
+        self._options = options = settings.options
+        self._alone = settings.alone
+        self._undone = settings.undone
         # An item of this batch had to be undone.
         self._has_undone = False
-        self._slots = slots
-        self._error_format = error_format
-        self._headers = [pair for pair in scope["headers"] if pair[0].lower() not in _OWN_HEADERS]
-        head: RequestHead = scope["onceward.head"]
+        self._slots = settings.slots
+        self._error_format = settings.error_format
+        self._headers = [pair for pair in head.headers if pair[0].lower() not in _OWN_HEADERS]
         self._correlation_id = head.correlation_id.encode("latin-1")
-        # The prefix at which the app is mounted. Servers differ in whether paths begin with it.
-        self._root: str = scope.get("root_path", "").rstrip("/")
-        self._has_prefix = self._root != "" and scope["path"].startswith(f"{self._root}/")
+        self._root = root
+        self._has_prefix = has_prefix
         self._loop = asyncio.get_running_loop()
         self._until = self._loop.time() + options.max_seconds
         self._results: list[_Done] = []
@@ -397,7 +391,7 @@ class BatchRun:
         self.tasks: set[asyncio.Task[None]] = set()
         # Seconds after which to send the rest; None if every item has a result.
         self.retry_after: float | None = None
-        store = idempotency.store
+        store = settings.idempotency.store
         self._chunk_store = store if store.chunk_items else None
         self._chunk_items = options.chunk_items or (
             1 if self._chunk_store is None else self._chunk_store.chunk_items
@@ -515,7 +509,7 @@ class BatchRun:
             chunk = RequestChunk(
                 self._idempotency,
                 self._chunk_store,
-                is_direct=self._direct_to is not None,
+                is_direct=self._shared_items is not None,
                 has_savepoints=self._has_undone or any(map(self._may_be_undone, entries)),
             )
             try:
@@ -559,7 +553,7 @@ class BatchRun:
             if each.call is not None:
                 sent = each.call.sent
                 each.response = sent.result() if sent.done() else await sent
-                if self._direct_to is not None and self._options.on_item is not None:
+                if self._shared_items is not None and self._options.on_item is not None:
                     self._report(each.call, each.response.status, self._options.on_item)
             self._finish(each)
         if self.retry_after is not None:
@@ -592,9 +586,9 @@ class BatchRun:
         done: list[_Done] = []
         waiting, ahead = iter(entries), iter(entries[1:])
         size = self._size
-        is_forgotten = self._direct_to is not None and self._options.on_item is None
+        is_forgotten = self._shared_items is not None and self._options.on_item is None
 
-        def start(respond: Callable[[_Done], None]) -> _Call | None:
+        def start(respond: Callable[[_Done], None]) -> ItemCall | None:
             """Start the next item that is an operation of the app; return None if none is left."""
             for entry in waiting:
                 if self.retry_after is not None or (
@@ -626,11 +620,11 @@ class BatchRun:
         def look_ahead() -> None:
             """Parse the item after the one that runs."""
             entry = next(ahead, None)
-            guard = self._direct_to
-            if guard is None or entry is None or entry.item is None or entry.record_id is None:
+            if self._shared_items is None or entry is None or entry.record_id is None:
                 return
-            if entry.match is not None and len(entry.item.body) <= LARGE_BODY_BYTES:
-                guard.parse_ahead(entry.match, entry.context, entry.item.body)
+            item, match = entry.item, entry.match
+            if item is not None and match is not None and len(item.body) <= LARGE_BODY_BYTES:
+                entry.context.parse_ahead(match, item.body)
 
         stopped = await _InTurn(
             start, keep, look_ahead, self._options.stall_seconds, self._loop
@@ -647,7 +641,7 @@ class BatchRun:
         stopped.entry.is_alone = not chunk.needs_savepoints and (chunk.is_alone or not done)
         return done, stopped
 
-    async def _abandon(self, chunk: RequestChunk, call: _Call) -> None:
+    async def _abandon(self, chunk: RequestChunk, call: ItemCall) -> None:
         """Roll back a request that takes too long."""
         assert call.task is not None  # noqa: S101 - it was started
         call.is_postponed = True
@@ -691,8 +685,8 @@ class BatchRun:
         self._note(entry, response)
         self._finish(_Done(entry, response, None))
 
-    def _prepare(self, entry: _Entry) -> tuple[Scope, bytes] | Response:
-        """Return scope and body of an item's request, or the response if it is not run."""
+    def _prepare(self, entry: _Entry) -> ItemRequest | Response:
+        """Return the request of an item, or the response if it is not run."""
         try:
             item = entry.item
             if item is None:
@@ -717,21 +711,14 @@ class BatchRun:
         headers, entry.headers = entry.headers, None
         if headers is None or resolved.headers is not item.headers or resolved.body != item.body:
             headers = self._item_headers(item, resolved.headers, resolved.body, match.policy)
-        state = self._scope.get("state")
-        scope = {
-            **self._scope,
-            "method": item.method,
-            "path": unquote(path),
-            "raw_path": path.encode("ascii"),
-            "query_string": query.encode("ascii"),
-            "headers": headers,
-            "extensions": {},
-            ITEM_KEY: entry.context,
-        }
-        scope.pop("onceward.error_format", None)
-        if isinstance(state, dict):
-            scope["state"] = state.copy()
-        return scope, resolved.body
+        return ItemRequest(
+            item.method,
+            unquote(path),
+            path.encode("ascii"),
+            query.encode("ascii"),
+            headers,
+            resolved.body,
+        )
 
     def _item_headers(
         self, item: BatchItem, headers: dict[str, str], body: bytes, policy: Policy
@@ -754,20 +741,12 @@ class BatchRun:
         return found
 
     def _start(
-        self,
-        prepared: tuple[Scope, bytes],
-        entry: _Entry,
-        on_response: Callable[[_Done], None],
-    ) -> _Call:
-        call = _Call(entry, prepared, self._loop, on_response)
-        body, match, processor = prepared[1], entry.match, entry.context.processor
-        serving: Any
-        if self._direct_to is None or processor is None or match is None:
-            serving = self._app(call.scope, call.receive, call.send)
-        elif len(body) <= LARGE_BODY_BYTES and self._direct_to.has_direct_call(match):
-            serving = call.run_directly(self._direct_to, match, processor, body)
-        else:
-            serving = self._direct_to(call.scope, call.receive, call.send)
+        self, request: ItemRequest, entry: _Entry, on_response: Callable[[_Done], None]
+    ) -> ItemCall:
+        call = ItemCall(entry, request, self._loop, on_response)
+        is_shared = entry.context.processor is not None and entry.match is not None
+        serve = (self._shared_items if is_shared else None) or self._items
+        serving = serve(call)
         task = call.task = self._loop.create_task(serving)
         self.tasks.add(task)
 
@@ -796,11 +775,9 @@ class BatchRun:
         return Response(response.status, headers, response.body)
 
     @staticmethod
-    def _report(call: _Call, status: int, on_item: Callable[[ItemReport], None]) -> None:
-        scope = call.scope
-        head = scope.get("onceward.head")
-        seconds = call.ended_at - call.started_at
-        on_item(ItemReport(head, scope["method"], scope["path"], status, seconds))
+    def _report(call: ItemCall, status: int, on_item: Callable[[ItemReport], None]) -> None:
+        request, seconds = call.request, call.ended_at - call.started_at
+        on_item(ItemReport(call.exchange, request.method, request.path, status, seconds))
 
     def _note(self, entry: _Entry, response: Response) -> None:
         """Keep what later items need to know."""

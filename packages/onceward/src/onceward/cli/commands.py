@@ -1,13 +1,24 @@
-"""The options and help texts of the library's commands. The work is in one module per command."""
+"""The commands of the library. Groups are in their own modules, imported when they are used."""
 
 import os
 import sys
-from typing import Annotated, Final
+from functools import cache
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from onceward.cli.options import DEFAULT_DATABASE, App, Database, Environment, Json, RedisUrl
-from onceward.cli.target import AppTarget, choose_target
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    App,
+    AppTarget,
+    Database,
+    Environment,
+    Json,
+    RedisUrl,
+    choose_target,
+)
 from onceward_protocol.cli.gc import resume_gc
 from onceward_protocol.cli.output import CommandError
 
@@ -16,15 +27,6 @@ __all__ = ["register"]
 # Someone waits for the new code.
 _RELOAD_DRAIN_SECONDS: Final = "2"
 
-Tenant = Annotated[str | None, typer.Option(help="Only this tenant. Default: all tenants.")]
-Queue = Annotated[str | None, typer.Option(help="Only this queue. Default: all queues.")]
-Limit = Annotated[
-    int, typer.Option(min=1, max=1_000_000, help="The largest number of rows to show.")
-]
-JobId = Annotated[str, typer.Argument(help="The id of a job, as listed by onceward jobs ls.")]
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a queue.")]
-Reason = Annotated[str, typer.Option(help="Why, for the audit event.")]
-
 
 def register(app: typer.Typer) -> None:
     """Add the commands of the server library to ``onceward``."""
@@ -32,24 +34,41 @@ def register(app: typer.Typer) -> None:
     app.command()(sweep)
     app.command()(worker)
 
-    keys_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
-    keys_app.callback(invoke_without_command=True)(keys)
-    keys_app.command("ls")(keys_ls)
-    keys_app.command("show")(keys_show)
-    keys_app.command("rm")(keys_rm)
-    app.add_typer(keys_app, name="keys")
+    _add_group(
+        app,
+        "keys",
+        "List, show and remove idempotency records: a key, its request and the stored response.",
+        "ls, show or rm",
+    )
+    _add_group(
+        app,
+        "jobs",
+        "List, show and cancel jobs, requeue dead letters, pause queues.",
+        "ls, show, dead, requeue, cancel, pause, resume or paused",
+    )
 
-    jobs_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
-    jobs_app.callback(invoke_without_command=True)(jobs)
-    jobs_app.command("ls")(jobs_ls)
-    jobs_app.command("show")(jobs_show)
-    jobs_app.command("dead")(jobs_dead)
-    jobs_app.command("requeue")(jobs_requeue)
-    jobs_app.command("cancel")(jobs_cancel)
-    jobs_app.command("pause")(jobs_pause)
-    jobs_app.command("resume")(jobs_resume)
-    jobs_app.command("paused")(jobs_paused)
-    app.add_typer(jobs_app, name="jobs")
+
+def _add_group(app: typer.Typer, name: str, text: str, commands: str) -> None:
+    """Add the commands of a module, which is imported when one of them is used."""
+
+    @cache
+    def load() -> dict[str, Any]:
+        group: Any = typer.main.get_group(import_module(f"onceward.cli.{name}").app)
+        return dict(group.commands)
+
+    class Group(TyperGroup):
+        commands = property(lambda _: load(), lambda _, _none: None)
+
+    group = typer.Typer(cls=Group, rich_markup_mode="markdown")
+
+    @group.callback(invoke_without_command=True, help=text)
+    def require_command(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            raise CommandError(
+                f"onceward {name} needs a command: {commands} (try: onceward {name} --help)", 2
+            )
+
+    app.add_typer(group, name=name)
 
 
 def migrate(  # noqa: PLR0917 - typer turns the parameters into options
@@ -294,325 +313,3 @@ def _reload_worker(drain_seconds: float | None, *, once: bool) -> int:
         arguments += ["--drain-seconds", _RELOAD_DRAIN_SECONDS]
     resume_gc()
     return run_with_reload(arguments, os.environ | {PARENT_VARIABLE: str(os.getpid())})
-
-
-def keys(context: typer.Context) -> None:
-    """List, show and remove idempotency records: a key, its request and the stored response."""
-    if context.invoked_subcommand is None:
-        raise CommandError(
-            "onceward keys needs a command: ls, show or rm (try: onceward keys --help)", 2
-        )
-
-
-def keys_ls(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    tenant: Tenant = None,
-    endpoint: Annotated[
-        str | None,
-        typer.Option(help='Only this endpoint, such as "POST /api/v1/routes". Default: all.'),
-    ] = None,
-    status: Annotated[
-        int | None,
-        typer.Option(help="Only records whose response has this status.", min=100, max=599),
-    ] = None,
-    limit: Limit = 50,
-    json: Json = False,
-) -> None:
-    """List idempotency records, newest first.
-
-    Examples:
-        onceward keys ls --tenant ada --limit 10
-
-        onceward keys ls --endpoint "POST /api/v1/routes" --json
-
-    """
-    from onceward.cli.keys import list_keys
-
-    target = choose_target(context, app=app, database=database)
-    list_keys(target, tenant=tenant, endpoint=endpoint, status=status, limit=limit, as_json=json)
-
-
-def keys_show(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    key: Annotated[str, typer.Argument(help="The idempotency key.")],
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="The tenant, if several tenants used this key.")
-    ] = None,
-    endpoint: Annotated[
-        str | None, typer.Option(help="The endpoint, if the key was used with several.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Show one idempotency record, including the stored response.
-
-    Exits with 1 if no record matches, or more than one.
-
-    Example:
-        onceward keys show 7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10
-
-    """
-    from onceward.cli.keys import show_key
-
-    target = choose_target(context, app=app, database=database)
-    show_key(target, key, tenant=tenant, endpoint=endpoint, as_json=json)
-
-
-def keys_rm(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    key: Annotated[str, typer.Argument(help="The idempotency key.")],
-    tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
-    endpoint: Annotated[
-        str, typer.Option(help='The endpoint of the record, such as "POST /api/v1/routes".')
-    ],
-    reason: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
-    ] = None,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Remove one idempotency record: the next request with this key runs again.
-
-    What the first request has changed stays as it is. The removal is an audit event with your
-    name and the reason. Running servers stop replaying the record within a second.
-
-    Example:
-        onceward keys rm order-17 --tenant ada --endpoint orders.create --reason "ticket 4711"
-
-    """
-    from onceward.cli.keys import remove_key
-
-    remove_key(
-        choose_target(context, app=app, database=database),
-        key,
-        tenant=tenant,
-        endpoint=endpoint,
-        reason=reason,
-        is_dry_run=dry_run,
-        as_json=json,
-    )
-
-
-def jobs(context: typer.Context) -> None:
-    """List, show and cancel jobs, requeue dead letters, pause queues."""
-    if context.invoked_subcommand is None:
-        raise CommandError(
-            "onceward jobs needs a command: ls, show, dead, requeue, cancel, pause, resume or "
-            "paused (try: onceward jobs --help)",
-            2,
-        )
-
-
-def jobs_ls(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    tenant: Tenant = None,
-    state: Annotated[
-        str | None,
-        typer.Option(help="Only jobs in this state: waiting, running, done or dead. Default: all."),
-    ] = None,
-    queue: Queue = None,
-    job_type: Annotated[
-        str | None, typer.Option("--type", help="Only this type of job. Default: all types.")
-    ] = None,
-    limit: Limit = 50,
-    json: Json = False,
-) -> None:
-    """List jobs, newest first.
-
-    Examples:
-        onceward jobs ls --state waiting
-
-        onceward jobs ls --queue routes --tenant ada --json
-
-    """
-    from onceward.cli.jobs import list_jobs
-
-    list_jobs(
-        choose_target(context, app=app, database=database),
-        tenant=tenant,
-        state=state,
-        queue=queue,
-        job_type=job_type,
-        limit=limit,
-        as_json=json,
-    )
-
-
-def jobs_show(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    job_id: JobId,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="Fail if the job belongs to another tenant.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Show one job: payload, failed attempts, finished steps and result.
-
-    Exits with 1 if there is no such job.
-
-    Example:
-        onceward jobs show 3fdbb296-1baa-4967-929b-0a5e8362f6e2
-
-    """
-    from onceward.cli.jobs import show_job
-
-    target = choose_target(context, app=app, database=database)
-    show_job(target, job_id, tenant=tenant, as_json=json)
-
-
-def jobs_dead(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    tenant: Tenant = None,
-    queue: Queue = None,
-    limit: Limit = 50,
-    json: Json = False,
-) -> None:
-    """List dead letters with the reason and the last error, newest first.
-
-    A dead letter is a job that is not retried any more. It keeps its payload and its failed
-    attempts until it is requeued.
-
-    Example:
-        onceward jobs dead --queue routes
-
-    """
-    from onceward.cli.jobs import list_dead
-
-    target = choose_target(context, app=app, database=database)
-    list_dead(target, tenant=tenant, queue=queue, limit=limit, as_json=json)
-
-
-def jobs_requeue(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    job_ids: Annotated[
-        list[str] | None,
-        typer.Argument(help="Ids of dead letters, as listed by onceward jobs dead."),
-    ] = None,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="Only dead letters of this tenant. Default: all tenants.")
-    ] = None,
-    queue: Annotated[
-        str | None, typer.Option(help="Instead of ids: every dead letter of this queue.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Put dead letters back into their queue, with their attempts counted from zero.
-
-    The errors of earlier attempts stay visible in onceward jobs show. Exits with 1 if one of the
-    ids is not a dead letter; the others are requeued.
-
-    Examples:
-        onceward jobs requeue 3fdbb296-1baa-4967-929b-0a5e8362f6e2
-
-        onceward jobs requeue --queue routes
-
-    """
-    from onceward.cli.jobs import requeue
-
-    target = choose_target(context, app=app, database=database)
-    requeue(target, job_ids or [], tenant=tenant, queue=queue, as_json=json)
-
-
-def jobs_cancel(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    job_ids: Annotated[
-        list[str],
-        typer.Argument(metavar="ID...", help="Ids of waiting jobs, as listed by onceward jobs ls."),
-    ],
-    reason: Reason,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    tenant: Annotated[
-        str | None, typer.Option(help="Only jobs of this tenant. Default: all tenants.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Move waiting jobs to the dead letters, from where they can be requeued.
-
-    A job that a worker has started is not cancelled. Exits with 1 if one of the ids is not a
-    waiting job; the others are cancelled.
-
-    Example:
-        onceward jobs cancel 3fdbb296-1baa-4967-929b-0a5e8362f6e2 --reason "sent by post"
-
-    """
-    from onceward.cli.jobs import cancel
-
-    target = choose_target(context, app=app, database=database)
-    cancel(target, job_ids, tenant=tenant, reason=reason, as_json=json)
-
-
-def jobs_pause(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    queue: QueueName,
-    reason: Reason,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    json: Json = False,
-) -> None:
-    """Stop workers from claiming jobs of a queue. Jobs that run go on, new ones wait.
-
-    Exits with 1 if the queue is paused already.
-
-    Example:
-        onceward jobs pause mail --reason "the mail server is down"
-
-    """
-    from onceward.cli.jobs import pause
-
-    target = choose_target(context, app=app, database=database)
-    pause(target, queue, reason=reason, as_json=json)
-
-
-def jobs_resume(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    queue: QueueName,
-    reason: Reason = "",
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    json: Json = False,
-) -> None:
-    """Have workers claim the jobs of a paused queue again, at once.
-
-    Exits with 1 if the queue is not paused.
-
-    Example:
-        onceward jobs resume mail
-
-    """
-    from onceward.cli.jobs import resume
-
-    target = choose_target(context, app=app, database=database)
-    resume(target, queue, reason=reason, as_json=json)
-
-
-def jobs_paused(
-    context: typer.Context,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
-    json: Json = False,
-) -> None:
-    """List the paused queues: since when, by whom and why.
-
-    Example:
-        onceward jobs paused
-
-    """
-    from onceward.cli.jobs import list_paused
-
-    list_paused(choose_target(context, app=app, database=database), as_json=json)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypedDict, cast
 
 from onceward import open_store
 from onceward.audit.chain import AuditKeys
-from onceward.cli.target import AppTarget, Target, describe_target
+from onceward.cli.options import AppTarget, Target, describe_target
 from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.maintenance.retention import Retention
@@ -93,7 +93,7 @@ async def opened_cache(
     elif isinstance(target, AppTarget):
         from onceward.cli.app_loader import load_onceward
 
-        cache = load_onceward(target.name).idempotency.cache
+        cache = load_onceward(target.name).runtime.config.cache
     try:
         yield cache
     finally:
@@ -232,7 +232,7 @@ async def _migrate_app(app: AppTarget, parts: Sequence[Part], *, on_citus: bool)
         if on_citus:
             from onceward.cli.app_loader import load_onceward
 
-            distributed = await _distribute(store, load_onceward(app.name).tenant_tables)
+            distributed = await _distribute(store, load_onceward(app.name).runtime.tenant_tables)
     applied = [
         (row["namespace"], row["number"], row["name"])
         for row in rows
@@ -423,7 +423,7 @@ def audit_keys(target: Target) -> AuditKeys:
     if isinstance(target, AppTarget):
         from onceward.cli.app_loader import load_onceward
 
-        return load_onceward(target.name).audit_keys
+        return load_onceward(target.name).runtime.audit_keys
     try:
         return AuditKeys.parse(os.environ.get(_AUDIT_KEY))
     except OncewardError as error:
@@ -441,7 +441,7 @@ async def _retention(target: Target, store: Store) -> list[Retention]:
     if isinstance(target, AppTarget):
         from onceward.cli.app_loader import load_onceward
 
-        return list(load_onceward(target.name).retention)
+        return list(load_onceward(target.name).runtime.config.retention)
     declared: dict[str, list[Retention]] = declared_by_packages("retention")
     present = await namespaces_in(store)
     rules = [rule for name in declared if name in present for rule in declared[name]]

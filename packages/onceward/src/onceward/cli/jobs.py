@@ -2,15 +2,27 @@
 
 import asyncio
 import getpass
-import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any, Final, get_args
+from json import dumps
+from typing import Annotated, Any, Final, get_args
+
+import typer
 
 from onceward.cli.database import opened
-from onceward.cli.target import Target
-from onceward.cli.tenants import tenant_or_all
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    App,
+    Database,
+    Json,
+    Limit,
+    Target,
+    Tenant,
+    choose_target,
+    tenant_or_all,
+)
 from onceward.core.job import JobState
 from onceward.errors import UsageError
 from onceward.jobs.admin import JobAdmin, JobDetail, JobView
@@ -19,36 +31,48 @@ from onceward.ports import Notifier, Store
 from onceward.stores.parts import JOBS
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
 
-__all__ = [
-    "cancel",
-    "list_dead",
-    "list_jobs",
-    "list_paused",
-    "pause",
-    "requeue",
-    "resume",
-    "show_job",
-]
+__all__ = ["app"]
 
 _REQUEUE_LIMIT: Final = 1_000_000
 
+Queue = Annotated[str | None, typer.Option(help="Only this queue. Default: all queues.")]
+JobId = Annotated[str, typer.Argument(help="The id of a job, as listed by onceward jobs ls.")]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a queue.")]
+Reason = Annotated[str, typer.Option(help="Why, for the audit event.")]
 
-def list_jobs(
-    target: Target,
-    *,
-    tenant: str | None,
-    state: str | None,
-    queue: str | None,
-    job_type: str | None,
-    limit: int,
-    as_json: bool,
+app = typer.Typer(rich_markup_mode="markdown")
+
+
+@app.command("ls")
+def list_jobs(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Tenant = None,
+    state: Annotated[
+        str | None,
+        typer.Option(help="Only jobs in this state: waiting, running, done or dead. Default: all."),
+    ] = None,
+    queue: Queue = None,
+    job_type: Annotated[
+        str | None, typer.Option("--type", help="Only this type of job. Default: all types.")
+    ] = None,
+    limit: Limit = 50,
+    json: Json = False,
 ) -> None:
-    """Print jobs, newest first."""
+    """List jobs, newest first.
+
+    Examples:
+        onceward jobs ls --state waiting
+
+        onceward jobs ls --queue routes --tenant ada --json
+
+    """
     if state is not None and state not in get_args(JobState):
         raise CommandError(f"--state must be one of {', '.join(get_args(JobState))}", 2)
     found = asyncio.run(
         _jobs(
-            target,
+            choose_target(context, app=app, database=database),
             tenant=tenant_or_all(tenant),
             state=state,
             queue=queue,
@@ -56,7 +80,7 @@ def list_jobs(
             limit=limit,
         )
     )
-    if as_json:
+    if json:
         print_json([_summary(view) for view in found])
         return
     headings = ("id", "tenant", "queue", "type", "state", "attempts", "enqueued", "due")
@@ -78,12 +102,28 @@ def list_jobs(
     )
 
 
-def list_dead(
-    target: Target, *, tenant: str | None, queue: str | None, limit: int, as_json: bool
+@app.command("dead")
+def list_dead(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Tenant = None,
+    queue: Queue = None,
+    limit: Limit = 50,
+    json: Json = False,
 ) -> None:
-    """Print dead letters with the reason and the last error."""
+    """List dead letters with the reason and the last error, newest first.
+
+    A dead letter is a job that is not retried any more. It keeps its payload and its failed
+    attempts until it is requeued.
+
+    Example:
+        onceward jobs dead --queue routes
+
+    """
+    target = choose_target(context, app=app, database=database)
     found = asyncio.run(_dead(target, tenant, queue, limit))
-    if as_json:
+    if json:
         print_json([_detail(job) for job in found])
         return
     print_table(
@@ -104,19 +144,37 @@ def list_dead(
     )
 
 
-def show_job(target: Target, job_id: str, *, tenant: str | None, as_json: bool) -> None:
-    """Print one job with its failed attempts and finished steps."""
+@app.command("show")
+def show_job(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    job_id: JobId,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Fail if the job belongs to another tenant.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show one job: payload, failed attempts, finished steps and result.
+
+    Exits with 1 if there is no such job.
+
+    Example:
+        onceward jobs show 3fdbb296-1baa-4967-929b-0a5e8362f6e2
+
+    """
+    target = choose_target(context, app=app, database=database)
     found = asyncio.run(_find(target, job_id, tenant))
     if found is None:
         raise CommandError("there is no such job with these options (try: onceward jobs ls)")
     fields = _detail(found)
-    if as_json:
+    if json:
         print_json(fields)
         return
     fields["state"] = _state(found.view)
     for name in ("payload", "result"):
         if fields[name] is not None:
-            fields[name] = json.dumps(fields[name], ensure_ascii=False)
+            fields[name] = dumps(fields[name], ensure_ascii=False)
     del fields["lease_expired"]
     width = max(len(name) for name in fields)
     for name, value in fields.items():
@@ -134,20 +192,43 @@ def show_job(target: Target, job_id: str, *, tenant: str | None, as_json: bool) 
         )
     if found.steps:
         print()
-        results = [
-            (name, json.dumps(value, ensure_ascii=False)) for name, value in found.steps.items()
-        ]
+        results = [(name, dumps(value, ensure_ascii=False)) for name, value in found.steps.items()]
         print_table(("step", "result"), results)
 
 
-def requeue(
-    target: Target, job_ids: Sequence[str], *, tenant: str | None, queue: str | None, as_json: bool
+@app.command("requeue")
+def requeue(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    job_ids: Annotated[
+        list[str] | None,
+        typer.Argument(help="Ids of dead letters, as listed by onceward jobs dead."),
+    ] = None,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only dead letters of this tenant. Default: all tenants.")
+    ] = None,
+    queue: Annotated[
+        str | None, typer.Option(help="Instead of ids: every dead letter of this queue.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Requeue dead letters. Raises ``CommandError`` if one of the ids is not a dead letter."""
+    """Put dead letters back into their queue, with their attempts counted from zero.
+
+    The errors of earlier attempts stay visible in onceward jobs show. Exits with 1 if one of the
+    ids is not a dead letter; the others are requeued.
+
+    Examples:
+        onceward jobs requeue 3fdbb296-1baa-4967-929b-0a5e8362f6e2
+
+        onceward jobs requeue --queue routes
+
+    """
+    target = choose_target(context, app=app, database=database)
     if bool(job_ids) == (queue is not None):
         raise CommandError("give either ids of dead letters or --queue for all of a queue", 2)
-    done, missing = asyncio.run(_requeue(target, job_ids, tenant, queue))
-    if as_json:
+    done, missing = asyncio.run(_requeue(target, job_ids or [], tenant, queue))
+    if json:
         print_json({"requeued": done, "not_found": missing})
     else:
         print(f"{len(done)} job{'' if len(done) == 1 else 's'} requeued")
@@ -155,13 +236,34 @@ def requeue(
         raise CommandError(f"not a dead letter, or requeued already: {', '.join(missing)}")
 
 
-def cancel(
-    target: Target, job_ids: Sequence[str], *, tenant: str | None, reason: str, as_json: bool
+@app.command("cancel")
+def cancel(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    job_ids: Annotated[
+        list[str],
+        typer.Argument(metavar="ID...", help="Ids of waiting jobs, as listed by onceward jobs ls."),
+    ],
+    reason: Reason,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="Only jobs of this tenant. Default: all tenants.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Cancel waiting jobs. Raises ``CommandError`` if one of the ids is not a waiting job."""
+    """Move waiting jobs to the dead letters, from where they can be requeued.
+
+    A job that a worker has started is not cancelled. Exits with 1 if one of the ids is not a
+    waiting job; the others are cancelled.
+
+    Example:
+        onceward jobs cancel 3fdbb296-1baa-4967-929b-0a5e8362f6e2 --reason "sent by post"
+
+    """
+    target = choose_target(context, app=app, database=database)
     _check_reason(reason)
     done, missing = asyncio.run(_cancel(target, job_ids, tenant, reason))
-    if as_json:
+    if json:
         print_json({"cancelled": done, "not_waiting": missing})
     else:
         print(f"{len(done)} job{'' if len(done) == 1 else 's'} cancelled")
@@ -169,8 +271,24 @@ def cancel(
         raise CommandError(f"not a waiting job: {', '.join(missing)}")
 
 
-def pause(target: Target, queue: str, *, reason: str, as_json: bool) -> None:
-    """Pause a queue. Raises ``CommandError`` if it is paused already."""
+@app.command("pause")
+def pause(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    queue: QueueName,
+    reason: Reason,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """Stop workers from claiming jobs of a queue. Jobs that run go on, new ones wait.
+
+    Exits with 1 if the queue is paused already.
+
+    Example:
+        onceward jobs pause mail --reason "the mail server is down"
+
+    """
+    target = choose_target(context, app=app, database=database)
     _check_reason(reason)
     try:
         is_paused = asyncio.run(_pause(target, queue, reason))
@@ -178,30 +296,58 @@ def pause(target: Target, queue: str, *, reason: str, as_json: bool) -> None:
         raise CommandError(str(error), 2) from None
     if not is_paused:
         raise CommandError(f"the queue {queue} is paused already (see: onceward jobs paused)")
-    if as_json:
+    if json:
         print_json({"paused": queue})
     else:
         print(f"{queue} is paused: its jobs wait until onceward jobs resume {queue}")
 
 
-def resume(target: Target, queue: str, *, reason: str, as_json: bool) -> None:
-    """Resume a queue. Raises ``CommandError`` if it is not paused."""
+@app.command("resume")
+def resume(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    queue: QueueName,
+    reason: Reason = "",
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """Have workers claim the jobs of a paused queue again, at once.
+
+    Exits with 1 if the queue is not paused.
+
+    Example:
+        onceward jobs resume mail
+
+    """
+    target = choose_target(context, app=app, database=database)
     if not asyncio.run(_resume(target, queue, reason)):
         raise CommandError(f"the queue {printable(queue)} is not paused")
-    if as_json:
+    if json:
         print_json({"resumed": queue})
     else:
         print(f"{queue} is resumed")
 
 
-def list_paused(target: Target, *, as_json: bool) -> None:
-    """Print the paused queues."""
+@app.command("paused")
+def list_paused(
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    json: Json = False,
+) -> None:
+    """List the paused queues: since when, by whom and why.
+
+    Example:
+        onceward jobs paused
+
+    """
+    target = choose_target(context, app=app, database=database)
     rows = [
         (each.queue, _instant(each.paused_at), each.actor, each.reason)
         for each in asyncio.run(_paused(target))
     ]
     names = ("queue", "paused_at", "actor", "reason")
-    if as_json:
+    if json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
         print_table(("queue", "paused", "by", "reason"), rows)
@@ -302,56 +448,27 @@ def _check_reason(reason: str) -> None:
 
 
 def _summary(view: JobView) -> dict[str, Any]:
-    return {
-        "id": view.id,
-        "key": view.key,
-        "tenant": view.tenant,
-        "queue": view.queue,
-        "type": view.type,
-        "resource_id": view.resource_id,
-        "state": view.state,
-        "lease_expired": view.lease_expired,
-        "attempts": view.attempts,
-        "max_attempts": view.max_attempts,
-        "worker": view.worker,
-        "reason": view.reason,
-        "enqueued_at": _instant(view.enqueued_at),
-        "due_at": None if view.due_at is None else _instant(view.due_at),
-        "ended_at": None if view.ended_at is None else _instant(view.ended_at),
-        "request_id": view.request_id,
-        "correlation_id": view.correlation_id,
-    }
+    fields: dict[str, Any] = _plain(asdict(view))
+    return fields
 
 
 def _detail(job: JobDetail) -> dict[str, Any]:
-    return _summary(job.view) | {
-        "error": job.error,
-        "payload": job.payload,
-        "payload_hash": job.payload_hash,
-        "result": job.result,
-        "merged": job.merged,
-        "coalesce_key": job.coalesce_key,
-        "order_key": job.order_key,
-        "causes": [
-            {
-                "request_id": cause.request_id,
-                "correlation_id": cause.correlation_id,
-                "at": _instant(cause.at),
-            }
-            for cause in job.causes
-        ],
-        "steps": job.steps,
-        "failures": [
-            {
-                "attempt": failure.attempt,
-                "reason": failure.reason,
-                "error": failure.error,
-                "worker": failure.worker,
-                "failed_at": _instant(failure.failed_at),
-            }
-            for failure in job.failures
-        ],
-    }
+    fields: dict[str, Any] = _plain(asdict(job))
+    view: dict[str, Any] = fields.pop("view")
+    return view | fields
+
+
+def _plain(value: Any) -> Any:
+    """Return a value with its times as text."""
+    match value:
+        case datetime():
+            return _instant(value)
+        case dict():
+            return {name: _plain(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case _:
+            return value
 
 
 def _state(view: JobView) -> str:

@@ -6,11 +6,23 @@ import getpass
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from onceward.cli.database import opened
-from onceward.cli.target import Target
-from onceward.cli.tenants import check_tenant, tenant_or_all
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    App,
+    Database,
+    Json,
+    Limit,
+    Target,
+    Tenant,
+    check_tenant,
+    choose_target,
+    tenant_or_all,
+)
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import CommitUnknownError, InProgressError
 from onceward.maintenance.record_removal import RecordRemoval, Removed
@@ -18,36 +30,73 @@ from onceward.ports import RecordQuery
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
 from onceward_protocol.clock import SystemClock
 
-__all__ = ["list_keys", "remove_key", "show_key"]
+__all__ = ["app"]
 
 _MAX_REASON: Final = 1000
 _PAGE: Final = 500
 
+app = typer.Typer(rich_markup_mode="markdown")
 
-def list_keys(
-    target: Target,
-    *,
-    tenant: str | None,
-    endpoint: str | None,
-    limit: int,
-    as_json: bool,
-    status: int | None = None,
+
+@app.command("ls")
+def list_keys(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Tenant = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help='Only this endpoint, such as "POST /api/v1/routes". Default: all.'),
+    ] = None,
+    status: Annotated[
+        int | None,
+        typer.Option(help="Only records whose response has this status.", min=100, max=599),
+    ] = None,
+    limit: Limit = 50,
+    json: Json = False,
 ) -> None:
-    """Print records, newest first; with ``status``, those whose response has it."""
+    """List idempotency records, newest first.
+
+    Examples:
+        onceward keys ls --tenant ada --limit 10
+
+        onceward keys ls --endpoint "POST /api/v1/routes" --json
+
+    """
+    target = choose_target(context, app=app, database=database)
     query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, limit=limit)
     found = asyncio.run(
         _records(target, query) if status is None else _with_status(target, query, status)
     )
-    if as_json:
+    if json:
         print_json([_summary(record) for record in found])
     else:
         _print_list(found)
 
 
-def show_key(
-    target: Target, key: str, *, tenant: str | None, endpoint: str | None, as_json: bool
+@app.command("show")
+def show_key(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    tenant: Annotated[
+        str | None, typer.Option(help="The tenant, if several tenants used this key.")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="The endpoint, if the key was used with several.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Print one record. Where several match, print a list and raise ``CommandError``."""
+    """Show one idempotency record, including the stored response.
+
+    Exits with 1 if no record matches, or more than one.
+
+    Example:
+        onceward keys show 7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10
+
+    """
+    target = choose_target(context, app=app, database=database)
     query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, key=key, limit=50)
     found = asyncio.run(_records(target, query))
     if not found:
@@ -68,7 +117,7 @@ def show_key(
         "headers": record.headers,
         **_body(record.body),
     }
-    if as_json:
+    if json:
         print_json(fields)
         return
     width = max(len(name) for name in fields)
@@ -78,32 +127,49 @@ def show_key(
         print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
 
 
-def remove_key(
-    target: Target,
-    key: str,
-    *,
-    tenant: str,
-    endpoint: str,
-    reason: str | None,
-    is_dry_run: bool,
-    as_json: bool,
+@app.command("rm")
+def remove_key(  # noqa: PLR0917 - typer turns the parameters into options
+    context: typer.Context,
+    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+    tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
+    endpoint: Annotated[
+        str, typer.Option(help='The endpoint of the record, such as "POST /api/v1/routes".')
+    ],
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
+    ] = None,
+    database: Database = DEFAULT_DATABASE,
+    app: App = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
+    ] = False,
+    json: Json = False,
 ) -> None:
-    """Remove one record with an audit event, or show it with ``is_dry_run``."""
+    """Remove one idempotency record: the next request with this key runs again.
+
+    What the first request has changed stays as it is. The removal is an audit event with your
+    name and the reason. Running servers stop replaying the record within a second.
+
+    Example:
+        onceward keys rm order-17 --tenant ada --endpoint orders.create --reason "ticket 4711"
+
+    """
     text = (reason or "").strip()
-    if not is_dry_run and not 0 < len(text) <= _MAX_REASON:
+    if not dry_run and not 0 < len(text) <= _MAX_REASON:
         raise CommandError(
             f"--reason is missing or longer than {_MAX_REASON} characters: say why, for the audit "
             "log",
             2,
         )
     record_id = RecordId(check_tenant(tenant), endpoint, key)
-    found = asyncio.run(_remove(target, record_id, None if is_dry_run else text))
+    target = choose_target(context, app=app, database=database)
+    found = asyncio.run(_remove(target, record_id, None if dry_run else text))
     if found is None:
         raise CommandError("no record matches key, tenant and endpoint (try: onceward keys ls)")
     record, audit_id = (
         (found.record, found.audit_id) if isinstance(found, Removed) else (found, None)
     )
-    if as_json:
+    if json:
         print_json({"removed": audit_id is not None, "audit_id": audit_id} | _summary(record))
         return
     _print_list([record])

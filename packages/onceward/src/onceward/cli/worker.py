@@ -135,7 +135,7 @@ def run_app_worker(
             f"{app} has no job handlers: import the modules that define them in its module",
             _USAGE,
         )
-    metrics = onceward.job_metrics
+    metrics = onceward.runtime.job_metrics
     if options.metrics_port is not None:
         metrics = _prometheus(metrics)
         serve_metrics(metrics, options.metrics_port, host=options.metrics_host)
@@ -168,13 +168,13 @@ async def _run_app(
     depths = None if metrics is None else DepthReporter(onceward.store, onceward.jobs, metrics)
     if depths is not None:
         depths.start()
-    onceward.audit_sealer.start()
+    onceward.runtime.audit_sealer.start()
 
     async def close() -> None:
         if depths is not None:
             await depths.stop()
-        await onceward.audit_sealer.stop()
-        await onceward.notifier.close()
+        await onceward.runtime.audit_sealer.stop()
+        await onceward.runtime.notifier.close()
         await onceward.store.close()
 
     return await run_worker(worker, where=app, once=options.once, close=close)

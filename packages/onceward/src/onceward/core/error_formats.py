@@ -24,6 +24,7 @@ __all__ = [
     "ProblemFormat",
     "check_error_format",
     "render_error",
+    "status_of",
 ]
 
 _log = logging.getLogger("onceward.request")
@@ -130,6 +131,12 @@ def render_error(
     return Response(info.status, tuple(headers), body)
 
 
+def status_of(kind: str, *, ietf_statuses: bool) -> int:
+    """Return the status of a kind of error, by default or in the draft of the IETF."""
+    status = CODES[kind].status
+    return _IETF_STATUS.get(kind, status) if ietf_statuses else status
+
+
 def _info(
     error: RequestError | StoreUnavailableError | str,
     error_format: ErrorFormat | ErrorFormatter,
@@ -154,7 +161,7 @@ def _info(
     return ErrorInfo(
         kind=kind,
         code=code.name(error_format),
-        status=_IETF_STATUS.get(kind, code.status) if ietf_statuses else code.status,
+        status=code.status if kind == _SERVICE else status_of(kind, ietf_statuses=ietf_statuses),
         title=code.title,
         message=message or code.title,
         details=details,

@@ -49,10 +49,6 @@ class Staleness:
     grace: timedelta = timedelta(hours=6)
 
 
-# These fields change on every send of the same action. If they were hashed, every retry would be a
-# conflict.
-VOLATILE_FIELDS = frozenset({"clientSubmittedAt", "attestationToken"})
-
 # These statuses depend on the caller or on the time of the request, so a retry may succeed.
 NEVER_STORED = frozenset({401, 403, 408, 424, 425, 428, 429})
 # 301, 307 and 308 ask the client to send the request elsewhere: nothing has happened here.
@@ -177,8 +173,9 @@ class Policy:
     outlive_staleness: bool = True
     # A built-in format, or a function of the app that formats error bodies.
     error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM
-    # Top-level fields of the body that may differ between sends of one action.
-    volatile_fields: frozenset[str] = VOLATILE_FIELDS
+    # Top-level fields of the body that are new on every send of one action, such as the time of the
+    # send. If they were hashed, every retry would be a conflict.
+    volatile_fields: frozenset[str] = frozenset()
     # Returns what two sends of one action have in common, in place of query and body.
     fingerprint: Fingerprint | None = None
     # How long a duplicate waits for the first request before it gets the "in progress" error.

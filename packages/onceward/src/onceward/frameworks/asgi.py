@@ -1,146 +1,95 @@
-"""ASGI middleware that guards an app's operations. Nothing is sent before the commit."""
+"""ASGI middleware: the guard around an app, and its batch endpoint."""
 
-import inspect
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import suppress
-from typing import Any, Final, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final, Protocol
 
+from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
-from onceward.core.error_formats import ErrorFormatter, render_error
-from onceward.core.idempotency_record import Record, Response
-from onceward.core.policy import Policy
+from onceward.batch.run import ItemCall
+from onceward.core.error_formats import ErrorFormatter
+from onceward.core.idempotency_record import Response
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
-    FeatureDisabledError,
-    InProgressError,
-    KeyInvalidError,
-    PayloadMismatchError,
-    QuotaExceededError,
-    RateLimitedError,
-    RecordUnreadableError,
-    RequestError,
-    SequenceViolationError,
-    StaleActionError,
     StoreUnavailableError,
-    SupersededError,
-    UnstoredWritesError,
+    StreamingResponseError,
     UsageError,
 )
-from onceward.frameworks.direct_call import DirectCall, PreparedCall, SendResponse
-from onceward.guard.batch_item import ITEM_KEY, ItemContext, PostponedError, RequestProcessor
-from onceward.guard.execution import Execution, set_current_execution
-from onceward.guard.idempotency import Idempotency, Replay
-from onceward.guard.pending_request import PENDING_KEY, PendingRequest
-from onceward.guard.request import (
-    GuardedRequest,
-    Principal,
-    hash_payload,
-    own_fingerprint,
-    parse_request,
-)
-from onceward.guard.request_body import (
-    LARGE_BODY_BYTES,
-    Disconnected,
-    RequestBodies,
-    RequestBody,
-    check_size,
-)
-from onceward.guard.request_head import Identify, RequestHead, path_in_app
-from onceward.guard.request_log import RequestLog, code_of
-from onceward.guard.request_transaction import Statements, open_transaction
-from onceward.guard.response_buffer import (
-    Message,
-    Receive,
-    ResponseBuffer,
-    ResponseDiscarded,
-    Send,
-    complete_response,
-    remove_response_extensions,
-    send_response,
-)
-from onceward.guard.route_table import SAFE_METHODS, Match
-from onceward.observability.traces import Spans
-from onceward.ports import Metrics, Outcome, Store
+from onceward.guard.exchange import EXCHANGE_KEY, Exchange, Headers, ItemContext
+from onceward.guard.execution import Execution
+from onceward.guard.pipeline import Body, Pipeline, check_response_size
+from onceward.guard.reply import Reply, complete, log_outage, render
+from onceward.guard.request import RequestHead
+from onceward.guard.request_body import Message, Receive, RequestBody, WholeBody
+from onceward.guard.route_table import SAFE_METHODS, Match, RouteTable
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat
-from onceward_protocol.fingerprint import FingerprintInput, short_hash
-from onceward_protocol.keys import parse_key
-from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 
 __all__ = [
-    "MIDDLEWARE_KEY",
     "SCOPE_KEY",
-    "CountedRequest",
+    "BatchMiddleware",
+    "DirectCall",
     "GuardMiddleware",
-    "QuotaReporter",
-    "RateLimiter",
-    "RouteTable",
-    "log_outage",
-    "send_and_close",
+    "PreparedCall",
+    "Receive",
+    "Send",
+    "SendResponse",
 ]
 
 Scope = MutableMapping[str, Any]
+Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+# Sends a response as ASGI messages.
+SendResponse = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-# The key under which a handler finds its execution in the scope.
+# The key under which handlers find their execution in the scope.
 SCOPE_KEY: Final = "onceward"
-# The key under which dependencies find the middleware in the scope.
-MIDDLEWARE_KEY: Final = "onceward.middleware"
+# An app with several formats of errors sets this key in middleware around the guard.
+_ERROR_FORMAT_KEY: Final = "onceward.error_format"
 
-_DEFAULT_POLICY: Final = Policy()
-
-# Refusals that point to a broken or greedy client; others are frequent in normal use.
-_LOGGED_REFUSALS: Final = frozenset({400, 429})
-# Mismatches are logged with their record. A request that runs again is logged then.
-_LOGGED_ELSEWHERE: Final = (PayloadMismatchError, InProgressError, PostponedError)
-# Refusals that were counted where they were decided.
-_COUNTED_ELSEWHERE: Final = (FeatureDisabledError, QuotaExceededError, SequenceViolationError)
+# Extensions of ASGI servers that add messages to a response: files sent by their path, trailers,
+# pushed and early responses.
+_RESPONSE_EXTENSIONS: Final = "http.response."
+# Sends nothing to the client: test clients read the template and its context from it.
+_DEBUG: Final = "http.response.debug"
+_FIRST_ERROR: Final = 400
 
 _log = logging.getLogger("onceward.request")
-_audit_log = logging.getLogger("onceward.audit")
 
 
-class RateLimiter(Protocol):
-    """Counts requests per tenant and endpoint."""
+class PreparedCall(Protocol):
+    """A request that may be called directly."""
 
-    def check(self, limit: str) -> None:
-        """Raise ``ConfigurationError`` if this is not a limit it understands."""
+    async def __call__(
+        self, scope: Scope, receive: Receive, execution: Execution
+    ) -> Response | SendResponse:
+        """Call the handler; return its response, or what sends it.
 
-    async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
-        """Count one request; return None if it may pass, else the seconds until it may."""
+        The latter raises what the app would raise, or sends the response of an exception handler.
+        """
 
 
-@runtime_checkable
-class QuotaReporter(Protocol):
-    """A rate limiter that also reports what is left, for the headers of the response.
+class DirectCall(Protocol):
+    """Calls the handler of one route without the framework's own way to it."""
 
-    Optional: a limiter that has this method gets this call in place of ``seconds_to_wait``.
+    def prepare(self, scope: Scope, path: str, body: bytes) -> PreparedCall | None:
+        """Return the call; None if this request has to take the framework's way.
+
+        Nothing of the app is called before. ``path`` is that in the app, without its prefix.
+        """
+
+
+class ResponseDiscarded(Exception):  # noqa: N818 - stops the app; not an error of it
+    """Raised in the app by ``send`` when its response is not the one the client gets.
+
+    Frameworks run background tasks after ``send`` of the last message returns; raising keeps
+    them from running. An ordinary exception is enough: the response has started, so error
+    handlers of a framework may run but send nothing (Starlette raises the exception again), and
+    every message that an app sends after it is refused in the same way.
     """
-
-    async def count(self, limit: str, tenant: str, endpoint: str) -> "CountedRequest":
-        """Count one request."""
-
-
-class CountedRequest(Protocol):
-    """What a ``QuotaReporter`` returns."""
-
-    @property
-    def wait_seconds(self) -> float | None:
-        """None if the request may pass, else the seconds until it may."""
-
-    @property
-    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
-        """The headers to send, with names in lower case."""
-
-
-class RouteTable(Protocol):
-    """Finds the guarded route of a request."""
-
-    def find(self, method: str, path: str) -> Match | None:
-        """Return the guarded route, or None if the request is not guarded."""
 
 
 class GuardMiddleware:
@@ -149,870 +98,517 @@ class GuardMiddleware:
     def __init__(
         self,
         app: ASGIApp,
+        pipeline: Pipeline,
         *,
-        idempotency: Callable[[], Awaitable[Idempotency]],
         table: Callable[[], RouteTable],
-        identify: Identify,
-        metrics: Metrics,
-        bodies: RequestBodies,
-        limiter: RateLimiter | None = None,
-        spans: Spans | None = None,
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         batch: BatchOptions | None = None,
         direct: Callable[[Any], DirectCall | None] | None = None,
-        request_log: RequestLog | None = None,
     ) -> None:
-        """Wrap an app. ``idempotency`` and ``table`` are first called when a request arrives.
+        """Wrap an app. ``table`` is first called when a request arrives.
 
         ``batch`` are the settings of the app's batch endpoint, which responses then name.
         ``direct`` finds what calls a route without the app around it, if there is such a thing.
         """
-        self._app = app
-        self._direct = direct
-        self._batch = batch
-        self._idempotency = idempotency
+        self.app = app
+        self.pipeline = pipeline
+        self.direct = direct
         self._table = table
-        self._identify = identify
-        self._metrics = metrics
-        self._bodies = bodies
-        self._limiter = limiter
-        # Looked up once: the check of a protocol takes longer than a hit.
-        self._quotas = limiter if isinstance(limiter, QuotaReporter) else None
-        self._spans = spans
         self._error_format = error_format
-        self._log = request_log
+        self._batch = batch
         # The prefix of the app that was last seen, and the header for it.
-        self._known_batch_headers: tuple[str, tuple[tuple[bytes, bytes], ...]] | None = None
+        self._known_batch_headers: tuple[str, Headers] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         # In upper case by the standard, but not every server converts it, and many apps do.
         method: str = scope["method"].upper()
         path = path_in_app(scope)
-        item: ItemContext | None = scope.get(ITEM_KEY)
-        head = None if item is None else _head_of(item, scope, path)
-        if head is None:
-            head = RequestHead(method, path, scope.get("query_string", b""), scope["headers"])
-        scope["onceward.head"] = head
-        # The format of errors outside guarded operations; set already in an app with several.
-        scope.setdefault("onceward.error_format", self._error_format)
-        scope[MIDDLEWARE_KEY] = self
         match = None if method in SAFE_METHODS else self._table().find(method, path)
-        head.item = item
-        if match is not None and self._batch is not None and item is None:
-            head.added_headers = self._batch_headers(scope.get("root_path", ""), self._batch)
-        elif "onceward.batch" in scope:  # sync frameworks have their own batch endpoint
-            head.added_headers = ((b"onceward-batch", scope["onceward.batch"]),)
+        exchange = self.begin(scope, method, path, match)
         if match is None:
-            await self._serve_unguarded(head, scope, receive, send)
-        elif self._spans is None:
-            # As ``_guard``: each coroutine more costs as much as reading the head.
-            body = RequestBody(receive, head, match.policy, self._bodies)
-            try:
-                await self._serve_guarded(match, body, head, scope, receive, send)
-            finally:
-                body.release()
-                end_visit()
-        else:
-            with self._spans.request(match.endpoint, {}, traceparent=head.traceparent) as span:
-
-                async def send_traced(message: Message) -> None:
-                    if message["type"] == "http.response.start":
-                        span.describe(head.facts())
-                        span.outcome(message["status"], head.is_replay)
-                    await send(message)
-
-                await self._guard(match, head, scope, receive, send_traced)
-
-    def _batch_headers(self, root: str, batch: BatchOptions) -> tuple[tuple[bytes, bytes], ...]:
-        """Return the header that names the batch endpoint; nearly always the same one."""
-        known = self._known_batch_headers
-        if known is None or known[0] != root:
-            value = f"{root}{batch.path}; items={batch.max_items}".encode("latin-1")
-            known = self._known_batch_headers = (root, ((b"onceward-batch", value),))
-        return known[1]
-
-    async def transaction_of(self, head: RequestHead) -> Any:
-        """Return the transaction or session of a request that is not guarded, or not yet claimed.
-
-        The same one for every dependency of the request.
-        """
-        if head.transaction is None:
-            item = head.item
-            if item is not None and item.processor is not None:
-                head.transaction = Statements(item.processor)
-                return head.transaction.handle
-            idempotency = await self._idempotency()
-            head.transaction = open_transaction(idempotency.store, idempotency.session_store)
-        return head.transaction.handle
-
-    async def principal_of(self, head: RequestHead) -> Principal:
-        """Return the caller, or raise ``NotAuthenticatedError``."""
-        found = self._identify(head)
-        return await found if inspect.isawaitable(found) else found
-
-    async def _serve_unguarded(
-        self, head: RequestHead, scope: Scope, receive: Receive, send: Send
-    ) -> None:
+            await self._serve_unguarded(exchange, scope, receive, send)
+            return
+        body = RequestBody(receive, exchange.head, match.policy, self.pipeline.bodies)
         try:
-            await self._app(scope, receive, _with_ids(send, head))
-        except ResponseDiscarded:  # the commit has failed, and the client knows
-            pass
-        except Exception as error:
-            if head.transaction is None or head.is_started:
-                raise
-            outage = head.transaction.outage_of(error)
-            refused = outage or unstorable_error(error)
-            if refused is None:
-                raise
-            if outage is not None:
-                log_outage(outage, head)
-            response = render_error(refused, scope["onceward.error_format"], head.request_id)
-            await send_response(send, response, head)
-        finally:
-            if head.transaction is not None:
-                await head.transaction.close()
-
-    async def _guard(
-        self, match: Match, head: RequestHead, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Serve a guarded request, and count its body as long as it is held."""
-        body = RequestBody(receive, head, match.policy, self._bodies)
-        try:
-            await self._serve_guarded(match, body, head, scope, receive, send)
+            call = GuardedCall(self, exchange, scope, body, receive, send)
+            reply = await self.pipeline.serve(exchange, call)
+            if reply is None:
+                return
+            if body.is_complete or await body.is_there():
+                await send_reply(send, reply)
+            else:
+                await send_and_close(send, reply, body, scope)
         finally:
             body.release()
             end_visit()
 
-    async def _serve_guarded(  # noqa: PLR0917 - an ASGI call and what was parsed from it
-        self,
-        match: Match,
-        body: RequestBody,
-        head: RequestHead,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Replay the request, refuse it, or run the app."""
-        try:
-            body.check_declared_size()
-            if match.is_claimed_late:
-                content = await body.read(None)
-                idempotency = await self._processor(head)
-                await self._guard_late(match, content, idempotency, head, scope, receive, send)
-                return
-            # From the head: a caller who is refused here has used no memory for a body.
-            known = None if head.item is None else head.item.principal
-            found = known or self._identify(head)
-            # Checked by type first: inspect.isawaitable() takes longer than the rest.
-            if isinstance(found, Principal):
-                principal = found
-            else:
-                principal = await found if inspect.isawaitable(found) else found
-            head.principal = principal
-            if match.policy.rate_limit is not None:
-                await self._check_rate_limit(match, head, principal)
-            content = await body.read(principal.tenant)
-            if len(content) <= LARGE_BODY_BYTES:
-                request = head.request = self._parse_now(match, head, content, principal, None)
-            else:
-                request = await self._parse(match, head, content, principal)
-            idempotency = (
-                await self._idempotency() if head.item is None else await self._processor(head)
-            )
-            gate = idempotency.gate
-            if gate is not None:
-                gate.begin()
-            outcome = await idempotency.process(request)
-        except Disconnected:
-            return
-        except (RequestError, StoreUnavailableError) as error:
-            if not await body.is_there():
-                send = send_and_close(send, body, scope)
-            await send_response(send, _refusal(error, match, head, self._metrics, self._log), head)
-            return
-        if isinstance(outcome, Replay):
-            response, extra_headers = _replay(outcome.record, head)
-            await send_response(send, response, head, extra_headers)
-        else:
-            scope[SCOPE_KEY] = outcome
-            set_current_execution(outcome)
-            receive = _receive_again(content, receive)
-            direct = self._prepare_direct(match, head, scope, content)
-            await self._run_app(idempotency, outcome, match, head, scope, receive, send, direct)
-
-    def has_direct_call(self, match: Match) -> bool:
-        """Return whether ``serve_item`` serves requests of this route, and traces none."""
-        return (
-            self._direct is not None
-            and self._spans is None
-            and match.source is not None
-            and not match.is_claimed_late
-            and self._direct(match.source) is not None
-        )
-
-    def parse_ahead(self, match: Match, item: ItemContext, content: bytes) -> None:
-        """Read key and fingerprint of an item before its turn; errors are left for that."""
-        head, principal = item.head, item.principal
-        if (
-            isinstance(head, RequestHead)
-            and principal is not None
-            and match.policy.fingerprint is None  # a function of the app
-        ):
-            with suppress(RequestError):
-                item.parsed = content, self._parse_now(match, head, content, principal, None)
-
-    async def serve_item(  # noqa: C901, PLR0917 - the steps of a request, top to bottom
-        self,
-        match: Match,
-        item: ItemContext,
-        processor: RequestProcessor,
-        content: bytes,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> Response | None:
-        """Serve a request of a batch; return its response, or None if it was sent as messages.
-
-        Does what ``__call__`` does for this route, in the same order, for a body of at most
-        ``LARGE_BODY_BYTES`` that is in memory.
-        """
-        path = path_in_app(scope)
-        head = _head_of(item, scope, path)
+    def begin(self, scope: Scope, method: str, path: str, match: Match | None) -> Exchange:
+        """Read the head of a request, and let dependencies and outer middleware find it."""
+        found = scope.get(EXCHANGE_KEY)
+        outer = found if isinstance(found, Exchange) else None
+        item: ItemContext | None = found if outer is None else outer.item
+        query, headers = scope.get("query_string", b""), scope["headers"]
+        head = None if item is None else item.take_head(path, query, headers)
         if head is None:
-            head = RequestHead(scope["method"], path, scope["query_string"], scope["headers"])
-        scope["onceward.head"] = head
-        scope.setdefault("onceward.error_format", self._error_format)
-        scope[MIDDLEWARE_KEY] = self
-        head.item = item
-        try:
-            check_size(len(content), match.policy)
-            found = item.principal or self._identify(head)
-            if isinstance(found, Principal):
-                principal = found
-            else:
-                principal = await found if inspect.isawaitable(found) else found
-            head.principal = principal
-            if match.policy.rate_limit is not None:
-                await self._check_rate_limit(match, head, principal)
-            request = head.request = item.take_parsed(content, principal) or self._parse_now(
-                match, head, content, principal, None
-            )
-            outcome = await processor.process(request)
-        except (RequestError, StoreUnavailableError) as error:
-            return complete_response(_refusal(error, match, head, self._metrics, self._log), head)
-        if isinstance(outcome, Replay):
-            response, extra_headers = _replay(outcome.record, head)
-            return complete_response(response, head, extra_headers)
-        try:
-            scope[SCOPE_KEY] = outcome
-            set_current_execution(outcome)
-            receive = _receive_again(content, receive)
-            direct = self._prepare_direct(match, head, scope, content)
-            given: Response | SendResponse | Exception | None = None
-            if direct is not None:
-                try:
-                    given = await direct(scope, receive, outcome)
-                except Exception as error:  # noqa: BLE001 - raised again by ``_run_app``
-                    given = error
-            if isinstance(given, Response) and len(given.body) <= match.policy.max_response_bytes:
-                responder = _Responder(
-                    processor, outcome, match, head, send, self._metrics, self._log
-                )
-                response, extra_headers, _ = await responder.commit(given)
-                return complete_response(response, head, extra_headers)
-            again = None if given is None else _repeating(given)
-            await self._run_app(processor, outcome, match, head, scope, receive, send, again)
-        except BaseException:
-            if not outcome.ended:
-                await processor.abort(outcome)
-            raise
-        finally:
-            end_visit()
-        return None
-
-    def _prepare_direct(
-        self, match: Match, head: RequestHead, scope: Scope, content: bytes
-    ) -> PreparedCall | None:
-        """Return a call of the route's handler; None if the framework has to call it."""
-        if self._direct is None or match.source is None:
-            return None
-        route = self._direct(match.source)
-        return None if route is None else route.prepare(scope, head.path, content)
-
-    async def _processor(self, head: RequestHead) -> RequestProcessor:
-        """Return what claims the key: that of the whole app, or of a chunk of a batch."""
-        if head.item is not None and head.item.processor is not None:
-            return head.item.processor
-        return await self._idempotency()
-
-    async def _guard_late(  # noqa: PLR0917 - an ASGI call and what was parsed from it
-        self,
-        match: Match,
-        body: bytes,
-        idempotency: RequestProcessor,
-        head: RequestHead,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-    ) -> None:
-        """Run the app, whose endpoint claims the key after its dependencies have run."""
-
-        # Before the framework parses the body, with its own idea of JSON and its own error.
-        def hash_body() -> str:
-            if match.policy.fingerprint is None:
-                return hash_payload(body, head.content_type, match.policy)
-            return _own_fingerprint(match.policy, head, body)
-
-        payload_hash = await self._bodies.run_and_forget(len(body), hash_body)
-        gate = idempotency.gate
-        if gate is not None:
-            await gate.enter(match.endpoint)
-
-        async def claim(principal: Principal) -> Execution | Replay:
-            head.principal = principal
-            await self._check_rate_limit(match, head, principal)
-            request = await self._parse(match, head, body, principal, payload_hash)
-            sharing: dict[str, Any] = {}
-            if head.transaction is not None:
-                sharing |= await head.transaction.release(match.endpoint)
-            outcome = await idempotency.process(request, **sharing)
-            if isinstance(outcome, Execution):
-                if head.transaction is not None:
-                    head.transaction.join(outcome)
-                scope[SCOPE_KEY] = outcome
-                set_current_execution(outcome)
-            return outcome
-
-        pending = scope[PENDING_KEY] = PendingRequest(claim)
-        receive = _receive_again(body, receive)
-        try:
-            await self._run_app(idempotency, pending, match, head, scope, receive, send)
-        finally:
-            # Neither the scope nor an error with its frames may refer to what refers to it.
-            scope.pop(PENDING_KEY, None)
-            pending.outcome = None
-            if head.transaction is not None:
-                await head.transaction.close()
-
-    async def _check_rate_limit(
-        self, match: Match, head: RequestHead, principal: Principal
-    ) -> None:
-        """Count the request. Raises ``RateLimitedError``."""
-        limit, item = match.policy.rate_limit, head.item
-        if limit is None or self._limiter is None:
-            return
-        if item is not None and item.limit_headers is not None:  # counted before; it runs again
-            head.limit_headers = item.limit_headers
-            if item.limit_error is not None:
-                raise item.limit_error
-            return
-        wait = await self._count(limit, principal.tenant, match.endpoint, head)
-        error = None
-        if wait is not None:
-            self._metrics.outcome(match.endpoint, "limited")
-            if self._log is not None:
-                self._log.count("limited")
-            error = RateLimitedError("too many requests; slow down", retry_after_seconds=wait)
-        if item is not None:
-            item.limit_headers, item.limit_error = head.limit_headers, error
-        if error is not None:
-            raise error
-
-    async def _parse(
-        self,
-        match: Match,
-        head: RequestHead,
-        body: bytes,
-        principal: Principal,
-        payload_hash: str | None = None,
-    ) -> GuardedRequest:
-        """Read key and fingerprint."""
-
-        def parse() -> GuardedRequest:
-            return self._parse_now(match, head, body, principal, payload_hash)
-
-        # With its hash given, nothing of the body is read but a key in it.
-        is_small = payload_hash is not None or len(body) <= LARGE_BODY_BYTES
-        head.request = request = (
-            parse() if is_small else await self._bodies.run_and_forget(len(body), parse)
+            head = RequestHead(method, path, query, headers)
+        # Set already in an app with several formats.
+        error_format = scope.get(_ERROR_FORMAT_KEY) or (
+            self._error_format if outer is None else outer.error_format
         )
-        return request
-
-    @staticmethod
-    def _parse_now(
-        match: Match,
-        head: RequestHead,
-        body: bytes,
-        principal: Principal,
-        payload_hash: str | None,
-    ) -> GuardedRequest:
-        policy = match.policy
-        if payload_hash is None and policy.fingerprint is not None:
-            payload_hash = _own_fingerprint(policy, head, body)
-        is_strict = policy.ordering == "strict"
-        return parse_request(
-            endpoint=match.endpoint,
-            policy=policy,
-            principal=principal,
-            method=head.method,
-            path_params=match.path_params,
-            query=head.query,
-            key_headers=head.keys(policy.key_header),
-            content_type=head.content_type,
-            body=body,
-            request_id=head.request_id,
-            correlation_id=head.correlation_id,
-            payload_hash=payload_hash,
-            path=head.path,
-            traceparent=head.traceparent,
-            client_generated_at=head.client_generated_at,
-            client_ids=head.keys(CLIENT_HEADER) if is_strict else (),
-            sequences=head.keys(SEQUENCE_HEADER) if is_strict else (),
+        added: Headers = ()
+        if match is not None and self._batch is not None and item is None:
+            added = self._batch_headers(scope.get("root_path", ""), self._batch)
+        exchange = scope[EXCHANGE_KEY] = Exchange(
+            head, match, self.pipeline, error_format=error_format, added_headers=added, item=item
         )
+        return exchange
 
-    async def _count(
-        self, limit: str, tenant: str, endpoint: str, head: RequestHead
-    ) -> float | None:
-        """Count a request and set the headers that say how many are left."""
-        if self._quotas is not None:
-            counted = await self._quotas.count(limit, tenant, endpoint)
-            head.limit_headers = counted.headers
-            return counted.wait_seconds
-        assert self._limiter is not None  # noqa: S101 - the caller has checked
-        return await self._limiter.seconds_to_wait(limit, tenant, endpoint)
+    def _batch_headers(self, root: str, batch: BatchOptions) -> Headers:
+        """Return the header that names the batch endpoint; nearly always the same one."""
+        known = self._known_batch_headers
+        if known is None or known[0] != root:
+            known = self._known_batch_headers = (root, (batch.header(root),))
+        return known[1]
 
-    async def _run_app(  # noqa: PLR0917 - an ASGI call and what was parsed from it
-        self,
-        idempotency: RequestProcessor,
-        claimed: Execution | PendingRequest,
-        match: Match,
-        head: RequestHead,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        direct: PreparedCall | None = None,
+    async def _serve_unguarded(
+        self, exchange: Exchange, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Run the app; commit its complete response, then send it."""
-        responder = _Responder(idempotency, claimed, match, head, send, self._metrics, self._log)
-        limit = match.policy.max_response_bytes
-        buffer = ResponseBuffer(match.endpoint, limit, responder.commit_and_send, send)
-        send_to: Send = buffer.send
-        if isinstance(claimed, PendingRequest):
-            send_to = responder.passing_on_unclaimed(buffer.send)
-        if scope.get("extensions"):
-            remove_response_extensions(scope)
+        response = _UnguardedResponse(exchange, send)
         try:
-            if direct is not None and isinstance(claimed, Execution):
-                await _call_directly(direct, scope, receive, buffer, claimed)
-            else:
-                await self._app(scope, receive, send_to)
+            await self.app(scope, receive, response.send)
+        except ResponseDiscarded:  # the commit has failed, and the client knows
+            pass
         except Exception as error:
-            if not buffer.is_discarded:
-                outage = _outage_of(error, claimed, head, idempotency.session_store)
-                known = outage or unstorable_error(error) or error
-                if responder.is_sent or not isinstance(
-                    known, RequestError | StoreUnavailableError | SupersededError
-                ):
-                    raise
-                if isinstance(known, StoreUnavailableError):
-                    log_outage(known, head)
-                # A superseded execution ends with a replay, whatever response is given here.
-                kind = "internal" if isinstance(known, SupersededError) else known
-                await responder.commit_and_send(_render(kind, match.policy, head))
+            if exchange.transaction is None or response.is_started:
+                raise
+            outage = exchange.transaction.outage_of(error)
+            refused = outage or unstorable_error(error)
+            if refused is None:
+                raise
+            if outage is not None:
+                log_outage(outage, exchange)
+            await send_reply(send, complete(render(refused, exchange), exchange))
         finally:
-            # No response, cancelled or raised: roll back and free the key.
-            execution = claimed if isinstance(claimed, Execution) else claimed.outcome
-            if isinstance(execution, Execution) and not execution.ended:
-                await idempotency.abort(execution)
-        if not responder.is_sent:
-            misuse = buffer.misuse or UsageError(
-                f"the handler of {match.endpoint} sent no complete response"
-            )
-            _log.error("%s", misuse)
-            await send_response(send, _render("internal", match.policy, head), head)
+            if exchange.transaction is not None:
+                await exchange.transaction.close()
+
+    def serve_items(self, scope: Scope) -> "_ItemsOfGuard":
+        """Return what serves items of a batch, whose scope this is, inside the guard."""
+        return _ItemsOfGuard(self, scope)
 
 
-class _Responder:
-    """Commits the response of a guarded request and sends it, or what the client gets instead."""
+class GuardedCall:
+    """A guarded request to the app, and its response, which is held back until the commit."""
 
     __slots__ = (
-        "_claimed",
-        "_head",
-        "_idempotency",
-        "_log",
-        "_match",
-        "_metrics",
-        "_send",
-        "is_sent",
+        *("_deliver", "_exchange", "_guard", "_is_body_given", "_is_complete", "_is_discarded"),
+        *("_parts", "_receive", "_scope", "_send", "_size", "_start", "_unclaimed", "body"),
+        "misuse",
     )
 
-    def __init__(  # noqa: PLR0917
+    def __init__(  # noqa: PLR0917 - an ASGI call and what was read from it
         self,
-        idempotency: RequestProcessor,
-        claimed: Execution | PendingRequest,
-        match: Match,
-        head: RequestHead,
+        guard: GuardMiddleware,
+        exchange: Exchange,
+        scope: Scope,
+        body: Body,
+        receive: Receive,
         send: Send,
-        metrics: Metrics,
-        log: RequestLog | None,
+        deliver: Callable[[Reply], None] | None = None,
     ) -> None:
-        self._idempotency = idempotency
-        self._claimed = claimed
-        self._match = match
-        self._head = head
+        """``deliver`` takes the reply, in place of its messages."""
+        self.body = body
+        # Why the response cannot be stored, if it cannot.
+        self.misuse: UsageError | None = None
+        self._guard = guard
+        self._exchange = exchange
+        self._scope = scope
+        self._receive = receive
         self._send = send
-        self._metrics = metrics
-        self._log = log
-        self.is_sent = False
+        self._deliver = deliver
+        self._is_body_given = False
+        self._start: Message | None = None
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._is_complete = False
+        self._is_discarded = False
+        self._unclaimed: _UnguardedResponse | None = None
 
-    async def commit_and_send(self, response: Response) -> bool:
-        """Commit and send; return whether the app may go on, e.g. with background tasks."""
-        sent, extra_headers, may_go_on = await self.commit(response)
-        self.is_sent = True
-        await send_response(self._send, sent, self._head, extra_headers)
-        return may_go_on
+    async def run(self, exchange: Exchange, content: bytes) -> Response | None:
+        """Run the app. Its response is committed and sent when it is complete.
 
-    async def commit(  # noqa: PLR0911 - one per way it can end
-        self, response: Response
-    ) -> tuple[Response, tuple[tuple[bytes, bytes], ...], bool]:
-        """Commit; return what to send, its extra headers, and whether the app may go on."""
-        claimed = self._claimed
-        outcome = claimed if isinstance(claimed, Execution) else claimed.outcome
-        if isinstance(outcome, Execution) and not outcome.ended:
-            try:
-                committed = await self._idempotency.finish(outcome, response)
-            except (RequestError, StoreUnavailableError) as error:
-                return self._refusal(error), (), False
-            except (UnstoredWritesError, AbortedTransactionError) as misuse:
-                _log.error("%s", misuse, extra=self._head.facts())
-                return _render("internal", self._match.policy, self._head), (), False
-            if isinstance(committed, Replay):
-                return *_replay(committed.record, self._head), False
-            return committed, (), True
-        if isinstance(outcome, Replay):
-            return *_replay(outcome.record, self._head), True
-        if isinstance(outcome, RequestError | StoreUnavailableError):
-            return self._refusal(outcome), (), True
-        # Nothing to commit: not claimed, aborted, or the commit raised.
-        return response, (), True
-
-    def _refusal(self, error: RequestError | StoreUnavailableError) -> Response:
-        return _refusal(error, self._match, self._head, self._metrics, self._log)
-
-    def passing_on_unclaimed(self, send_claimed: Send) -> Send:
-        """Return a ``send`` that passes on what the app sends without a claim, e.g. 401."""
-        claimed = self._claimed
-        send_unclaimed = _with_ids(self._send, self._head)
-
-        async def send(message: Message) -> None:
-            if isinstance(claimed, PendingRequest) and claimed.outcome is None:
-                self.is_sent = True
-                if message["type"] == "http.response.start":
-                    self._note_unclaimed(claimed.caller, message)
-                await send_unclaimed(message)
-            else:
-                await send_claimed(message)
-
-        return send
-
-    def _note_unclaimed(self, caller: Principal | None, start: Message) -> None:
-        """Log what the app has refused by itself, e.g. an invalid body, if it knew the caller."""
-        status = start["status"]
-        if self._log is None or caller is None or not 400 <= status < 500:  # noqa: PLR2004
-            return
-        self._log.count("refused")
-        _add_to_log(
-            self._log,
-            caller,
-            self._match,
-            self._head,
-            outcome="refused",
-            response=Response(status, tuple(start.get("headers", ())), b""),
-        )
-
-
-def _head_of(item: ItemContext, scope: Scope, path: str) -> RequestHead | None:
-    """Return the head that was read before, unless middleware has changed the request since.
-
-    If it has, the caller who was found in it does not count, either.
-    """
-    head, item.head = item.head, None
-    if (
-        isinstance(head, RequestHead)
-        and (head.path, head.query) == (path, scope.get("query_string", b""))
-        and item.seen_headers == tuple(scope["headers"])
-    ):
-        return head
-    item.principal = None
-    return None
-
-
-def _outage_of(
-    error: Exception,
-    claimed: Execution | PendingRequest,
-    head: RequestHead,
-    store: Store | None,
-) -> StoreUnavailableError | None:
-    """Return the client's error, if session or connection raised ``error`` in an outage."""
-    if head.transaction is not None:
-        return head.transaction.outage_of(error)
-    execution = claimed if isinstance(claimed, Execution) else claimed.outcome
-    if not isinstance(execution, Execution) or execution.ended:
+        A response is returned if nothing of the app is left to run after it.
+        """
+        scope, outcome = self._scope, exchange.outcome
+        exchange.content = content
+        if scope.get("extensions"):
+            remove_response_extensions(scope)
+        app: SendResponse = self._guard.app
+        try:
+            if isinstance(outcome, Execution):
+                scope[SCOPE_KEY] = outcome
+                direct = self._prepare_direct(exchange, content)
+                if direct is not None:
+                    given = await direct(scope, self.receive, outcome)
+                    if isinstance(given, Response):
+                        return given
+                    app = given
+            await app(scope, self.receive, self.send)
+        except Exception:
+            if not self._is_discarded:
+                raise
         return None
-    if store is not None:
-        return store.outage_of(execution.transaction, error)
-    return execution.unit.outage_of(error)
 
+    def _prepare_direct(self, exchange: Exchange, content: bytes) -> PreparedCall | None:
+        """Return a call of the route's handler; None if the framework has to call it."""
+        match, direct = exchange.match, self._guard.direct
+        if direct is None or match is None or match.source is None:
+            return None
+        route = direct(match.source)
+        return None if route is None else route.prepare(self._scope, exchange.head.path, content)
 
-def _refusal(
-    error: RequestError | StoreUnavailableError,
-    match: Match,
-    head: RequestHead,
-    metrics: Metrics,
-    log: RequestLog | None = None,
-) -> Response:
-    """Log an error of the guard, and return its response."""
-    if isinstance(error, StoreUnavailableError):
-        metrics.outcome(match.endpoint, "unavailable")
-        if log is not None:
-            log.count("unavailable")
-        log_outage(error, head)
-    response = _render(error, match.policy, head)
-    if log is not None and not isinstance(error, _LOGGED_ELSEWHERE):
-        _note_refusal(log, error, response, match, head)
-    if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
-        _log_refusal(error, response, match, head)
-    return response
+    async def receive(self) -> Message:
+        """Give the app the body once, then the server's own messages."""
+        if self._is_body_given:
+            return await self._receive()
+        self._is_body_given = True
+        return {"type": "http.request", "body": self._exchange.content, "more_body": False}
 
-
-def _note_refusal(
-    log: RequestLog,
-    error: RequestError | StoreUnavailableError,
-    response: Response,
-    match: Match,
-    head: RequestHead,
-) -> None:
-    """Log a request that was refused before or after its key was looked up."""
-    if head.principal is None:  # a stranger must not fill the log
-        return
-    outcome: Outcome = "refused"
-    if isinstance(error, StoreUnavailableError):
-        outcome = "unavailable"
-    elif isinstance(error, RateLimitedError):
-        outcome = "limited"
-    elif isinstance(error, StaleActionError):
-        outcome = "stale"
-    if outcome == "refused" and not isinstance(error, _COUNTED_ELSEWHERE):
-        log.count("refused")
-    _add_to_log(log, head.principal, match, head, outcome=outcome, response=response)
-
-
-def _add_to_log(
-    log: RequestLog,
-    caller: Principal,
-    match: Match,
-    head: RequestHead,
-    *,
-    outcome: Outcome,
-    response: Response,
-) -> None:
-    keys = head.keys(match.policy.key_header)
-    log.add(
-        tenant=caller.tenant,
-        endpoint=match.endpoint,
-        key=_key_or_text(keys, match.policy) if keys else "",
-        request_id=head.request_id,
-        correlation_id=head.correlation_id,
-        outcome=outcome,
-        status=response.status,
-        code=code_of(response),
-    )
-
-
-def _log_refusal(
-    error: RequestError | StoreUnavailableError, response: Response, match: Match, head: RequestHead
-) -> None:
-    """Log who sent what cannot be served; the key as a hash only."""
-    if not _log.isEnabledFor(logging.INFO) and not isinstance(error, RecordUnreadableError):
-        return
-    code = next((value for name, value in response.headers if name == b"onceward-error"), b"")
-    fields: dict[str, Any] = head.facts() | {
-        "endpoint": match.endpoint,
-        "status": response.status,
-        "code": code.decode("latin-1"),
-    }
-    if head.principal is not None:
-        fields["tenant"] = head.principal.tenant
-    if isinstance(error, RecordUnreadableError):
-        fields["key_hash"] = short_hash(error.record_id[2])
-        fields["reason"] = error.reason
-        _log.error("a stored record cannot be read", extra=fields)
-        return
-    keys = head.keys(match.policy.key_header)
-    if "key_hash" not in fields and keys:
-        fields["key_hash"] = short_hash(_key_or_text(keys, match.policy))
-    _log.info("request refused", extra=fields)
-
-
-def _key_or_text(keys: list[bytes], policy: Policy) -> str:
-    """Return the key; if it is malformed, the text that was sent in its place."""
-    try:
-        return parse_key(keys, policy.key_format) or ""
-    except KeyInvalidError:
-        return keys[0].decode("latin-1")
-
-
-def _own_fingerprint(policy: Policy, head: RequestHead, body: bytes) -> str:
-    return own_fingerprint(
-        policy, FingerprintInput(head.method, head.path, head.query, head.headers, body)
-    )
-
-
-def _replay(record: Record, head: RequestHead) -> tuple[Response, tuple[tuple[bytes, bytes], ...]]:
-    """Log the replay for the audit; return the stored response and the headers of a replay."""
-    head.is_replay = True
-    if _audit_log.isEnabledFor(logging.INFO):
-        _audit_log.info(
-            "audit.replay",
-            extra={
-                "tenant": record.id.tenant,
-                "actor": None if head.request is None else head.request.principal.actor,
-                "endpoint": record.id.endpoint,
-                "key_hash": short_hash(record.id.key),
-                "original_audit_id": record.audit_id,
-                "original_request_id": record.request_id,
-                "original_correlation_id": record.correlation_id,
-                "request_id": head.request_id,
-                "correlation_id": head.correlation_id,
-                "status": record.status,
-            },
-        )
-    extra_headers = (
-        (b"idempotency-replayed", b"true"),
-        (b"x-original-request-id", record.request_id.encode("latin-1")),
-    )
-    return record.response(), extra_headers
-
-
-def log_outage(error: StoreUnavailableError, head: RequestHead | None) -> None:
-    """Log the message of an outage, unless the client gets it anyway."""
-    if not error.is_for_callers:
-        _log.warning(
-            "the store is unavailable: %s", error, extra={} if head is None else head.facts()
-        )
-
-
-def send_and_close(send: Send, body: RequestBody, scope: Scope) -> Send:
-    """Return a ``send`` that responds at once and closes the connection some time later.
-
-    The client is still sending its body. If the connection were closed now, the client would get
-    an error of the network in place of the response.
-    """
-
-    async def send_and_close(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            if scope.get("http_version", "1.1").startswith("1"):
-                close = (b"connection", b"close")
-                message = {**message, "headers": [*message["headers"], close]}
-            await send(message)
+    async def send(self, message: Message) -> None:  # noqa: C901 - one branch per kind
+        """Take one ASGI message of the app; its last one waits for the commit."""
+        exchange = self._exchange
+        if exchange.is_unclaimed:
+            await self._pass_on(message)
+            return
+        if self._is_discarded:
+            raise ResponseDiscarded
+        if self._is_complete:
+            # Passed on: the ASGI server rejects what is invalid.
+            await self._send(message)
+            return
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._start = message
+            if self._parts:
+                self._parts, self._size = [], 0
+        elif kind == "http.response.body":
+            response = self._add_body(message)
+            if response is None:
+                return
+            reply = await self._guard.pipeline.commit(exchange, response)
+            if self._deliver is not None:
+                self._deliver(reply)
+            else:
+                await send_reply(self._send, reply)
+            self._is_complete = True
+            self._is_discarded = not reply.may_go_on
+            if self._is_discarded:
+                raise ResponseDiscarded
+        elif kind == _DEBUG:
+            await self._send(message)
         else:
-            await send({**message, "more_body": True})
-            await body.linger()
-            await send({"type": "http.response.body", "body": b""})
+            self._refuse_streaming(kind)
 
-    return send_and_close
+    async def _pass_on(self, message: Message) -> None:
+        """Send what the app responds without a claim, e.g. 401."""
+        if self._unclaimed is None:
+            self._unclaimed = _UnguardedResponse(self._exchange, self._send)
+        if message["type"] == "http.response.start":
+            head = Response(message["status"], tuple(message.get("headers", ())), b"")
+            self._guard.pipeline.note_unclaimed(self._exchange, head)
+        self._exchange.has_reply = True
+        await self._unclaimed.send(message)
 
+    def _add_body(self, message: Message) -> Response | None:
+        """Return the response once it is complete."""
+        chunk = message.get("body", b"")
+        start = self._start
+        assert start is not None  # noqa: S101 - ASGI: start comes first
+        if message.get("more_body", False):
+            if not any(name.lower() == b"content-length" for name, _ in start.get("headers", ())):
+                self._refuse_streaming("no Content-Length")
+            self._parts.append(chunk)
+            self._count(len(chunk))
+            return None
+        self._count(len(chunk))
+        body = b"".join((*self._parts, chunk)) if self._parts else bytes(chunk)
+        headers = tuple([(name.lower(), value) for name, value in start.get("headers", ())])
+        return Response(start["status"], headers, body)
 
-async def _call_directly(
-    direct: PreparedCall,
-    scope: Scope,
-    receive: Receive,
-    buffer: ResponseBuffer,
-    execution: Execution,
-) -> None:
-    """Call a handler and pass its response to the buffer."""
-    given = await direct(scope, receive, execution)
-    if isinstance(given, Response):
-        await buffer.take(given)
-    else:
-        await given(scope, receive, buffer.send)
+    def _count(self, size: int) -> None:
+        self._size += size
+        match = self._exchange.match
+        assert match is not None  # noqa: S101 - it is guarded
+        misuse = check_response_size(match, self._size)
+        if misuse is not None:
+            self._discard(misuse)
 
+    def _refuse_streaming(self, why: str) -> None:
+        assert self._exchange.match is not None  # noqa: S101 - it is guarded
+        self._discard(
+            StreamingResponseError(
+                f"{self._exchange.match.endpoint} streams its response ({why}). The response of a "
+                "guarded operation is stored with the transaction and must be complete: return a "
+                "plain response."
+            )
+        )
 
-def _repeating(given: Response | SendResponse | Exception) -> PreparedCall:
-    """Return a call that ends as one before it has ended."""
-
-    async def repeat(
-        scope: Scope,  # noqa: ARG001
-        receive: Receive,  # noqa: ARG001
-        execution: Execution,  # noqa: ARG001
-    ) -> Response | SendResponse:
-        if isinstance(given, Exception):
-            raise given
-        return given
-
-    return repeat
-
-
-def _receive_again(body: bytes, receive: Receive) -> Receive:
-    """Return a ``receive`` that gives the body once, then the server's own messages."""
-    is_given = False
-
-    async def receive_body() -> Message:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return receive_body
-
-
-def _render(
-    error: RequestError | StoreUnavailableError | str, policy: Policy, head: RequestHead
-) -> Response:
-    return render_error(
-        error, policy.error_format, head.request_id, ietf_statuses=policy.ietf_statuses
-    )
+    def _discard(self, misuse: UsageError) -> None:
+        self.misuse = misuse
+        self._is_discarded = True
+        raise ResponseDiscarded
 
 
-def _with_ids(send: Send, head: RequestHead) -> Send:
-    """Add the request's ids to the response of an operation that is not guarded.
+class _UnguardedResponse:
+    """Adds the request's ids to a response that is not guarded.
 
     The transaction of its dependencies, if there is one, ends before the response is sent.
     """
-    is_discarded = False
 
-    async def send_with_ids(message: Message) -> None:
-        nonlocal is_discarded
-        if is_discarded:
+    __slots__ = ("_exchange", "_is_discarded", "_send", "is_started")
+
+    def __init__(self, exchange: Exchange, send: Send) -> None:
+        self._exchange = exchange
+        self._send = send
+        self._is_discarded = False
+        self.is_started = False
+
+    async def send(self, message: Message) -> None:
+        """Send one message. Raises ``ResponseDiscarded`` if the client gets another response."""
+        if self._is_discarded:
             raise ResponseDiscarded
         if message["type"] == "http.response.start":
-            head.is_started = True
-            if head.transaction is not None:
+            self.is_started = True
+            exchange = self._exchange
+            if exchange.transaction is not None:
+                is_success = message["status"] < _FIRST_ERROR
                 try:
-                    is_success = message["status"] < 400  # noqa: PLR2004 - HTTP errors start here
-                    await head.transaction.finish(is_success=is_success)
+                    await exchange.transaction.finish(is_success=is_success)
                 except (StoreUnavailableError, CommitUnknownError) as error:
-                    is_discarded = True
                     down = StoreUnavailableError(str(error))
-                    log_outage(down, head)
-                    await send_response(send, _render(down, _DEFAULT_POLICY, head), head)
-                    raise ResponseDiscarded from error
+                    log_outage(down, exchange)
+                    await self._discard(down, error)
                 except AbortedTransactionError as misuse:
-                    is_discarded = True
-                    _log.error("%s", misuse, extra=head.facts())
-                    await send_response(send, _render("internal", _DEFAULT_POLICY, head), head)
-                    raise ResponseDiscarded from misuse
+                    _log.error("%s", misuse, extra=exchange.facts())
+                    await self._discard("internal", misuse)
+            head = exchange.head
             own = ((b"x-request-id", head.request_id), (b"x-correlation-id", head.correlation_id))
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
             headers += [(n, v.encode("latin-1")) for n, v in own if n not in present]
-            headers += head.added_headers
+            headers += exchange.added_headers
             message = {**message, "headers": headers}
-        await send(message)
+        await self._send(message)
 
-    return send_with_ids
+    async def _discard(self, error: StoreUnavailableError | str, cause: Exception) -> None:
+        """Send an error in place of the response."""
+        self._is_discarded = True
+        exchange = self._exchange
+        await send_reply(self._send, complete(render(error, exchange), exchange))
+        raise ResponseDiscarded from cause
+
+
+# -- batches -----------------------------------------------------------------------------------
+
+
+class BatchMiddleware:
+    """Serves ``POST`` of the batch path; passes everything else on to the guard."""
+
+    def __init__(
+        self,
+        guard: GuardMiddleware,
+        endpoint: BatchEndpoint,
+        *,
+        items_to: ASGIApp | None,
+        is_direct: bool = False,
+    ) -> None:
+        """``items_to`` gets the requests of items; None: the guard.
+
+        With ``is_direct``, it gets only those that do not share a transaction.
+        """
+        self._guard = guard
+        self._endpoint = endpoint
+        self._items_to = items_to or guard
+        self._is_direct = is_direct
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        endpoint = self._endpoint
+        if (
+            scope["type"] != "http"
+            or _is_item(scope)
+            or scope["method"].upper() != "POST"
+            or path_in_app(scope) != endpoint.options.path
+        ):
+            await self._guard(scope, receive, send)
+            return
+        exchange = self._guard.begin(scope, "POST", endpoint.options.path, None)
+        body = endpoint.body_of(receive, exchange.head)
+        root: str = scope.get("root_path", "").rstrip("/")
+        try:
+            reply, tasks = await endpoint.serve(
+                exchange,
+                body,
+                root=root,
+                has_prefix=root != "" and scope["path"].startswith(f"{root}/"),
+                items=_ItemsOfApp(self._items_to, scope),
+                shared_items=self._guard.serve_items(scope) if self._is_direct else None,
+            )
+            if reply is None:
+                return
+            if body.is_complete or await body.is_there():
+                await send_reply(send, reply)
+            else:
+                await send_and_close(send, reply, body, scope)
+        finally:
+            body.release()
+        if tasks:  # background tasks of the items, as after any response
+            await asyncio.wait(tasks)
+
+
+class _ItemsOfApp:
+    """Serves items of a batch by requests to a whole ASGI app."""
+
+    def __init__(self, app: ASGIApp, scope: Scope) -> None:
+        """``scope`` is that of the batch."""
+        self._app = app
+        self._scope = scope
+
+    async def __call__(self, call: ItemCall) -> None:
+        """Serve one item."""
+        response = _ResponseOfItem(call)
+        scope = self.scope_of(call)
+        scope[EXCHANGE_KEY] = call.context
+        await self._app(scope, response.receive, response.send)
+
+    def scope_of(self, call: ItemCall) -> dict[str, Any]:
+        """Return the scope of an item: that of the batch with another request in it."""
+        request, state = call.request, self._scope.get("state")
+        scope = {
+            **self._scope,
+            "method": request.method,
+            "path": request.path,
+            "raw_path": request.raw_path,
+            "query_string": request.query,
+            "headers": request.headers,
+            "extensions": {},
+        }
+        scope.pop(EXCHANGE_KEY, None)
+        scope.pop(_ERROR_FORMAT_KEY, None)
+        if isinstance(state, dict):
+            scope["state"] = state.copy()
+        return scope
+
+
+class _ItemsOfGuard(_ItemsOfApp):
+    """Serves items of a batch inside the guard: past the middleware around it."""
+
+    def __init__(self, guard: GuardMiddleware, scope: Scope) -> None:
+        super().__init__(guard, scope)
+        self._guard = guard
+
+    async def __call__(self, call: ItemCall) -> None:
+        """Serve one item."""
+        guard, match = self._guard, call.match
+        scope = self.scope_of(call)
+        scope[EXCHANGE_KEY] = call.context
+        exchange = call.exchange = guard.begin(
+            scope, call.request.method, path_in_app(scope), match
+        )
+        response = _ResponseOfItem(call, is_body_given=True)
+        pipeline = guard.pipeline
+        body = WholeBody(call.request.body, exchange.head, match.policy, pipeline.bodies)
+        try:
+            guarded = GuardedCall(
+                guard, exchange, scope, body, response.receive, response.send, call.take
+            )
+            reply = await pipeline.serve(exchange, guarded)
+            if reply is not None:
+                call.take(reply)
+        finally:
+            body.release()
+            end_visit()
+
+
+class _ResponseOfItem:
+    """The messages of an app that serves an item."""
+
+    __slots__ = ("_call", "_is_body_given", "_parts", "_start")
+
+    def __init__(self, call: ItemCall, *, is_body_given: bool = False) -> None:
+        self._call = call
+        self._is_body_given = is_body_given
+        self._start: Message | None = None
+        self._parts: list[bytes] = []
+
+    async def receive(self) -> Message:
+        """Return the body once; then wait, as for a client that stays connected."""
+        if not self._is_body_given:
+            self._is_body_given = True
+            return {"type": "http.request", "body": self._call.request.body, "more_body": False}
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError  # never: the future has no result
+
+    async def send(self, message: Message) -> None:
+        """Take one ASGI message of the app."""
+        if message["type"] == "http.response.start":
+            self._start = message
+        elif message["type"] == "http.response.body" and self._start is not None:
+            self._parts.append(bytes(message.get("body", b"")))
+            if not message.get("more_body", False):
+                headers = tuple([(n.lower(), v) for n, v in self._start.get("headers", ())])
+                self._call.complete(Response(self._start["status"], headers, b"".join(self._parts)))
+
+
+def _is_item(scope: Scope) -> bool:
+    found = scope.get(EXCHANGE_KEY)
+    return isinstance(found, ItemContext) or (found is not None and found.item is not None)
+
+
+# -- messages ----------------------------------------------------------------------------------
+
+
+def path_in_app(scope: Mapping[str, Any]) -> str:
+    """Return the path of a request without the prefix at which the app is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    if root and path.startswith(root) and path[len(root) : len(root) + 1] in ("", "/"):
+        return path[len(root) :]
+    return path
+
+
+def remove_response_extensions(scope: Scope) -> None:
+    """Remove what the server offers for responses and the guard cannot hold back or store.
+
+    An app then uses plain messages: the bytes of a file in place of its path.
+    """
+    scope["extensions"] = {
+        name: value
+        for name, value in scope["extensions"].items()
+        if name == _DEBUG or not name.startswith(_RESPONSE_EXTENSIONS)
+    }
+
+
+async def send_reply(send: Send, reply: Reply) -> None:
+    """Send a reply as messages."""
+    await send({"type": "http.response.start", "status": reply.status, "headers": reply.headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+async def send_and_close(send: Send, reply: Reply, body: RequestBody, scope: Scope) -> None:
+    """Send a reply at once, and close the connection some time later.
+
+    The client is still sending its body. If the connection were closed now, the client would get
+    an error of the network in place of the response.
+    """
+    headers = reply.headers
+    if scope.get("http_version", "1.1").startswith("1"):
+        headers = [*headers, (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body, "more_body": True})
+    await body.linger()
+    await send({"type": "http.response.body", "body": b""})

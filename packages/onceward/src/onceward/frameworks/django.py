@@ -16,6 +16,7 @@ The guard is a ``transaction.atomic()`` of the project's database around the vie
 import json
 import sys
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import fields
 from functools import cache, partial, wraps
 from http.cookies import Morsel
 from inspect import iscoroutine, iscoroutinefunction
@@ -35,6 +36,7 @@ with needs_extra("django"):
     from django.utils.module_loading import import_string
 
 from onceward.app import Onceward
+from onceward.config import GuardConfig
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
 from onceward.errors import (
@@ -47,10 +49,9 @@ from onceward.errors import (
     StreamingResponseError,
     UsageError,
 )
-from onceward.frameworks.django_batch_route import batch_header
+from onceward.frameworks.django_batch_route import batch_headers
 from onceward.frameworks.django_routes import later_route
 from onceward.frameworks.guarded_endpoint import refuse_generator
-from onceward.frameworks.sync_batch import BATCH_HEADER_KEY
 from onceward.frameworks.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from onceward.frameworks.views import (
     EndpointNames,
@@ -60,13 +61,12 @@ from onceward.frameworks.views import (
     name_of_view,
     no_caller,
     refuse_coroutine,
-    render_unguarded,
     with_route,
 )
-from onceward.frameworks.wsgi import incomplete_body, parsed_form, scope_of, with_content_type
-from onceward.guard.request import Principal
+from onceward.frameworks.wsgi import head_of, incomplete_body, parsed_form, with_content_type
+from onceward.guard.reply import ADDED_HEADERS
+from onceward.guard.request import Principal, RequestHead
 from onceward.guard.request_thread import has_request_thread, run_in_request_thread
-from onceward.guard.response_buffer import ADDED_HEADERS
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.django import DjangoStore
@@ -102,6 +102,8 @@ _OF_STORE: Final = (
     *("table_prefix", "schema"),
     *("claim_seconds", "statement_seconds", "commit_seconds"),
 )
+# And those of ``GuardConfig``; the others are those of ``Onceward``.
+_OF_CONFIG: Final = frozenset(option.name for option in fields(GuardConfig))
 # In the guard of a view without a policy: that of the settings counts.
 _NO_POLICY: Final = Policy()
 
@@ -183,8 +185,9 @@ class _DjangoOnceward:
         # A sweep here would need its own thread and connection: sweep with manage.py or a worker.
         # Records in memory would outlive a test's transaction, which Django rolls back.
         options = {"sweep_every_seconds": None, "memory_bytes": 0} | options
+        rare = {name: options.pop(name) for name in _OF_CONFIG & options.keys()}
         try:
-            self.onceward = Onceward(self.store, **options)
+            self.onceward = Onceward(self.store, config=GuardConfig(**rare), **options)
         except TypeError as error:
             raise ConfigurationError(f"settings.ONCEWARD: {error}") from error
         self.bridge = Bridge(self.onceward)
@@ -236,11 +239,8 @@ class OncewardMiddleware:
         error = unstorable_error(error) or error
         if not isinstance(error, RequestError | StoreUnavailableError):
             return None
-        scope = scope_of(request.META, request.method or "GET", request.path_info)
-        response = render_unguarded(error, django_onceward().onceward.error_format, scope)
-        return django_response(
-            Served(response.status, list(response.headers), response.body, is_own=False)
-        )
+        head = head_of(request.META, request.method or "GET", request.path_info)
+        return django_response(django_onceward().bridge.refuse(error, head))
 
 
 class _ViewGuard:
@@ -378,13 +378,10 @@ class _ViewGuard:
             own.append(response)
             return response_of_django(response)
 
-        scope, body = _scope_and_body(request, plain, policy.max_body_bytes)
-        batch = batch_header(plain)
-        if batch is not None:
-            scope[BATCH_HEADER_KEY] = batch
+        head, body = _head_and_body(request, plain, policy.max_body_bytes)
         served = configured.bridge.serve(
             SyncRequest(
-                scope=scope,
+                head=head,
                 match=Match(
                     endpoint or _method_and_route(plain, name),
                     policy,
@@ -396,6 +393,7 @@ class _ViewGuard:
                 body=body,
                 handle=handle,
                 principal=self._principal_of(configured, request),
+                added_headers=batch_headers(plain),
             )
         )
         return django_response(served, own[-1] if served.is_own else None)
@@ -403,8 +401,8 @@ class _ViewGuard:
     def _policy_of(self, configured: _DjangoOnceward, view: str) -> Policy:
         """Return the policy, with the defaults of the settings. Looked up once."""
         if self._resolved is None or self._resolved[0] is not configured:
-            policy = configured.onceward.policy_or_default(self._policy)
-            check_rate_limit(configured.onceward.limiter, policy, view)
+            policy = configured.onceward.runtime.policy_or_default(self._policy)
+            check_rate_limit(configured.onceward.runtime.config.limiter, policy, view)
             self._resolved = (configured, policy)
         return self._resolved[1]
 
@@ -413,7 +411,7 @@ class _ViewGuard:
     ) -> Callable[[], Principal] | None:
         chosen = self._principal or configured.principal
         if chosen is None:
-            if configured.onceward.has_identify:
+            if configured.onceward.runtime.callers.has_identify:
                 return None
             if not hasattr(request, "user"):
                 raise _no_caller(f"{request.method} {request.path} is guarded")
@@ -424,7 +422,7 @@ class _ViewGuard:
 def policy_of_guard(guard: Guard) -> Policy:
     """Return the policy of a guarded view, with the defaults of the settings."""
     given = None if guard.policy is _NO_POLICY else guard.policy
-    return django_onceward().onceward.policy_or_default(given)
+    return django_onceward().onceward.runtime.policy_or_default(given)
 
 
 def _has_caller() -> bool:
@@ -626,40 +624,38 @@ class _Cookie(Morsel[str]):
         return self._text
 
 
-def _scope_and_body(
+def _head_and_body(
     request: Any, plain: HttpRequest, limit: int
-) -> tuple[dict[str, Any], bytes | Callable[[], bytes]]:
-    """Return the head of the request as an ASGI scope, and its body.
+) -> tuple[RequestHead, bytes | Callable[[], bytes]]:
+    """Return the head of the request, and its body.
 
     In place of a body that broke off, a function that raises ``BodyInvalidError``.
     """
-    scope = scope_of(plain.META, plain.method or "GET", plain.path_info)
+    head = head_of(plain.META, plain.method or "GET", plain.path_info)
     length = plain.META.get("CONTENT_LENGTH") or "0"
     if length.isdigit() and int(length) > limit:
-        return scope, b""  # refused by its length
+        return head, b""  # refused by its length
     try:
         body: bytes = plain.body
     except RawPostDataException:
-        return _parsed_body(request, plain, scope)
+        return _parsed_body(request, plain, head)
     if length.isdigit() and len(body) < int(length):
-        return scope, partial(_refuse_incomplete, len(body), int(length))
-    return scope, body
+        return head, partial(_refuse_incomplete, len(body), int(length))
+    return head, body
 
 
 def _refuse_incomplete(received: int, declared: int) -> bytes:
     raise incomplete_body(received, declared)
 
 
-def _parsed_body(
-    request: Any, plain: HttpRequest, scope: dict[str, Any]
-) -> tuple[dict[str, Any], bytes]:
+def _parsed_body(request: Any, plain: HttpRequest, head: RequestHead) -> tuple[RequestHead, bytes]:
     """Return a body that was parsed before the guard, e.g. to check a CSRF token: as JSON."""
     data = plain.POST if request is plain else request.data
     files = plain.FILES if request is plain else request.FILES
     if not hasattr(data, "lists"):  # parsed by REST framework, not a form
-        return with_content_type(scope, b"application/json"), json.dumps(data, default=str).encode()
+        return with_content_type(head, b"application/json"), json.dumps(data, default=str).encode()
     fields = [(name, str(value)) for name, values in data.lists() for value in values]
     contents = [(name, file.name or "", file) for name, found in files.lists() for file in found]
-    return with_content_type(scope, b"application/x-www-form-urlencoded"), parsed_form(
+    return with_content_type(head, b"application/x-www-form-urlencoded"), parsed_form(
         fields, contents
     )

@@ -27,8 +27,8 @@ from onceward.frameworks.django import (
     response_of_django,
 )
 from onceward.frameworks.django_batch_route import mark_batch_view, options_of_batch
-from onceward.frameworks.sync_batch import SyncBatch
-from onceward.frameworks.wsgi import scope_of
+from onceward.frameworks.sync_bridge import SyncBatch
+from onceward.frameworks.wsgi import head_of
 from onceward.guard.route_table import Guard, Match, guard_of
 
 __all__ = ["batch"]
@@ -52,7 +52,7 @@ def batch(request: HttpRequest) -> HttpResponse:
     urlconf = get_urlconf()
     try:
         served = _sync_batch().serve(
-            scope_of(meta, "POST", request.path_info),
+            head_of(meta, "POST", request.path_info),
             meta,
             read=lambda _limit: bytes(request.body),
             find=partial(_find, getattr(request, "urlconf", None)),

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,26 +14,25 @@ with needs_extra("django"):
     from django.urls import NoReverseMatch, get_resolver, get_script_prefix, reverse
 
 from onceward.batch.options import BatchOptions
-from onceward.frameworks.sync_batch import batch_options
+from onceward.frameworks.sync_bridge import batch_options
+from onceward.guard.exchange import Headers
 
-__all__ = ["batch_header", "mark_batch_view", "options_of_batch"]
+__all__ = ["batch_headers", "mark_batch_view", "options_of_batch"]
 
 _MARK = "_onceward_batch"
 
 
 def mark_batch_view(view: Callable[..., Any]) -> None:
-    """Let ``batch_header`` find the routes to this view."""
+    """Let ``batch_headers`` find the routes to this view."""
     setattr(view, _MARK, True)
 
 
-def batch_header(request: HttpRequest) -> bytes | None:
-    """Return the value of ``Onceward-Batch``; None if the project has no route to the view."""
+def batch_headers(request: HttpRequest) -> Headers:
+    """Return the header that names the batch endpoint; none if the project has no route to it."""
     urlconf = getattr(request, "urlconf", None) or django_settings.ROOT_URLCONF
     look_up = _path_of_batch if isinstance(urlconf, str) else _path_of_batch.__wrapped__
     path = look_up(urlconf, get_script_prefix())
-    return (
-        None if path is None else f"{path}; items={options_of_batch().max_items}".encode("latin-1")
-    )
+    return () if path is None else (replace(options_of_batch(), path=path).header(""),)
 
 
 def options_of_batch() -> BatchOptions:

@@ -40,8 +40,14 @@ from onceward.errors import (
     StreamingResponseError,
 )
 from onceward.frameworks.guarded_endpoint import refuse_generator
-from onceward.frameworks.sync_batch import BATCH_HEADER_KEY, SyncBatch, batch_options
-from onceward.frameworks.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
+from onceward.frameworks.sync_bridge import (
+    Bridge,
+    Served,
+    SyncBatch,
+    SyncExecution,
+    SyncRequest,
+    batch_options,
+)
 from onceward.frameworks.views import (
     EndpointNames,
     check_endpoint,
@@ -49,19 +55,18 @@ from onceward.frameworks.views import (
     check_rate_limit,
     name_of_view,
     no_caller,
-    render_unguarded,
     with_route,
 )
 from onceward.frameworks.wsgi import (
     collect,
+    head_of,
     parsed_form,
     read_body,
-    scope_of,
     send_served,
     with_content_type,
 )
-from onceward.guard.request import Principal
-from onceward.guard.response_buffer import ADDED_HEADERS
+from onceward.guard.reply import ADDED_HEADERS
+from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.jobs.enqueue import EnqueueOptions
 from onceward.ports import BlockingGate
@@ -89,7 +94,7 @@ class _Installed:
     ) -> None:
         # ``onceward worker --app`` looks for this name.
         self.onceward = onceward
-        if principal is not None and onceward.is_single_tenant:
+        if principal is not None and onceward.runtime.callers.is_single_tenant:
             raise ConfigurationError(
                 "FlaskGuard(principal=…) says who callers are, but Onceward(tenants=SINGLE_TENANT) "
                 "that they are not kept apart: give one of them"
@@ -106,7 +111,7 @@ class _Installed:
         """Raise ``ConfigurationError`` if nothing says who calls a view without a principal."""
         if not (
             self.principal is not None
-            or self.onceward.has_identify
+            or self.onceward.runtime.callers.has_identify
             or hasattr(app, "login_manager")
         ):
             raise no_caller(
@@ -215,7 +220,7 @@ class FlaskGuard:
             ):
                 return wsgi_app(environ, start_response)
             served = batch.serve(
-                scope_of(environ, "POST", path),
+                head_of(environ, "POST", path),
                 environ,
                 read=lambda limit: read_body(environ, limit),
                 find=partial(self._find, app, environ),
@@ -307,8 +312,8 @@ class FlaskGuard:
             is_async = iscoroutinefunction(view)
 
             def guard_for(installed: _Installed) -> Guard:
-                chosen = installed.onceward.policy_or_default(policy)
-                check_rate_limit(installed.onceward.limiter, chosen, name)
+                chosen = installed.onceward.runtime.policy_or_default(policy)
+                check_rate_limit(installed.onceward.runtime.config.limiter, chosen, name)
                 return Guard(chosen, endpoint)
 
             @wraps(view)
@@ -418,17 +423,18 @@ class FlaskGuard:
         params = {name: str(value) for name, value in views.items()} if views else {}
         if guard.endpoint is not None and rule is not None:
             params = with_route(params, self._later_route(app, state, rule, guarded))
-        scope, body = _scope_and_body(current, guard.policy.max_body_bytes)
-        if installed.batch is not None:
-            prefix = current.environ.get("SCRIPT_NAME", "")
-            scope[BATCH_HEADER_KEY] = installed.batch.header(prefix)
+        head, body = _head_and_body(current, guard.policy.max_body_bytes)
+        prefix = current.environ.get("SCRIPT_NAME", "")
         served = installed.bridge.serve(
             SyncRequest(
-                scope=scope,
+                head=head,
                 match=Match(guard.endpoint or f"{current.method} {path}", guard.policy, params),
                 body=body,
                 handle=handle,
                 principal=principal or installed.principal or _default_principal(installed, view),
+                added_headers=()
+                if installed.batch is None
+                else (installed.batch.options.header(prefix),),
             )
         )
         return _flask_response(served, own[-1] if served.is_own else None)
@@ -480,11 +486,8 @@ class FlaskGuard:
             or installed.bridge.is_serving
         ):
             raise error  # in a guarded view, the guard rolls back and renders it
-        scope = scope_of(request.environ, request.method, request.path)
-        rendered = render_unguarded(error, installed.onceward.error_format, scope)
-        return _flask_response(
-            Served(rendered.status, list(rendered.headers), rendered.body, is_own=False), None
-        )
+        head = head_of(request.environ, request.method, request.path)
+        return _flask_response(installed.bridge.refuse(error, head), None)
 
 
 def _no_app() -> flask.Flask | None:
@@ -503,7 +506,7 @@ def _request() -> flask.Request:
 
 def _default_principal(installed: _Installed, view: Callable[..., Any]) -> GetPrincipal | None:
     """Return how the caller is found if no function was given: ``identify``, or Flask-Login."""
-    if installed.onceward.has_identify:
+    if installed.onceward.runtime.callers.has_identify:
         return None
     installed.check_caller(current_app, name_of_view(view))
     return login_principal
@@ -620,12 +623,12 @@ def _flask_response(served: Served, own: flask.Response | None) -> flask.Respons
     return current_app.response_class(served.body, served.status, headers)
 
 
-def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any], bytes]:
-    """Return the head of the request as an ASGI scope, and its body."""
-    scope = scope_of(current.environ, current.method, current.path)
+def _head_and_body(current: flask.Request, limit: int) -> tuple[RequestHead, bytes]:
+    """Return the head of the request, and its body."""
+    head = head_of(current.environ, current.method, current.path)
     length = current.content_length
     if length is not None and length > limit:
-        return scope, b""  # refused by its length
+        return head, b""  # refused by its length
     if "form" in vars(current) and (current.form or current.files):
         # A hook has read the form, e.g. to check a CSRF token: the bytes are gone.
         fields = current.form.items(multi=True)
@@ -633,7 +636,7 @@ def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any],
             (field, file.filename or "", file.stream)
             for field, file in current.files.items(multi=True)
         )
-        return with_content_type(scope, b"application/x-www-form-urlencoded"), parsed_form(
+        return with_content_type(head, b"application/x-www-form-urlencoded"), parsed_form(
             fields, files
         )
     own_limit = current.max_content_length
@@ -646,13 +649,14 @@ def _scope_and_body(current: flask.Request, limit: int) -> tuple[dict[str, Any],
         if not is_limited_here:
             raise  # the app's own limit, and its own response
         too_long = (b"content-length", str(limit + 1).encode())
-        return {**scope, "headers": [*scope["headers"], too_long]}, b""
+        headers = [*head.headers, too_long]
+        return RequestHead(head.method, head.path, head.query, headers), b""
     if length and not body:
         raise ConfigurationError(
             f"the body of {current.method} {current.path} was read before its guard: read "
             "request.get_data() in hooks, which keeps it, not request.stream"
         )
-    return scope, body
+    return head, body
 
 
 def _lower_limit(current: flask.Request, limit: int) -> bool:

@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from onceward.core.idempotency_record import Record
+from onceward.frameworks.asgi import SCOPE_KEY
 from onceward.frameworks.guarded_endpoint import (
     check_is_guarded,
     refuse_generator,
     signature_of,
 )
+from onceward.guard.exchange import PendingExecution, exchange_of
 from onceward.guard.execution import Execution
-from onceward.guard.pending_request import PENDING_KEY, PendingExecution, PendingRequest
 from onceward.guard.request import Principal
 
 __all__ = ["claim_after_dependencies"]
@@ -39,10 +40,10 @@ def claim_after_dependencies(
     async def resolve(
         request: Request, principal: Annotated[Any, Depends(principal)]
     ) -> tuple[Any, Any]:
-        pending = request.scope.get(PENDING_KEY)
-        if isinstance(pending, PendingRequest) and isinstance(principal, Principal):
-            pending.caller = principal
-        return pending, principal
+        exchange = exchange_of(request.scope)
+        if exchange is not None and isinstance(principal, Principal):
+            exchange.principal = principal
+        return request.scope, principal
 
     refuse_generator(handler)
     is_async = inspect.iscoroutinefunction(handler) or (
@@ -51,11 +52,13 @@ def claim_after_dependencies(
 
     @wraps(handler)
     async def guarded(*args: Any, **kwargs: Any) -> Any:
-        pending, caller = kwargs.pop(_PARAMETER, (None, None))
-        if isinstance(pending, PendingRequest):
-            outcome = await pending.claim(caller)
+        scope, caller = kwargs.pop(_PARAMETER, ({}, None))
+        exchange = exchange_of(scope)
+        if exchange is not None and exchange.is_claimed_late:
+            outcome = await exchange.claim(caller)
             if not isinstance(outcome, Execution):
                 return _stored(outcome.record)
+            scope[SCOPE_KEY] = outcome
             for name, value in kwargs.items():
                 if isinstance(value, PendingExecution):
                     kwargs[name] = outcome

@@ -1,6 +1,7 @@
 """Starlette and FastAPI: install the guard, list the guarded routes, provide dependencies."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from inspect import isawaitable
 from typing import Annotated, Any, cast
 
 from starlette.endpoints import HTTPEndpoint
@@ -17,11 +18,11 @@ from onceward.errors import (
     StoreUnavailableError,
     StreamingResponseError,
 )
-from onceward.frameworks.asgi import MIDDLEWARE_KEY, SCOPE_KEY, GuardMiddleware, log_outage
+from onceward.frameworks.asgi import SCOPE_KEY
+from onceward.guard.exchange import Exchange, PendingExecution, exchange_of
 from onceward.guard.execution import Execution
-from onceward.guard.pending_request import PENDING_KEY, PendingExecution, PendingRequest
+from onceward.guard.reply import log_outage, render
 from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
 from onceward.guard.route_table import (
     SAFE_METHODS,
     Guard,
@@ -49,9 +50,9 @@ async def the_execution(request: Request) -> Execution:
     execution = request.scope.get(SCOPE_KEY)
     if isinstance(execution, Execution):
         return execution
-    pending = request.scope.get(PENDING_KEY)
-    if isinstance(pending, PendingRequest):
-        return cast("Execution", PendingExecution(pending))
+    exchange = exchange_of(request.scope)
+    if exchange is not None and exchange.is_claimed_late:
+        return cast("Execution", PendingExecution(exchange))
     raise NoTransactionError(
         f"{request.method} {request.url.path} uses Onceward's execution but is not guarded: put "
         "@onceward.guard() below its route decorator"
@@ -67,8 +68,8 @@ async def the_transaction(request: Request) -> Any:
     execution = request.scope.get(SCOPE_KEY)
     if isinstance(execution, Execution):
         return execution.transaction
-    middleware, head = _middleware(request)
-    return await middleware.transaction_of(head)
+    exchange = _exchange(request)
+    return await exchange.steps.transaction_of(exchange)
 
 
 async def the_principal(request: Request) -> Principal:
@@ -76,18 +77,19 @@ async def the_principal(request: Request) -> Principal:
     execution = request.scope.get(SCOPE_KEY)
     if isinstance(execution, Execution):
         return execution.request.principal
-    middleware, head = _middleware(request)
-    return await middleware.principal_of(head)
+    exchange = _exchange(request)
+    found = exchange.identify(exchange.head)
+    return await found if isawaitable(found) else found
 
 
-def _middleware(request: Request) -> tuple[GuardMiddleware, RequestHead]:
-    middleware = request.scope.get(MIDDLEWARE_KEY)
-    if not isinstance(middleware, GuardMiddleware):
+def _exchange(request: Request) -> Exchange:
+    exchange = exchange_of(request.scope)
+    if exchange is None:
         raise NoTransactionError(
             f"{request.method} {request.url.path} uses a dependency of Onceward, but did not pass "
             "through it: write onceward.install(app)"
         )
-    return middleware, request.scope["onceward.head"]
+    return exchange
 
 
 def install(
@@ -119,21 +121,16 @@ async def _respond(request: Request, error: Exception) -> Response:
     """Respond with a Onceward error that a handler raised."""
     if not isinstance(error, RequestError | StoreUnavailableError):
         raise error
-    pending = request.scope.get(PENDING_KEY)
-    if isinstance(pending, PendingRequest) and pending.outcome is error:
-        return Response(status_code=500)  # never sent: the middleware renders the error
-    found = request.scope.get("onceward.head")
-    head = found if isinstance(found, RequestHead) else None
-    execution = request.scope.get(SCOPE_KEY)
+    exchange = exchange_of(request.scope)
+    if exchange is not None and exchange.outcome is error:
+        return Response(status_code=500)  # never sent: the guard renders the error
     if isinstance(error, StoreUnavailableError):
-        log_outage(error, head)
-    request_id = head.request_id if head else ""
-    if isinstance(execution, Execution):
-        policy = execution.request.policy
-        ietf = policy.ietf_statuses
-        rendered = render_error(error, policy.error_format, request_id, ietf_statuses=ietf)
-    else:
+        log_outage(error, exchange)
+    if exchange is None or exchange.is_unclaimed:
+        request_id = "" if exchange is None else exchange.head.request_id
         rendered = render_error(error, error_format_of(request), request_id)
+    else:
+        rendered = render(error, exchange)
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in rendered.headers}
     return Response(rendered.body, rendered.status, headers)
 
@@ -141,15 +138,13 @@ async def _respond(request: Request, error: Exception) -> Response:
 def error_format_of(request: Request) -> ErrorFormat | ErrorFormatter:
     """Return the format of the policy while a guarded request runs.
 
-    Otherwise ``scope["onceward.error_format"]``, or the problem format where an app sets none.
+    Otherwise that of the app, which may set ``scope["onceward.error_format"]`` itself.
     """
     execution = request.scope.get(SCOPE_KEY)
     if isinstance(execution, Execution):
         return execution.request.policy.error_format
-    chosen: ErrorFormat | ErrorFormatter = request.scope.get(
-        "onceward.error_format", ErrorFormat.PROBLEM
-    )
-    return chosen
+    exchange = exchange_of(request.scope)
+    return ErrorFormat.PROBLEM if exchange is None else exchange.error_format
 
 
 def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:

@@ -1,36 +1,54 @@
-"""Runs the ASGI middleware around a sync function: a view, or a whole WSGI app.
+"""Guards sync functions: a view, or a whole WSGI app. Runs batches of their requests.
 
-The checks, the claim and the commit are the same code as for ASGI; only the thread differs. Stores
-that work in the request's thread, such as Django's, need no event loop. For other stores the
-middleware runs on an event loop in its own thread, and the function runs in the request's thread,
-where the framework expects it.
+The pipeline is the same as for ASGI; only the thread differs. Stores that work in the request's
+thread, such as Django's, need no event loop. For other stores the pipeline runs on an event loop in
+its own thread, and the function runs in the request's thread, where the framework expects it.
 
 ::
 
-    request thread  ──request───▶  loop: GuardMiddleware ──▶ claim
+    request thread  ──request───▶  loop: Pipeline ──▶ claim
          view       ◀──run───────  loop
                     ──response──▶  loop ──▶ commit
-                    ◀──response──  loop
+                    ◀──reply─────  loop
+
+Each item of a batch is a request to the whole app, with its own transaction and record, in the
+thread of the batch.
 """
 
 import asyncio
 import inspect
+import io
 import os
 import threading
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 from onceward.app import Onceward
+from onceward.batch.endpoint import BatchEndpoint
+from onceward.batch.options import BatchOptions
+from onceward.batch.run import FindRoute, ItemCall, ItemRequest
 from onceward.core.idempotency_record import Response
 from onceward.core.job import EnqueueOutcome
-from onceward.errors import ConfigurationError, NoTransactionError, StoreUnavailableError
-from onceward.frameworks.asgi import SCOPE_KEY, GuardMiddleware
-from onceward.guard.execution import Execution, executing
+from onceward.errors import (
+    ConfigurationError,
+    NoTransactionError,
+    RequestError,
+    StoreUnavailableError,
+)
+from onceward.guard.exchange import Exchange, Headers
+from onceward.guard.execution import Execution, executing, find_execution
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.request import SHARED_PRINCIPAL, GuardedRequest, Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.reply import Reply, complete, log_outage, render
+from onceward.guard.request import (
+    SHARED_PRINCIPAL,
+    GuardedRequest,
+    Identify,
+    Principal,
+    RequestHead,
+)
+from onceward.guard.request_body import WholeBody
 from onceward.guard.request_thread import (
     DirectThread,
     QueueThread,
@@ -45,24 +63,22 @@ from onceward.stores.sessions.gate import end_visit
 from onceward.stores.threads import SyncTransaction
 from onceward_protocol.keys import KEY_HEADER, split_joined_keys
 
-__all__ = ["Bridge", "Served", "SyncExecution", "SyncRequest"]
+__all__ = ["Bridge", "Served", "SyncBatch", "SyncExecution", "SyncRequest", "batch_options"]
 
 T = TypeVar("T")
 
 _CLOSE_SECONDS: Final = 30.0
-_REPLAYED: Final = (b"idempotency-replayed", b"true")
+# Frameworks keep what they have read of the request of the batch under these names.
+_OF_FRAMEWORKS: Final = ("werkzeug.", "flask.", "HTTP_", "CONTENT_")
+_OF_SERVER: Final = ("REQUEST_URI", "RAW_URI", "wsgi.file_wrapper", "wsgi.input_terminated")
 
-# The execution of the handler that runs in this thread.
-_sync_execution: ContextVar["SyncExecution"] = ContextVar("onceward_sync_execution")
-# The request being served.
-_sync_request: ContextVar["SyncRequest"] = ContextVar("onceward_sync_request")
+Environ = dict[str, Any]
 
 
 class SyncRequest(NamedTuple):
     """A guarded request of a sync framework, and what to run for it."""
 
-    # The ASGI scope of its head.
-    scope: dict[str, Any]
+    head: RequestHead
     match: Match
     # The body, or a function that reads it after the sign-in.
     body: bytes | Callable[[], bytes]
@@ -70,10 +86,12 @@ class SyncRequest(NamedTuple):
     handle: Callable[[], Response]
     # Returns the caller. None: ``Onceward.identify`` does, from the head.
     principal: Callable[[], Principal] | None = None
+    # Headers that every response to it has.
+    added_headers: Headers = ()
 
 
 class Served(NamedTuple):
-    """The response to send; ``is_own`` says that the handler made it."""
+    """The reply to send; ``is_own`` says that the handler made it."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -132,13 +150,6 @@ class SyncExecution:
         return self._bridge.enqueue(self._execution, job_type, payload, options)
 
 
-class _TableOfOne:
-    """The route of the request being served, which its framework has found already."""
-
-    def find(self, method: str, path: str) -> Match | None:  # noqa: ARG002
-        return _sync_request.get().match
-
-
 class Bridge:
     """Guards functions of the sync apps of one process."""
 
@@ -152,8 +163,8 @@ class Bridge:
         # Whether all the async code can run in the request's thread. Caches and limiters cannot.
         self._is_direct = (
             onceward.store.runs_in_request_thread
-            and onceward.idempotency.cache is None
-            and onceward.limiter is None
+            and onceward.runtime.idempotency.cache is None
+            and onceward.runtime.config.limiter is None
         )
         store = onceward.store
         # Limits how many requests use the app's connection pool at once.
@@ -162,69 +173,51 @@ class Bridge:
         self._direct = DirectThread(threading.RLock())
         self._is_open = False
         self._opening = threading.Lock()
-        table = _TableOfOne()
-        self._middleware = GuardMiddleware(
-            self._run_handler,
-            idempotency=self.ready,
-            table=lambda: table,
-            identify=self._identify_caller,
-            metrics=onceward.metrics,
-            bodies=onceward.bodies,
-            limiter=onceward.limiter,
-            spans=onceward.spans,
-            error_format=onceward.error_format,
-            request_log=onceward.request_log,
-        )
+        self.pipeline = onceward.runtime.pipeline(ready=self.ready, identify=self.identify)
 
     @property
     def execution(self) -> SyncExecution:
         """The execution of the handler that runs in this thread."""
-        try:
-            return _sync_execution.get()
-        except LookupError:
-            raise NoTransactionError(
-                "there is no guarded request here: guard the operation first"
-            ) from None
+        found = find_execution()
+        if found is None:
+            raise NoTransactionError("there is no guarded request here: guard the operation first")
+        return SyncExecution(self, found)
 
     @property
     def is_serving(self) -> bool:
         """Whether a guarded handler runs in this thread."""
-        return _sync_execution.get(None) is not None
+        return find_execution() is not None
 
     def serve(self, request: SyncRequest) -> Served:
         """Replay, refuse or run one request. Raises what its handler raises."""
-        messages: list[Any] = []
-
-        async def receive() -> dict[str, Any]:
-            body = request.body
-            if not isinstance(body, bytes):
-                body = await run_in_request_thread(body)
-            return {"type": "http.request", "body": body, "more_body": False}
-
-        async def send(message: Any) -> None:
-            messages.append(message)
-
-        if request.match.policy.key_header != KEY_HEADER:  # ``scope_of`` has split that one
-            _split_joined_header(request.scope, request.match.policy.key_header)
-        token = _sync_request.set(request)
+        call = _SyncCall(self, request)
+        exchange = call.exchange
         if self.gate is not None:
             self.gate.begin()
         try:
-            thread = self._new_thread()
+            thread = self.new_thread()
             with serving_in(thread):
-                thread.wait(self._middleware(request.scope, receive, send))
+                reply = thread.wait(self.pipeline.serve(exchange, call))
         finally:
-            _sync_request.reset(token)
+            call.body.release()
             end_visit()
-        start = messages[0]
-        content: bytes = messages[1]["body"] if len(messages) == 2 else _joined(messages)  # noqa: PLR2004
-        own: Response | None = request.scope.get("onceward.own_response")
+        assert reply is not None  # noqa: S101 - the body is there, and a view does not send
+        own = call.response
         is_own = (
             own is not None
-            and (own.status, own.body) == (start["status"], content)
-            and _REPLAYED not in start["headers"]
+            and (own.status, own.body) == (reply.status, reply.body)
+            and not exchange.is_replay
         )
-        return Served(start["status"], list(start["headers"]), content, is_own)
+        return served(reply, is_own=is_own)
+
+    def refuse(self, error: RequestError | StoreUnavailableError, head: RequestHead) -> Served:
+        """Return the reply to an error of a view that is not guarded."""
+        exchange = Exchange(
+            head, None, self.pipeline, error_format=self.onceward.runtime.config.error_format
+        )
+        if isinstance(error, StoreUnavailableError):
+            log_outage(error, exchange)
+        return served(complete(render(error, exchange), exchange))
 
     def wait(self, work: Awaitable[T]) -> T:
         """Run a coroutine to its end. Call it in the thread of a guarded request."""
@@ -238,7 +231,7 @@ class Bridge:
         self, execution: Execution, job_type: str, payload: Any, options: EnqueueOptions
     ) -> EnqueueOutcome:
         """Enqueue a job in the transaction of an execution."""
-        return self.wait(self.onceward.enqueue_in(execution, job_type, payload, **options))
+        return self.wait(self.onceward.runtime.enqueue(execution, job_type, payload, **options))
 
     def close(self) -> None:
         """Close the store, stop the loop and wait for its thread."""
@@ -253,42 +246,26 @@ class Bridge:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_CLOSE_SECONDS)
 
-    # -- inside the middleware ----------------------------------------------------------------
-
-    async def _run_handler(self, scope: Any, _receive: Any, send: Any) -> None:
-        """Run the handler in the request's thread; the app inside the middleware."""
-        request = _sync_request.get()
-        execution = SyncExecution(self, scope[SCOPE_KEY])
-
-        def run() -> Response:
-            token = _sync_execution.set(execution)
-            try:
-                with executing(scope[SCOPE_KEY]):
-                    return request.handle()
-            finally:
-                _sync_execution.reset(token)
-
-        response = scope["onceward.own_response"] = await run_in_request_thread(run)
-        start = {"status": response.status, "headers": response.headers}
-        await send({"type": "http.response.start", **start})
-        await send({"type": "http.response.body", "body": response.body})
+    # -- callers ------------------------------------------------------------------------------
 
     def identify(self, head: RequestHead) -> Principal | Awaitable[Principal]:
         """Identify the caller of any request by ``Onceward.identify``, in the request's thread."""
-        return self._identify_by(None, head)
+        return self.identify_by(None, head)
 
-    def _identify_caller(self, head: RequestHead) -> Principal | Awaitable[Principal]:
-        """Identify the caller in the request's thread, where the app's sign-in has its data."""
-        return self._identify_by(_sync_request.get().principal, head)
-
-    def _identify_by(
+    def identify_by(
         self, chosen: Callable[[], Principal] | None, head: RequestHead
     ) -> Principal | Awaitable[Principal]:
-        if chosen is None and self.onceward.is_single_tenant:
+        """Identify the caller in the request's thread, where the app's sign-in has its data.
+
+        ``chosen`` returns the caller; None: ``Onceward.identify`` does.
+        """
+        if chosen is None and self.onceward.runtime.callers.is_single_tenant:
             return SHARED_PRINCIPAL
 
         def identify() -> Principal:
-            found: Any = self.onceward.identify(head) if chosen is None else chosen()
+            found: Any = (
+                self.onceward.runtime.callers.identify(head) if chosen is None else chosen()
+            )
             if isinstance(found, Principal):
                 return found
             if inspect.isawaitable(found):
@@ -303,7 +280,8 @@ class Bridge:
 
     # -- threads ------------------------------------------------------------------------------
 
-    def _new_thread(self) -> RequestThread:
+    def new_thread(self) -> RequestThread:
+        """Return what runs the async code for a request of this thread."""
         if self._is_direct:
             return self._direct
         return QueueThread(self.loop)
@@ -312,14 +290,14 @@ class Bridge:
         """Return the ``Idempotency``, opened. Call it on behalf of a request."""
         if self._must_open():
             # The opening takes a connection; all requests until then wait for it.
-            await self.onceward.idempotency.release_connection()
+            await self.onceward.runtime.idempotency.duplicates.release_connection()
             if self._is_direct:
                 await run_in_request_thread(self._open)
         if not self._is_direct:
-            idempotency = await self.onceward.ready()
+            idempotency = await self.onceward.runtime.ready()
             self._is_open = True
             return idempotency
-        return self.onceward.idempotency
+        return self.onceward.runtime.idempotency
 
     def _open(self) -> None:
         """Open Onceward once per process, on the loop: its sweep runs there."""
@@ -344,19 +322,151 @@ class Bridge:
         return self._loop
 
 
-def _split_joined_header(scope: dict[str, Any], key_header: str) -> None:
+class _SyncCall:
+    """A guarded request to a sync function, and its response."""
+
+    # A response is complete when it is returned.
+    misuse = None
+
+    def __init__(self, bridge: Bridge, request: SyncRequest) -> None:
+        policy = request.match.policy
+        head = _with_split_keys(request.head, policy.key_header)
+        self._bridge = bridge
+        self._request = request
+        self.exchange = Exchange(
+            head,
+            request.match,
+            bridge.pipeline,
+            error_format=bridge.onceward.runtime.config.error_format,
+            added_headers=request.added_headers,
+        )
+        self.exchange.identify = self._identify
+        self.body = WholeBody(request.body, head, policy, bridge.onceward.runtime.bodies)
+        self.response: Response | None = None
+
+    def _identify(self, head: RequestHead) -> Principal | Awaitable[Principal]:
+        return self._bridge.identify_by(self._request.principal, head)
+
+    async def run(self, exchange: Exchange, content: bytes) -> Response:  # noqa: ARG002
+        """Run the handler in the request's thread."""
+        execution = exchange.outcome
+        assert isinstance(execution, Execution)  # noqa: S101 - claimed before
+
+        def run() -> Response:
+            with executing(execution):
+                return self._request.handle()
+
+        response = self.response = await run_in_request_thread(run)
+        return response
+
+
+class SyncBatch:
+    """Serves batches of one app."""
+
+    def __init__(
+        self, bridge: Bridge, options: BatchOptions, *, identify: Identify | None = None
+    ) -> None:
+        """``identify`` is None if only the app knows the caller, in the request of each item."""
+        self._bridge = bridge
+        self._identify = identify
+        # The response of a sync request ends its thread's work: it cannot wait for a shared commit.
+        self.options = replace(options, chunk_items=1)
+
+    def serve(
+        self,
+        head: RequestHead,
+        environ: Environ,
+        *,
+        read: Callable[[int], bytes],
+        find: FindRoute,
+        run: Callable[[Environ], Response],
+    ) -> Served:
+        """Run a batch, whose head is ``head`` and ``environ``.
+
+        ``read`` returns its body, up to a limit. ``run`` serves the request of an item. Both are
+        called in this thread.
+        """
+        bridge, onceward = self._bridge, self._bridge.onceward
+        prefix = environ.get("SCRIPT_NAME", "").rstrip("/")
+        endpoint = BatchEndpoint(
+            replace(self.options, path=head.path),
+            ready=bridge.ready,
+            find=find,
+            identify=self._identify,
+            clock=onceward.clock,
+            bodies=onceward.runtime.bodies,
+        )
+        exchange = Exchange(
+            head, None, bridge.pipeline, error_format=onceward.runtime.config.error_format
+        )
+        body = endpoint.whole_body_of(lambda: read(self.options.max_bytes), head)
+
+        async def run_item(call: ItemCall) -> None:
+            item = _item_environ(environ, call.request, prefix)
+            call.complete(await run_in_request_thread(lambda: run(item)))
+
+        thread = QueueThread(bridge.loop)
+        try:
+            with serving_in(thread):
+                reply, _ = thread.wait(
+                    endpoint.serve(
+                        exchange, body, root=prefix, has_prefix=prefix != "", items=run_item
+                    )
+                )
+        finally:
+            body.release()
+        assert reply is not None  # noqa: S101 - the body is there
+        return served(reply)
+
+
+def served(reply: Reply, *, is_own: bool = False) -> Served:
+    """Return a reply for a framework to send."""
+    return Served(reply.status, reply.headers, reply.body, is_own)
+
+
+def batch_options(batch: str | BatchOptions | None) -> BatchOptions | None:
+    """Return the options of a batch endpoint; a text is its path."""
+    if batch is None or isinstance(batch, BatchOptions):
+        return batch
+    if isinstance(batch, str):
+        return BatchOptions(batch)
+    raise ConfigurationError(f'batch must be a path such as "/batch", or BatchOptions, not {batch}')
+
+
+def _item_environ(environ: Environ, request: ItemRequest, prefix: str) -> Environ:
+    """Return the environ of an item: that of the batch with another request in it."""
+    item = {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_OF_FRAMEWORKS) and name not in _OF_SERVER
+    }
+    for raw, value in request.headers:
+        name = raw.decode("latin-1").upper().replace("-", "_")
+        if not name.startswith("CONTENT_"):
+            name = f"HTTP_{name}"
+        text = value.decode("latin-1")
+        item[name] = f"{item[name]},{text}" if name in item else text
+    return item | {
+        "REQUEST_METHOD": request.method,
+        "SCRIPT_NAME": environ.get("SCRIPT_NAME", ""),
+        "PATH_INFO": request.path.removeprefix(prefix).encode().decode("latin-1"),
+        "QUERY_STRING": request.query.decode("latin-1"),
+        "CONTENT_LENGTH": str(len(request.body)),
+        "wsgi.input": io.BytesIO(request.body),
+    }
+
+
+def _with_split_keys(head: RequestHead, key_header: str) -> RequestHead:
     """Split the values of a policy's own key header, which WSGI has joined with a comma."""
+    if key_header == KEY_HEADER:  # ``head_of`` has split that one
+        return head
     wanted = key_header.lower().encode("latin-1")
-    scope["headers"] = [
+    headers = [
         (name, part)
-        for name, value in scope["headers"]
+        for name, value in head.headers
         for part in (split_joined_keys(value) if name == wanted else (value,))
     ]
-
-
-def _joined(messages: list[Any]) -> bytes:
-    """Return the body in the messages of a response, after its start."""
-    return b"".join([message.get("body", b"") for message in messages[1:]])
+    return RequestHead(head.method, head.path, head.query, headers)
 
 
 async def _result(work: Awaitable[T]) -> T:

@@ -4,14 +4,10 @@ from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
-from onceward.core.error_formats import ErrorFormatter, render_error
-from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
-from onceward.errors import ConfigurationError, RequestError, StoreUnavailableError
-from onceward.frameworks.asgi import RateLimiter, log_outage
-from onceward.guard.request_head import RequestHead
+from onceward.errors import ConfigurationError
+from onceward.guard.limits import RateLimiter
 from onceward.guard.route_table import ROUTE_PARAM
-from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = [
     "EndpointNames",
@@ -21,7 +17,6 @@ __all__ = [
     "name_of_view",
     "no_caller",
     "refuse_coroutine",
-    "render_unguarded",
     "with_route",
 ]
 
@@ -113,22 +108,3 @@ def refuse_coroutine(view: Callable[..., Any]) -> None:
             f"{name_of_view(view)} is async, but its transaction belongs to a thread: make it a "
             "plain def"
         )
-
-
-def render_unguarded(
-    error: RequestError | StoreUnavailableError,
-    error_format: ErrorFormat | ErrorFormatter,
-    scope: dict[str, Any],
-) -> Response:
-    """Render an error raised in an operation that is not guarded, with the request's ids."""
-    head = RequestHead(
-        scope["method"], scope["path"], scope.get("query_string", b""), scope["headers"]
-    )
-    if isinstance(error, StoreUnavailableError):
-        log_outage(error, head)
-    response = render_error(error, error_format, head.request_id)
-    ids = (
-        (b"x-request-id", head.request_id.encode("latin-1")),
-        (b"x-correlation-id", head.correlation_id.encode("latin-1")),
-    )
-    return Response(response.status, (*response.headers, *ids), response.body)

@@ -23,19 +23,26 @@ from onceward.app import Onceward
 from onceward.batch.options import BatchOptions
 from onceward.core.idempotency_record import Response
 from onceward.errors import BodyInvalidError, ResponseTooLargeError
-from onceward.frameworks.sync_batch import BATCH_HEADER_KEY, SyncBatch, batch_options
-from onceward.frameworks.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
+from onceward.frameworks.sync_bridge import (
+    Bridge,
+    Served,
+    SyncBatch,
+    SyncExecution,
+    SyncRequest,
+    batch_options,
+)
 from onceward.frameworks.views import no_caller
+from onceward.guard.request import RequestHead
 from onceward.guard.route_table import SAFE_METHODS
 from onceward_protocol.keys import split_joined_keys
 
 __all__ = [
     "WsgiGuard",
     "collect",
+    "head_of",
     "incomplete_body",
     "parsed_form",
     "read_body",
-    "scope_of",
     "send_served",
     "with_content_type",
 ]
@@ -57,7 +64,7 @@ class WsgiGuard:
         options. Each request of a batch has its own transaction.
         Raises ``ConfigurationError`` if the Onceward has neither ``identify`` nor ``tenants``.
         """
-        if not onceward.has_identify:
+        if not onceward.runtime.callers.has_identify:
             raise no_caller(
                 "WsgiGuard(app, onceward) guards an app",
                 "Onceward(…, identify=…) with a function of the request's head that returns "
@@ -95,20 +102,23 @@ class WsgiGuard:
         method, path = environ["REQUEST_METHOD"].upper(), _path(environ)
         if self._batch is not None and (method, path) == ("POST", self._batch.options.path):
             return self._serve_batch(self._batch, environ, start_response)
-        match = None if method in SAFE_METHODS else self.onceward.table().find(method, path)
+        match = (
+            None
+            if method in SAFE_METHODS
+            else self.onceward.runtime.routes.table().find(method, path)
+        )
         if match is None:
             return self._app(environ, start_response)
-        scope = scope_of(environ, method, path)
-        if self._batch is not None:
-            scope[BATCH_HEADER_KEY] = self._batch.header(environ.get("SCRIPT_NAME", ""))
+        batch, prefix = self._batch, environ.get("SCRIPT_NAME", "")
         # Read after the sign-in, in this thread, and once more by the app.
         body = cache(lambda: read_body(environ, match.policy.max_body_bytes))
         served = self._bridge.serve(
             SyncRequest(
-                scope=scope,
+                head=head_of(environ, method, path),
                 match=match,
                 body=body,
                 handle=lambda: self._handle(environ, body(), match.policy.max_response_bytes),
+                added_headers=() if batch is None else (batch.options.header(prefix),),
             )
         )
         return send_served(served, start_response)
@@ -124,10 +134,10 @@ class WsgiGuard:
         self, batch: SyncBatch, environ: Environ, start_response: StartResponse
     ) -> Iterable[bytes]:
         served = batch.serve(
-            scope_of(environ, "POST", batch.options.path),
+            head_of(environ, "POST", batch.options.path),
             environ,
             read=lambda limit: read_body(environ, limit),
-            find=self.onceward.table().find,
+            find=self.onceward.runtime.routes.table().find,
             run=lambda item: collect(self, item),
         )
         return send_served(served, start_response)
@@ -207,15 +217,10 @@ def incomplete_body(received: int, declared: int) -> BodyInvalidError:
     )
 
 
-def scope_of(environ: Environ, method: str, path: str) -> dict[str, Any]:
-    """Return the ASGI scope of a WSGI request."""
-    return {
-        "type": "http",
-        "method": method,
-        "path": path,
-        "query_string": environ.get("QUERY_STRING", "").encode("latin-1"),
-        "headers": _headers(environ),
-    }
+def head_of(environ: Environ, method: str, path: str) -> RequestHead:
+    """Return the head of a WSGI request."""
+    query = environ.get("QUERY_STRING", "").encode("latin-1")
+    return RequestHead(method, path, query, _headers(environ))
 
 
 def parsed_form(
@@ -236,10 +241,11 @@ def parsed_form(
     return msgspec.json.encode([list(fields), digests])
 
 
-def with_content_type(scope: dict[str, Any], content_type: bytes) -> dict[str, Any]:
-    """Return a scope with another content type, in place of one with a random boundary."""
-    headers = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
-    return {**scope, "headers": [*headers, (b"content-type", content_type)]}
+def with_content_type(head: RequestHead, content_type: bytes) -> RequestHead:
+    """Return a head with another content type, in place of one with a random boundary."""
+    headers = [pair for pair in head.headers if pair[0] != b"content-type"]
+    headers.append((b"content-type", content_type))
+    return RequestHead(head.method, head.path, head.query, headers)
 
 
 def _headers(environ: Environ) -> list[tuple[bytes, bytes]]:

@@ -12,9 +12,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from onceward.core.decision import Mismatched, Replayed, decide
-from onceward.core.error_formats import render_error
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId, Response
-from onceward.core.policy import ErrorsStored
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -22,13 +20,13 @@ from onceward.errors import (
     StoreUnavailableError,
     SupersededError,
 )
-from onceward.guard.batch_item import PostponedError
-from onceward.guard.execution import Execution
-from onceward.guard.idempotency import Idempotency, Replay, ttl_of
-from onceward.guard.request import GuardedRequest, stale_error
-from onceward.guard.request_log import RequestLog, code_of
+from onceward.guard.exchange import PostponedError
+from onceward.guard.execution import Execution, Replay, Writes
+from onceward.guard.idempotency import Idempotency
+from onceward.guard.reports import DeferredReports, report_committed
+from onceward.guard.request import GuardedRequest
 from onceward.guard.strict_sequences import ChunkSequences, key_of, number_of
-from onceward.ports import Chunk, Found, KeyClaimed, Metrics, Outcome, Store, UnitOfWork
+from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
 
 __all__ = ["FAULT_POINTS", "RequestChunk"]
 
@@ -42,9 +40,7 @@ FAULT_POINTS: Final = (
     "batch_before_response",
 )
 
-_FIRST_REDIRECT = 300
-_FIRST_ERROR = 400
-_FIRST_SERVER_ERROR = 500
+_FIRST_SERVER_ERROR: Final = 500
 
 _log = logging.getLogger("onceward.request")
 
@@ -85,8 +81,7 @@ class RequestChunk:
         self._first: tuple[GuardedRequest, Record] | None = None
         self._held: list[tuple[Execution, asyncio.Future[bool] | None]] = []
         self._sequences = ChunkSequences(idempotency.sequences)
-        self._metrics = _DeferredMetrics()
-        self._notes = _DeferredNotes()
+        self._reports = DeferredReports()
         self._has_writes = False
         self._is_closed = False
         self._current: Execution | None = None
@@ -137,8 +132,7 @@ class RequestChunk:
             self._led.remove(record_id)
             idempotency.in_flight.leave(record_id, None)
             count = min(count, record_ids.index(record_id))
-        if idempotency.faults:
-            await idempotency.faults.reach("chunk_claimed")
+        await self._reach("chunk_claimed")
         return count
 
     def _lead(self, record_ids: Sequence[RecordId], now: datetime) -> tuple[int, list[RecordId]]:
@@ -175,9 +169,7 @@ class RequestChunk:
         """Begin a part without a key, for dependencies. It is rolled back before the claim."""
         return await (await self._begun()).begin_item()
 
-    async def process(  # noqa: C901 - one branch per way a claim can end
-        self, request: GuardedRequest, **_sharing: Any
-    ) -> Replay | Execution:
+    async def process(self, request: GuardedRequest, **_sharing: Any) -> Replay | Execution:
         """Return a replay, or an execution with the key claimed."""
         idempotency, record_id = self._idempotency, request.record_id
         if record_id is None or self._is_closed:
@@ -190,27 +182,23 @@ class RequestChunk:
         decision = decide(known, request.fingerprint, now)
         if request.sequence is not None and not isinstance(decision, Mismatched):
             await self._check_number(request, is_replay=isinstance(decision, Replayed))
-        log = None if idempotency.request_log is None else self._notes
-        replay = idempotency.resolve(request, decision, self._metrics, log)
+        replay = idempotency.resolve(request, decision, self._reports)
         if replay is not None:
             return replay
         if isinstance(claim, Found):  # it has expired since
             raise self._postpone(is_alone=True)
-        if claim.after_expiry:
-            self._metrics.expired(request.endpoint)
-        if idempotency.faults:
-            await idempotency.faults.reach("after_claim")
-        idempotency.refuse_disabled(request)
-        if idempotency.quota is not None:
-            await idempotency.quota.check(record_id.tenant)
-        self._refuse_stale(request)
+        stale = await idempotency.check_claimed(
+            request, self._reports, after_expiry=claim.after_expiry
+        )
+        if stale is not None:
+            self._keep(request, idempotency.record_of_stale(request, stale), None)
+            raise stale
         try:
             unit = await (await self._begun()).begin_item()
         except StoreUnavailableError:
             raise self._postpone() from None
         execution = self._current = Execution(request, unit, self._epoch)
-        if idempotency.faults:
-            await idempotency.faults.reach("chunk_savepoint")
+        await self._reach("chunk_savepoint")
         return execution
 
     async def _claim_one(self, record_id: RecordId) -> KeyClaimed | Found:
@@ -243,39 +231,20 @@ class RequestChunk:
             refusal = await sequences.refusal(request, position, on)
         except (StoreUnavailableError, AbortedTransactionError):
             raise self._postpone(is_alone=True) from None
-        self._metrics.outcome(request.endpoint, "refused")
+        self._reports.outcome(request.endpoint, "refused")
         raise refusal
-
-    def _refuse_stale(self, request: GuardedRequest) -> None:
-        """Raise ``StaleActionError`` for an action that is too old, and keep its record."""
-        policy = request.policy
-        if policy.staleness is None:
-            return
-        stale = stale_error(request, self._idempotency.clock.now())
-        if stale is None:
-            return
-        self._metrics.outcome(request.endpoint, "stale")
-        if policy.errors_stored is not ErrorsStored.NONE:
-            response = render_error(
-                stale, policy.error_format, request.request_id, ietf_statuses=policy.ietf_statuses
-            )
-            record = self._idempotency.new_record(request, response, policy.error_ttl)
-            self._keep(request, record, None)
-        raise stale
 
     async def finish(self, execution: Execution, response: Response) -> Response | Replay:
         """End the part of a request, and return its response after the commit.
 
         Raises ``PostponedError`` if the request has to run again.
         """
-        if self._idempotency.faults:
-            await self._idempotency.faults.reach("after_business_write")
+        await self._reach("after_business_write")
         if execution.ended or self._is_closed:
             raise self._postpone()
         await self._conclude(execution, response)
         execution.ended = True
-        if self._idempotency.faults:
-            await self._idempotency.faults.reach("chunk_item_ended")
+        await self._reach("chunk_item_ended")
         if self._is_direct and execution.is_last:
             # Its owner gets the response at once, and uses it after the commit only.
             if execution.on_commit:
@@ -289,15 +258,12 @@ class RequestChunk:
         return response
 
     async def _conclude(self, execution: Execution, response: Response) -> None:
-        request, status = execution.request, response.status
-        is_error = status >= _FIRST_ERROR
-        ttl = ttl_of(execution, response)
-        # A 5xx may have come of the other requests in the transaction, a redirect or a success that
-        # is not stored needs to know what was written: both run alone.
-        is_postponed = status >= _FIRST_SERVER_ERROR or (
-            not is_error and (status >= _FIRST_REDIRECT or ttl is None)
-        )
-        if is_postponed or (is_error and not execution.writes_kept_on_error):
+        request = execution.request
+        writes, ttl = execution.effect_of(response)
+        # A 5xx may have come of the other requests in the transaction, and what is undecided needs
+        # to know what this one has written: both run alone.
+        is_postponed = writes is Writes.UNDECIDED or response.status >= _FIRST_SERVER_ERROR
+        if is_postponed or writes is Writes.UNDONE:
             execution.ended = True
             await execution.unit.rollback()
         else:
@@ -309,12 +275,9 @@ class RequestChunk:
         if is_postponed or self.is_broken:
             execution.ended = True
             raise self._postpone(is_alone=True)
-        record = self._idempotency.new_record(request, response, ttl)
-        audit = None if is_error else self._idempotency.new_audit_event(execution, response, record)
+        record, audit = self._idempotency.written_by(execution, response, ttl)
         self._keep(request, record, audit)
-        self._metrics.outcome(request.endpoint, "refused" if is_error else "fresh")
-        if is_error and record is None:
-            self._notes.note(request, "refused", status, code=code_of(response))
+        report_committed(self._reports, request, response, record)
 
     async def abort(self, execution: Execution) -> None:
         """Roll back a request that raised or was cancelled; it runs again, alone."""
@@ -331,7 +294,7 @@ class RequestChunk:
 
     # -- the end -----------------------------------------------------------------------------
 
-    async def commit(self) -> bool:  # noqa: C901 - one branch per way a commit can end
+    async def commit(self) -> bool:
         """Commit all requests that have responded; return False if they have to run again.
 
         Raises ``StoreUnavailableError`` if it is not known whether they were committed.
@@ -346,32 +309,27 @@ class RequestChunk:
                 await chunk.rollback()
             self._settle()
             return True
-        if idempotency.faults:
-            await idempotency.faults.reach("chunk_before_commit")
-        started = idempotency.clock.monotonic()
-        try:
+
+        async def commit() -> None:
             if self._sequences.has_numbers:
                 on = await chunk.statements()
                 if not await self._sequences.save(idempotency.clock.now(), on):
-                    raise SupersededError(  # noqa: TRY301 - rolled back below
+                    raise SupersededError(
                         "another request with one of these numbers was committed first"
                     )
-            await chunk.commit(list(self._records.values()), self._audits)
-        except CommitUnknownError:
-            idempotency.store_metrics.commit_failed("request", "unknown")
-            if not await self._was_committed():
+            await chunk.commit(records, self._audits)
+
+        records = list(self._records.values())
+        try:
+            points = "chunk_before_commit", "chunk_after_commit"
+            await idempotency.commit_all(commit, records, points)
+        except CommitUnknownError as unknown:
+            if not await self._was_committed(unknown):
                 await self.discard()
                 return False
         except Exception:  # noqa: BLE001 - a deadlock, a deferred constraint, another record
-            idempotency.store_metrics.commit_failed("request", "rolled_back")
             await self.discard()
             return False
-        idempotency.metrics.store_time("commit", idempotency.clock.monotonic() - started)
-        if idempotency.faults:
-            await idempotency.faults.reach("chunk_after_commit")
-        if idempotency.quota is not None:
-            for record_id in self._records:
-                await idempotency.quota.added(record_id.tenant)
         self._settle()
         return True
 
@@ -390,22 +348,21 @@ class RequestChunk:
                 if settled is not None and not settled.done():
                     settled.set_result(False)
 
-    async def _was_committed(self) -> bool:
+    async def _was_committed(self, unknown: CommitUnknownError) -> bool:
         """Find out after the connection died during COMMIT.
 
         All records are in one transaction, so one of them decides. The keys are still led here, so
         that no other request of this process comes in between.
         """
-        if self._first is None:
-            await self.discard()
-            raise StoreUnavailableError(
-                "the connection was lost during the commit; check the outcome before retrying",
-                is_for_callers=True,
-                reason="outcome_unknown",
-            )
-        request, record = self._first
+        request, record = self._first or (None, None)
         try:
-            return await self._idempotency.resolve_unknown_commit(request, record) is record
+            if request is None:
+                raise StoreUnavailableError(  # noqa: TRY301 - as without a record
+                    "the connection was lost during the commit; check the outcome before retrying",
+                    is_for_callers=True,
+                    reason="outcome_unknown",
+                )
+            found = await self._idempotency.resolve_unknown_commit(unknown, request, record)
         except StoreUnavailableError as error:
             if error.reason == "outcome_unknown":
                 await self.discard()
@@ -413,6 +370,7 @@ class RequestChunk:
             return False
         except RequestError:  # another request has used the key since
             return False
+        return found is record
 
     def _settle(self) -> None:
         """Report the commit to all that wait for it."""
@@ -423,15 +381,10 @@ class RequestChunk:
                     callback()
                 except Exception:  # noqa: BLE001 - the others are committed, too
                     _log.exception("a callback after the commit raised")
-        self._metrics.report_to(idempotency.metrics)
-        if idempotency.request_log is not None:
-            self._notes.report_to(idempotency.request_log)
+        self._reports.report_to(idempotency.reports)
         self._sequences.leave()
         for record_id in self._led:
-            record = self._records.get(record_id)
-            if record is not None:
-                idempotency.remember(record, self._epoch)
-            idempotency.in_flight.leave(record_id, record)
+            idempotency.end_lead(record_id, self._records.get(record_id), self._epoch)
         self._led.clear()
         for _, settled in self._held:
             if settled is not None and not settled.done():
@@ -454,6 +407,10 @@ class RequestChunk:
         self.is_alone = self.is_alone or is_alone
         return PostponedError("the request runs again")
 
+    async def _reach(self, point: str) -> None:
+        if self._idempotency.faults:
+            await self._idempotency.faults.reach(point)
+
     async def _begun(self) -> Chunk:
         if self._is_closed:
             raise self._postpone()
@@ -461,55 +418,6 @@ class RequestChunk:
             begun = self._chunk_store.begin_chunk(has_savepoints=self._has_savepoints)
             self._chunk = await self._idempotency.call_store("begin", begun)
         return self._chunk
-
-
-class _DeferredMetrics:
-    """Counts outcomes when the chunk is committed."""
-
-    def __init__(self) -> None:
-        self._outcomes: list[tuple[str, Outcome]] = []
-        self._expired: list[str] = []
-
-    def outcome(self, endpoint: str, outcome: Outcome) -> None:
-        """Count the outcome of a request."""
-        self._outcomes.append((endpoint, outcome))
-
-    def expired(self, endpoint: str) -> None:
-        """Count an expired record that was found."""
-        self._expired.append(endpoint)
-
-    def report_to(self, metrics: Metrics) -> None:
-        """Pass everything on."""
-        for endpoint, outcome in self._outcomes:
-            metrics.outcome(endpoint, outcome)
-        for endpoint in self._expired:
-            metrics.expired(endpoint)
-
-
-class _DeferredNotes:
-    """Logs requests when the chunk is committed: until then they may run again."""
-
-    def __init__(self) -> None:
-        self._notes: list[
-            tuple[GuardedRequest, Outcome, int | None, Record | None, str | None]
-        ] = []
-
-    def note(
-        self,
-        request: GuardedRequest,
-        outcome: Outcome,
-        status: int | None,
-        record: Record | None = None,
-        *,
-        code: str | None = None,
-    ) -> None:
-        """Log a request."""
-        self._notes.append((request, outcome, status, record, code))
-
-    def report_to(self, log: RequestLog) -> None:
-        """Pass everything on."""
-        for request, outcome, status, record, code in self._notes:
-            log.note(request, outcome, status, record, code=code)
 
 
 def _ignore(_response: Response) -> None:

@@ -2,21 +2,29 @@
 
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from enum import Enum, auto
+from typing import Any, Final
 
+from onceward.core.idempotency_record import AuditEvent, Record, Response
 from onceward.errors import NoTransactionError, UsageError
 from onceward.guard.cache_epoch import Epoch
-from onceward.guard.request import GuardedRequest
+from onceward.guard.request import GuardedRequest, NewId
 from onceward.ports import Transaction, UnitOfWork
 
 __all__ = [
     "Execution",
+    "Replay",
+    "Writes",
     "current_execution",
     "executing",
     "find_execution",
     "set_current_execution",
 ]
+
+_FIRST_REDIRECT: Final = 300
+_FIRST_ERROR: Final = 400
+_FIRST_SERVER_ERROR: Final = 500
 
 _current: ContextVar["Execution"] = ContextVar("onceward_execution")
 
@@ -54,6 +62,25 @@ class executing:  # noqa: N801 - used like a function; a generator would cost fo
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)
+
+
+class Writes(Enum):
+    """What becomes of the writes of a handler, by its response."""
+
+    KEPT = auto()
+    # It was an error.
+    UNDONE = auto()
+    # The response is not stored, or a redirect: it depends on whether there are any.
+    UNDECIDED = auto()
+
+
+class Replay:
+    """The stored response is to be sent; the handler did not run, or its work was rolled back."""
+
+    __slots__ = ("record",)
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
 
 
 class Execution:
@@ -157,3 +184,39 @@ class Execution:
         if ttl <= timedelta(0):
             raise UsageError(f"store_for({ttl!r}): the time must be positive")
         self.ttl = ttl
+
+    # -- for the guard -----------------------------------------------------------------------
+
+    def effect_of(self, response: Response) -> tuple[Writes, timedelta | None]:
+        """Return what becomes of the handler's writes, and how long to store its response.
+
+        None: it is not stored.
+        """
+        status = response.status
+        ttl = self.request.policy.ttl_for(status)
+        if ttl is not None:
+            ttl = (self.ttl or ttl) if self.is_stored else None
+        if status >= _FIRST_ERROR:
+            is_kept = self.writes_kept_on_error and status < _FIRST_SERVER_ERROR
+            return (Writes.KEPT if is_kept else Writes.UNDONE), ttl
+        is_kept = ttl is not None and status < _FIRST_REDIRECT
+        return (Writes.KEPT if is_kept else Writes.UNDECIDED), ttl
+
+    def audit_event(
+        self, response: Response, record: Record | None, now: datetime, new_id: NewId
+    ) -> AuditEvent:
+        """Return the audit event of a success."""
+        request = self.request
+        return AuditEvent(
+            id=(None if record is None else record.audit_id) or new_id(now),
+            tenant=request.principal.tenant,
+            actor=request.principal.actor,
+            endpoint=request.endpoint,
+            payload_hash=request.fingerprint.body_hash,
+            status=response.status,
+            request_id=request.request_id,
+            correlation_id=request.correlation_id,
+            created_at=now,
+            resource=self.resource,
+            version=self.version,
+        )

@@ -1,10 +1,11 @@
-"""Limits that keep one caller or one tenant from using up a process."""
+"""Limits that keep one caller or one tenant from using up a process, and what counts requests."""
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from onceward.errors import ConfigurationError
 
-__all__ = ["Limits"]
+__all__ = ["CountedRequest", "Limits", "QuotaReporter", "RateLimiter"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +31,36 @@ class Limits:
                 raise ConfigurationError(
                     f"Limits.{name} must be at least 1, or None for no limit, not {value!r}"
                 )
+
+
+class RateLimiter(Protocol):
+    """Counts requests per tenant and endpoint."""
+
+    def check(self, limit: str) -> None:
+        """Raise ``ConfigurationError`` if this is not a limit it understands."""
+
+    async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
+        """Count one request; return None if it may pass, else the seconds until it may."""
+
+
+@runtime_checkable
+class QuotaReporter(Protocol):
+    """A rate limiter that also reports what is left, for the headers of the response.
+
+    Optional: a limiter that has this method gets this call in place of ``seconds_to_wait``.
+    """
+
+    async def count(self, limit: str, tenant: str, endpoint: str) -> "CountedRequest":
+        """Count one request."""
+
+
+class CountedRequest(Protocol):
+    """What a ``QuotaReporter`` returns."""
+
+    @property
+    def wait_seconds(self) -> float | None:
+        """None if the request may pass, else the seconds until it may."""
+
+    @property
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        """The headers to send, with names in lower case."""

@@ -1,16 +1,16 @@
-"""A guarded request, independent of the framework: its key, fingerprint, caller and age."""
+"""A guarded request, independent of the framework: head, key, fingerprint, caller and times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
 
-from onceward.core.idempotency_record import RecordId, RequestFingerprint
+from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint, Response
 from onceward.core.policy import Policy
 from onceward.core.storable_text import check_storable
 from onceward.errors import (
@@ -21,9 +21,18 @@ from onceward.errors import (
     PrincipalInvalidError,
     StaleActionError,
 )
+from onceward.guard.route_table import Match
+from onceward_protocol.correlation import is_traceparent
 from onceward_protocol.fingerprint import FingerprintInput, body_hash, request_fingerprint
-from onceward_protocol.keys import check_key, parse_key
-from onceward_protocol.sequence import SequenceNumber, Stream, parse_sequence
+from onceward_protocol.ids import new_request_id
+from onceward_protocol.keys import KEY_HEADER, check_key, parse_key
+from onceward_protocol.sequence import (
+    CLIENT_HEADER,
+    SEQUENCE_HEADER,
+    SequenceNumber,
+    Stream,
+    parse_sequence,
+)
 from onceward_protocol.staleness import (
     check_not_stale,
     check_submitted_after_generated,
@@ -33,12 +42,15 @@ from onceward_protocol.staleness import (
 __all__ = [
     "SHARED_PRINCIPAL",
     "GuardedRequest",
+    "Identify",
+    "NewId",
     "Principal",
+    "RequestHead",
     "client_times",
     "generated_at",
     "hash_payload",
     "mismatch_details",
-    "own_fingerprint",
+    "new_record",
     "parse_request",
     "stale_error",
 ]
@@ -49,6 +61,21 @@ _TIMES: Final = ("clientGeneratedAt", "clientSubmittedAt")
 _GENERATED_AT: Final = b'"clientGeneratedAt"'
 # Longer than any key or time, with every character escaped.
 _MAX_SHORT_BYTES: Final = 1024
+_MAX_ID_LENGTH: Final = 128
+_FIRST_ERROR: Final = 400
+# The staleness limit is inclusive and expiry is exclusive, so the record must live one second
+# longer.
+_ONE_SECOND: Final = timedelta(seconds=1)
+# Some drivers return instants in the zone of the session, up to a day away, as a ``datetime``.
+_STORED_YEARS: Final = range(2, 9999)
+_READ: Final = frozenset(
+    {
+        *(b"idempotency-key", b"content-type", b"content-length"),
+        *(b"authorization", b"x-request-id", b"x-correlation-id", b"traceparent"),
+        b"x-client-generated-at",
+    }
+)
+_VISIBLE: Final = frozenset(range(0x21, 0x7F))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +106,103 @@ class Principal:
 
 # The caller of every request with ``tenants=SINGLE_TENANT``.
 SHARED_PRINCIPAL: Final = Principal(tenant="everyone", actor="anonymous")
+
+
+class RequestHead:
+    """Method, path and headers of one request, read in one pass. Not changed afterwards."""
+
+    __slots__ = (
+        "authorization",
+        "client_generated_at",
+        "content_length",
+        "content_type",
+        "correlation_id",
+        "headers",
+        "key_headers",
+        "method",
+        "path",
+        "query",
+        "request_id",
+        "traceparent",
+    )
+
+    def __init__(  # noqa: C901 - one case per header
+        self, method: str, path: str, query: bytes, headers: Iterable[tuple[bytes, bytes]]
+    ) -> None:
+        # In upper case.
+        self.method = method
+        # Decoded, without the query.
+        self.path = path
+        # The query as it was sent.
+        self.query = query
+        # Names in lower case, and values.
+        self.headers = headers
+        # Every ``Idempotency-Key`` header.
+        self.key_headers: list[bytes] = []
+        self.content_type: str | None = None
+        self.content_length: int | None = None
+        # The header's value; None if there is none or several differ.
+        self.authorization: str | None = None
+        # The W3C trace context; None if there is none, or it is not valid.
+        self.traceparent: str | None = None
+        # ``X-Client-Generated-At``, not checked; None if there is none or several differ.
+        self.client_generated_at: str | None = None
+        request_id = correlation_id = None
+        authorizations: set[bytes] = set()
+        generated_at: bytes | None = None
+        for name, value in headers:
+            if name not in _READ:  # most are not: one look-up in place of six comparisons
+                continue
+            match name:
+                case b"idempotency-key":
+                    self.key_headers.append(value)
+                case b"content-type":
+                    # None without the header.
+                    self.content_type = value.decode("latin-1")
+                case b"content-length":
+                    # int() refuses more than 4300 digits; 18 are enough for any length.
+                    self.content_length = int(value[:18]) if value.isdigit() else None
+                case b"authorization":
+                    authorizations.add(value)
+                case b"x-request-id":
+                    request_id = _usable_id(value)
+                case b"x-correlation-id":
+                    correlation_id = _usable_id(value)
+                case b"traceparent":
+                    text = value.decode("latin-1")
+                    self.traceparent = text if is_traceparent(text) else None
+                case b"x-client-generated-at":
+                    generated_at = value if generated_at in (None, value) else b""
+        # Two different ones identify no caller: a proxy may have checked the other one.
+        if len(authorizations) == 1:
+            self.authorization = authorizations.pop().decode("latin-1")
+        if generated_at:
+            self.client_generated_at = generated_at.decode("latin-1")
+        # From ``X-Request-ID``, or a new one.
+        self.request_id = request_id or new_request_id()
+        # From ``X-Correlation-ID``, or the request id.
+        self.correlation_id = correlation_id or self.request_id
+
+    def keys(self, header: str) -> list[bytes]:
+        """Return every value of the header that carries the key."""
+        if header == KEY_HEADER:
+            return self.key_headers
+        wanted = header.lower().encode("latin-1")
+        return [value for name, value in self.headers if name == wanted]
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header, or None."""
+        wanted = name.lower().encode("latin-1")
+        for key, value in self.headers:
+            if key == wanted:
+                return value.decode("latin-1")
+        return None
+
+
+# Returns an id that begins with its time.
+NewId = Callable[[datetime], str]
+# Returns the caller, or raises NotAuthenticatedError.
+Identify = Callable[[RequestHead], Principal | Awaitable[Principal]]
 
 
 _NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
@@ -117,32 +241,19 @@ class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_request(
-    *,
-    endpoint: str,
-    policy: Policy,
-    principal: Principal,
-    method: str,
-    path_params: Mapping[str, str],
-    query: bytes,
-    key_headers: Sequence[bytes],
-    content_type: str | None,
+    head: RequestHead,
     body: bytes,
-    request_id: str,
-    correlation_id: str,
+    match: Match,
+    principal: Principal,
     payload_hash: str | None = None,
-    path: str = "",
-    traceparent: str | None = None,
-    client_generated_at: str | None = None,
-    client_ids: Sequence[bytes] = (),
-    sequences: Sequence[bytes] = (),
 ) -> GuardedRequest:
     """Read the key, then compute the fingerprint. Errors of the key are raised first.
 
-    ``payload_hash`` is what ``hash_payload`` or ``own_fingerprint`` returned, if it was called
-    before; with a fingerprint of the policy it must be given. ``client_ids`` and ``sequences`` are
-    the values of ``X-Client-ID`` and ``X-Sequence``, for a policy with a strict order.
+    ``payload_hash`` is the result of ``hash_payload``, if it was called before.
     """
+    endpoint, policy, path_params = match.endpoint, match.policy, match.path_params
     check_storable(principal.tenant, principal.actor, endpoint)
+    key_headers = head.keys(policy.key_header)
     if policy.key_field is None:
         key = parse_key(key_headers, policy.key_format)
     else:
@@ -154,15 +265,15 @@ def parse_request(
         raise KeyRequiredError(f"this operation needs an idempotency key ({where})")
     sequence = None
     if policy.ordering == "strict":
-        sequence = parse_sequence(client_ids, sequences)
+        sequence = parse_sequence(head.keys(CLIENT_HEADER), head.keys(SEQUENCE_HEADER))
     if payload_hash is None:
-        payload_hash = hash_payload(body, content_type, policy)
+        payload_hash = hash_payload(head, body, policy)
     request_hash = request_fingerprint(
-        method=method,
+        method=head.method,
         endpoint=endpoint,
         path_params=path_params,
         # A fingerprint of the policy decides about the query, too.
-        query=query if policy.fingerprint is None else b"",
+        query=head.query if policy.fingerprint is None else b"",
         body_hash=payload_hash,
     )
     return GuardedRequest(
@@ -172,30 +283,29 @@ def parse_request(
         record_id=None if key is None else RecordId(principal.tenant, endpoint, key),
         fingerprint=RequestFingerprint(payload_hash, request_hash),
         body=body,
-        request_id=request_id,
-        correlation_id=correlation_id,
-        path=path,
-        traceparent=traceparent,
-        client_generated_at=client_generated_at,
+        request_id=head.request_id,
+        correlation_id=head.correlation_id,
+        path=head.path,
+        traceparent=head.traceparent,
+        client_generated_at=head.client_generated_at,
         sequence=sequence,
-        method=method,
+        method=head.method,
         path_params=path_params,
-        query=query,
+        query=head.query,
     )
 
 
-def hash_payload(body: bytes, content_type: str | None, policy: Policy) -> str:
-    """Return the hash of a body. Raises ``BodyInvalidError`` for JSON that cannot be read."""
-    return body_hash(body, content_type, volatile=policy.volatile_fields)
+def hash_payload(head: RequestHead, body: bytes, policy: Policy) -> str:
+    """Return the hash of a body, or of the result of ``Policy.fingerprint``.
 
-
-def own_fingerprint(policy: Policy, request: FingerprintInput) -> str:
-    """Return the hash of what ``Policy.fingerprint`` returns for a request.
-
-    Raises what the function raises: a ``RequestError`` refuses the request.
+    Raises ``BodyInvalidError`` for JSON that cannot be read, and what the function raises: a
+    ``RequestError`` refuses the request.
     """
-    assert policy.fingerprint is not None  # noqa: S101 - the caller has checked
-    found: object = policy.fingerprint(request)
+    if policy.fingerprint is None:
+        return body_hash(body, head.content_type, volatile=policy.volatile_fields)
+    found: object = policy.fingerprint(
+        FingerprintInput(head.method, head.path, head.query, head.headers, body)
+    )
     if isinstance(found, str):
         found = found.encode("utf-8", "surrogatepass")
     if not isinstance(found, bytes):
@@ -295,3 +405,57 @@ def _fields(body: bytes) -> dict[str, Any]:
 def _decode_short(raw: msgspec.Raw) -> Any:
     """Decode a short value; a long one becomes an empty list, which is as invalid."""
     return msgspec.json.decode(raw) if len(bytes(raw)) <= _MAX_SHORT_BYTES else []
+
+
+def _usable_id(value: bytes) -> str | None:
+    """Return a client's request or correlation id if it is short and visible ASCII."""
+    if not 0 < len(value) <= _MAX_ID_LENGTH or not _VISIBLE.issuperset(value):
+        return None
+    return value.decode("ascii")
+
+
+def new_record(
+    request: GuardedRequest,
+    response: Response,
+    ttl: timedelta | None,
+    created_at: datetime,
+    new_id: NewId,
+) -> Record | None:
+    """Return the record of a response; None without a key or a TTL."""
+    if request.record_id is None or ttl is None:
+        return None
+    succeeded = response.status < _FIRST_ERROR
+    made_at = generated_at(request)
+    return Record(
+        id=request.record_id,
+        fingerprint=request.fingerprint,
+        status=response.status,
+        headers=response.stored_headers(request.policy.replay_headers),
+        body=response.body,
+        created_at=created_at,
+        expires_at=_expires_at(request, created_at, ttl, made_at, succeeded=succeeded),
+        request_id=request.request_id,
+        correlation_id=request.correlation_id,
+        audit_id=new_id(created_at) if request.policy.audit and succeeded else None,
+        client_generated_at=made_at if made_at and made_at.year in _STORED_YEARS else None,
+    )
+
+
+def _expires_at(
+    request: GuardedRequest,
+    created_at: datetime,
+    ttl: timedelta,
+    made_at: datetime | None,
+    *,
+    succeeded: bool,
+) -> datetime:
+    """Return when the record expires: never before its action is stale.
+
+    An action counts for cap + grace from its ``clientGeneratedAt``, which may be longer than the
+    TTL. It must not run again in between, unless the policy sets ``outlive_staleness`` to False.
+    """
+    expires_at = created_at + ttl
+    rule = request.policy.staleness
+    if rule is None or made_at is None or not request.policy.outlive_staleness or not succeeded:
+        return expires_at
+    return max(expires_at, made_at + rule.cap + rule.grace + _ONE_SECOND)

@@ -10,23 +10,29 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 from onceward.core.policy import Policy
 from onceward.errors import BodyTimeoutError, BodyTooLargeError, OverloadedError
-from onceward.guard.request_head import RequestHead
-from onceward.guard.request_thread import (
-    has_request_thread,
-    is_in_request_thread,
-    run_in_request_thread,
-)
-from onceward.guard.response_buffer import Receive
+from onceward.guard.request import RequestHead
+from onceward.guard.request_thread import has_request_thread, run_in_request_thread
 
-__all__ = ["LARGE_BODY_BYTES", "Disconnected", "RequestBodies", "RequestBody"]
+__all__ = [
+    "LARGE_BODY_BYTES",
+    "Disconnected",
+    "Message",
+    "Receive",
+    "RequestBodies",
+    "RequestBody",
+    "WholeBody",
+]
 
 T = TypeVar("T")
+# Messages of ASGI.
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
 
 LARGE_BODY_BYTES: Final = 64 * 1024
 """Larger bodies are hashed in a thread, one at a time. They count against the memory limit, and so
@@ -174,45 +180,77 @@ class _Begun:
             return whole
 
 
-class RequestBody:
-    """The body of one request, read once, with limits on size, time and memory."""
+class _Body:
+    """What bodies have in common: their size is limited and counted."""
 
-    __slots__ = (
-        "_bodies",
-        "_head",
-        "_held",
-        "_parts",
-        "_policy",
-        "_receive",
-        "_tenant",
-        "is_complete",
-    )
+    __slots__ = ("_bodies", "_head", "_held", "_policy", "_tenant")
 
-    def __init__(
-        self, receive: Receive, head: RequestHead, policy: Policy, bodies: RequestBodies
-    ) -> None:
-        self._receive = receive
+    def __init__(self, head: RequestHead, policy: Policy, bodies: RequestBodies) -> None:
         self._head = head
         self._policy = policy
         self._bodies = bodies
         self._held = 0
-        # What was received so far, of a body in several parts.
-        self._parts: bytearray | None = None
         self._tenant: str | None = None
-        # Whether the client has sent all of it, or has disconnected.
-        self.is_complete = False
 
     def check_declared_size(self) -> None:
         """Raise ``BodyTooLargeError`` if the head says that the body is too large."""
         declared = self._head.content_length
-        if declared is not None:
-            check_size(declared, self._policy)
+        if declared is not None and declared > self._policy.max_body_bytes:
+            raise _too_large(self._policy)
+
+    def release(self) -> None:
+        """Take the body off the count: it is not needed any more. Idempotent."""
+        if self._held:
+            self._bodies.release(self._tenant, self._held)
+            self._held = 0
+
+
+class WholeBody(_Body):
+    """A body that is in memory, or that a function reads in the thread of the request."""
+
+    __slots__ = ("_content",)
+
+    def __init__(
+        self,
+        content: bytes | Callable[[], bytes],
+        head: RequestHead,
+        policy: Policy,
+        bodies: RequestBodies,
+    ) -> None:
+        super().__init__(head, policy, bodies)
+        self._content = content
+
+    async def read(self, tenant: str | None) -> bytes:
+        """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
+        content = self._content
+        if not isinstance(content, bytes):
+            content = await run_in_request_thread(content)
+        if len(content) > self._policy.max_body_bytes:
+            raise _too_large(self._policy)
+        if len(content) > LARGE_BODY_BYTES:
+            self._bodies.hold(tenant, len(content))
+            self._tenant, self._held = tenant, len(content)
+        return content
+
+
+class RequestBody(_Body):
+    """The body of an ASGI request, read once, with limits on size, time and memory."""
+
+    __slots__ = ("_parts", "_receive", "is_complete")
+
+    def __init__(
+        self, receive: Receive, head: RequestHead, policy: Policy, bodies: RequestBodies
+    ) -> None:
+        super().__init__(head, policy, bodies)
+        self._receive = receive
+        # What was received so far, of a body in several parts.
+        self._parts: bytearray | None = None
+        # Whether the client has sent all of it, or has disconnected.
+        self.is_complete = False
 
     async def read(self, tenant: str | None) -> bytes:
         """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
         self._tenant = tenant
-        if is_in_request_thread():  # without an event loop; the framework has read the body
-            return await self._read()
         # Most bodies arrive with their head, and then nothing waits: they need no timer.
         reading = self._read()
         try:
@@ -232,18 +270,9 @@ class RequestBody:
         except TimeoutError:
             raise BodyTimeoutError(f"the body was not complete after {seconds:g} seconds") from None
 
-    def release(self) -> None:
-        """Take the body off the count: it is not needed any more. Idempotent."""
-        if self._held:
-            self._bodies.release(self._tenant, self._held)
-            self._held = 0
-
     async def is_there(self) -> bool:
-        """Return whether the rest has arrived already. It is discarded.
-
-        Also true in sync frameworks, where the connection is a matter of the WSGI server.
-        """
-        if self.is_complete or has_request_thread():
+        """Return whether the rest has arrived already. It is discarded."""
+        if self.is_complete:
             return True
         await self._discard(0.0, idle_seconds=None)
         return self.is_complete
@@ -269,7 +298,7 @@ class RequestBody:
             self.is_complete = not message.get("more_body", False)
             size = len(body) if parts is None else len(parts) + len(body)
             if size > limit:
-                check_size(size, self._policy)
+                raise _too_large(self._policy)
             is_whole = self.is_complete and parts is None
             if size > (LARGE_BODY_BYTES if is_whole else _UNCOUNTED_BYTES):
                 self._bodies.hold(self._tenant, size - self._held)
@@ -294,7 +323,5 @@ class RequestBody:
             pass
 
 
-def check_size(size: int, policy: Policy) -> None:
-    """Raise ``BodyTooLargeError`` for a body that is larger than the policy allows."""
-    if size > policy.max_body_bytes:
-        raise BodyTooLargeError(f"the body may have at most {policy.max_body_bytes} bytes")
+def _too_large(policy: Policy) -> BodyTooLargeError:
+    return BodyTooLargeError(f"the body may have at most {policy.max_body_bytes} bytes")

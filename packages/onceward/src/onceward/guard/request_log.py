@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -36,7 +36,7 @@ from onceward.stores.sql_loader import load_queries
 from onceward_protocol.error_codes import ERROR_HEADER, error_code
 from onceward_protocol.ids import new_uuid4
 
-__all__ = ["LoggedRequest", "RequestLog", "RequestNotes", "code_of"]
+__all__ = ["LoggedRequest", "RequestLog", "code_of"]
 
 _KEEP_SECONDS: Final = 7 * 86_400.0
 _FLUSH_SECONDS: Final = 1.0
@@ -82,21 +82,6 @@ class LoggedRequest(NamedTuple):
     received_request_hash: str | None = None
     differs: str | None = None
     code: str | None = None
-
-
-class RequestNotes(Protocol):
-    """What logs a request: ``RequestLog``, or the chunk of a batch until it is committed."""
-
-    def note(
-        self,
-        request: GuardedRequest,
-        outcome: Outcome,
-        status: int | None,
-        record: Record | None = None,
-        *,
-        code: str | None = None,
-    ) -> None:
-        """Log a request; ``record`` is that of the first request with its key, if there is one."""
 
 
 class RequestLog:

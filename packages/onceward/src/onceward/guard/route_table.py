@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from onceward.core.policy import Policy
 from onceward.errors import ConfigurationError
@@ -15,6 +15,7 @@ __all__ = [
     "GuardedRoute",
     "Match",
     "OpenRoute",
+    "RouteTable",
     "guard_of",
     "mark_guarded",
 ]
@@ -80,6 +81,13 @@ class Match(NamedTuple):
     is_claimed_late: bool = False
     # The framework's route, if it may be called directly.
     source: object = None
+
+
+class RouteTable(Protocol):
+    """Finds the guarded route of a request."""
+
+    def find(self, method: str, path: str) -> Match | None:
+        """Return the guarded route, or None if the request is not guarded."""
 
 
 _NOT_FOUND: Final = Match("", Policy(), {})

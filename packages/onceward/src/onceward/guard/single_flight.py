@@ -1,15 +1,29 @@
 """One leader per key in this process; duplicates wait on a future, not on the database."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from onceward.core.idempotency_record import Record, RecordId
-from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread
+from onceward.errors import InProgressError
+from onceward.guard.reports import Reports
+from onceward.guard.request import GuardedRequest
+from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread, sleep
+from onceward.guard.sequence_turns import SequenceTurns
+from onceward.guard.strict_sequences import number_of
+from onceward.ports import Clock, Store
+from onceward.stores.sessions.gate import current_visit
+from onceward_protocol.error_codes import CODES
 
-__all__ = ["SingleFlight"]
+__all__ = ["Duplicates", "SingleFlight"]
+
+T = TypeVar("T")
+
+# Pauses between two attempts to claim a key that another process holds.
+_POLL_FIRST_SECONDS: Final = 0.005
+_POLL_MAX_SECONDS: Final = 0.25
 
 
 class SingleFlight:
@@ -84,3 +98,91 @@ class SingleFlight:
         future = self._running.pop(record_id, None)
         if future is not None and not future.done():
             future.set_result(record)
+
+
+class Duplicates:
+    """How requests wait for another one with their key, or for their turn."""
+
+    def __init__(
+        self, store: Store, clock: Clock, in_flight: SingleFlight, reports: Reports
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._in_flight = in_flight
+        self._reports = reports
+
+    def deadline_of(self, request: GuardedRequest) -> float:
+        """Return the monotonic time until which a duplicate may wait."""
+        return self._clock.monotonic() + request.policy.wait.total_seconds()
+
+    def in_progress(self, request: GuardedRequest) -> InProgressError:
+        """Count a duplicate that has waited too long, and return its error."""
+        code = CODES["in_progress"]
+        self._reports.outcome(request.endpoint, "in_progress")
+        name = code.name(request.policy.error_format)
+        self._reports.note(request, "in_progress", code.status, code=name)
+        return InProgressError(
+            "the first request with this key is still running"
+            if request.sequence is None
+            else "this request, or an earlier one of this client, is still running",
+            retry_after_seconds=1,
+        )
+
+    async def wait_for_leader(
+        self, request: GuardedRequest, record_id: RecordId, deadline: float
+    ) -> Record | None:
+        """Return the record that the leader has committed, or None."""
+        seconds = max(0.0, deadline - self._clock.monotonic())
+        return await self._wait(request, lambda: self._in_flight.wait(record_id, seconds))
+
+    async def wait_for_turn(
+        self, request: GuardedRequest, turns: SequenceTurns, deadline: float
+    ) -> None:
+        """Wait until no earlier request of the stream runs."""
+        seconds = max(0.0, deadline - self._clock.monotonic())
+
+        async def wait() -> None:
+            with self._in_flight.waiting(request.principal.tenant):
+                await turns.wait(request.stream, number_of(request), seconds)
+
+        await self._wait(request, wait)
+
+    async def _wait(self, request: GuardedRequest, work: Callable[[], Awaitable[T]]) -> T:
+        started = self._clock.monotonic()
+        try:
+            await self.release_connection()
+            return await work()
+        except TimeoutError:
+            raise self.in_progress(request) from None
+        finally:
+            waited = self._clock.monotonic() - started
+            self._reports.metrics.waited(request.endpoint, waited)
+
+    async def poll(self, request: GuardedRequest, pause: float, deadline: float) -> float:
+        """Wait as a duplicate, unless the time is up or too many of its tenant wait.
+
+        ``pause`` is what it returned before, 0 at first.
+        """
+        pause = min(pause * 2 or _POLL_FIRST_SECONDS, _POLL_MAX_SECONDS)
+        seconds = min(pause, deadline - self._clock.monotonic())
+        if seconds <= 0:
+            raise self.in_progress(request)
+        try:
+            with self._in_flight.waiting(request.principal.tenant):
+                await sleep(seconds)
+        except TimeoutError:
+            raise self.in_progress(request) from None
+        return pause
+
+    async def release_connection(self) -> None:
+        """Return the connection that the sign-in of a sync app has read with, before a wait.
+
+        If duplicates kept theirs, the first request could find none in the pool. Nor must they
+        count as requests that are about to take one.
+        """
+        if self._store.has_thread_sessions:
+            await self._store.release_connection()
+        if self._store.is_gated:
+            visit = current_visit()
+            if visit is not None:
+                visit.leave_without_connection()

@@ -26,12 +26,12 @@ _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class JobView:
     """A job in any state."""
 
-    # The tenant it belongs to.
-    tenant: str
     # A UUID derived from type and resource.
     id: str
     # What makes two jobs the same job.
     key: str
+    # The tenant it belongs to.
+    tenant: str
     # The queue.
     queue: str
     # The type.
@@ -40,6 +40,9 @@ class JobView:
     resource_id: str | None
     # Waiting, running, done or dead.
     state: JobState
+    # Whether it runs under a lease that has expired: its worker is dead or hangs, and the next
+    # worker that serves the queue claims it.
+    lease_expired: bool = False
     # Attempts that have started.
     attempts: int
     # Attempts after which it is dead-lettered.
@@ -48,10 +51,6 @@ class JobView:
     worker: str | None
     # Why it was dead-lettered.
     reason: str | None
-    # The request that enqueued it.
-    request_id: str
-    # The chain of requests it belongs to.
-    correlation_id: str
     # When it was enqueued.
     enqueued_at: datetime
     # When it may next be claimed: its due time or the end of its lease. None while it waits for
@@ -59,9 +58,10 @@ class JobView:
     due_at: datetime | None
     # When it was done or dead-lettered.
     ended_at: datetime | None
-    # Whether it runs under a lease that has expired: its worker is dead or hangs, and the next
-    # worker that serves the queue claims it.
-    lease_expired: bool = False
+    # The request that enqueued it.
+    request_id: str
+    # The chain of requests it belongs to.
+    correlation_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,10 +114,10 @@ class JobDetail:
     order_key: str | None
     # All requests that caused it, the one that enqueued it first.
     causes: tuple[JobCause, ...]
-    # The failed attempts, oldest first.
-    failures: tuple[Failure, ...]
     # The recorded steps and their results.
     steps: dict[str, Any]
+    # The failed attempts, oldest first.
+    failures: tuple[Failure, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -132,6 +132,7 @@ class JobContext(JobAttributes):
         "_has_slot",
         "_idle_seconds",
         "_job_store",
+        "_max_payload_bytes",
         "_step_names",
         "_steps",
         "_transaction_slots",
@@ -147,7 +148,8 @@ class JobContext(JobAttributes):
         *,
         worker: str,
         idle_seconds: float,
-        defaults_for: Callable[[str], dict[str, Any]],
+        defaults_for: Callable[[str], EnqueueOptions],
+        max_payload_bytes: int,
         transaction_slots: asyncio.Semaphore | None = None,
     ) -> None:
         super().__init__(job, job.decoded())
@@ -155,6 +157,7 @@ class JobContext(JobAttributes):
         self._worker = worker
         self._idle_seconds = idle_seconds
         self._defaults_for = defaults_for
+        self._max_payload_bytes = max_payload_bytes
         self._transaction_slots = transaction_slots
         self._has_slot = False
         self._unit: UnitOfWork | None = None
@@ -198,19 +201,25 @@ class JobContext(JobAttributes):
     async def enqueue(
         self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> EnqueueOutcome:
-        """Enqueue another job in this one's transaction; options as in ``Onceward.enqueue``."""
-        given = {name: value for name, value in options.items() if value is not None}
-        chosen = self._defaults_for(job_type) | given
+        """Enqueue another job in this one's transaction. Raises ``UsageError``."""
         cause = Cause(
-            chosen.pop("tenant", self.tenant),
+            self.tenant,
             f"job {self.type}",
             self.request_id,
             self.correlation_id,
             continued_traceparent(self.traceparent),
         )
         # What follows from a write is about the version that the write made.
-        chosen.setdefault("version", self._job.version)
-        job = new_job(job_type, payload, cause=cause, **chosen)
+        defaults = self._defaults_for(job_type)
+        defaults["version"] = self._job.version
+        job = new_job(
+            job_type,
+            payload,
+            cause=cause,
+            defaults=defaults,
+            max_payload_bytes=self._max_payload_bytes,
+            **options,
+        )
         self.enqueued = True
         outcome = await self._job_store.enqueue((await self.unit()).statements, job)
         log_duplicate(job, outcome)

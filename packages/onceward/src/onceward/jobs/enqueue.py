@@ -5,7 +5,7 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
 import msgspec
@@ -22,7 +22,6 @@ __all__ = [
     "Cause",
     "EnqueueOptions",
     "JobName",
-    "JobOptions",
     "encode_json",
     "log_duplicate",
     "new_job",
@@ -63,32 +62,34 @@ class Cause(msgspec.Struct, frozen=True):
     traceparent: str | None = None
 
 
-class JobOptions(TypedDict, total=False):
-    """When a job runs, and which jobs are the same; see ``Onceward.enqueue``."""
-
-    # What the job is about; two jobs of one type and resource are one job.
-    resource_id: JobName | None
-    # Not before this time, which has a time zone.
-    run_at: datetime | None
-    # Not before this many seconds from now.
-    delay_seconds: float
-    # Merged with a waiting job that has the same text.
-    coalesce: JobName | None
-    # Jobs with the same text run one at a time, in the order of their commits.
-    order: JobName | None
-    # The version of the aggregate that was written, for the audit events.
-    version: int | None
-
-
-class EnqueueOptions(JobOptions, total=False):
-    """Options of ``enqueue``, for a request and in a job."""
+class EnqueueOptions(TypedDict, total=False):
+    """Options of ``enqueue``, in a request and in a job. None is the default of each."""
 
     # The queue of the job type by default.
     queue: str | None
     # The tenant of the request or job by default.
     tenant: str | None
+    # What the job is about: two jobs of one type and resource are the same job, which runs once.
+    # The hash of the payload by default.
+    resource_id: JobName | None
+    # Not before this time, which has a time zone.
+    run_at: datetime | None
+    # Not before this many seconds from now; 0 by default.
+    delay_seconds: float
+    # For work that follows a changing state: merged with a job of the same text that still waits.
+    # One that has started is followed by a new job.
+    coalesce: JobName | None
+    # Jobs with the same text run one at a time, in the order of their commits.
+    order: JobName | None
+    # The version of the aggregate that was written, for the job's audit events; by default the one
+    # given to ``describe`` before, in a job that of the job.
+    version: int | None
     # From 1 to 1000; that of the job type by default.
     max_attempts: int | None
+
+
+_OPTIONS: Final = frozenset(EnqueueOptions.__annotations__)
+_DEFAULTS: Final = EnqueueOptions(queue="default", delay_seconds=0.0, max_attempts=5)
 
 
 def encode_json(value: Any) -> bytes:
@@ -122,7 +123,28 @@ def _storable(text: str, what: str) -> str:
     return text
 
 
-def _check_instant(run_at: datetime, delay_seconds: float) -> None:
+def _chosen(options: EnqueueOptions, defaults: EnqueueOptions) -> dict[str, Any]:
+    """Return the options that are given, and the defaults of others."""
+    if unknown := options.keys() - _OPTIONS:
+        raise TypeError(f"enqueue() got an unexpected keyword argument {min(unknown)!r}")
+    given = {name: value for name, value in options.items() if value is not None}
+    return {**_DEFAULTS, **defaults, **given}
+
+
+def _check_attempts(max_attempts: int) -> None:
+    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool):
+        raise UsageError(f"max_attempts must be an integer, not {type(max_attempts).__name__}")
+    if not 1 <= max_attempts <= MAX_ATTEMPTS:
+        raise UsageError(f"max_attempts must be from 1 to {MAX_ATTEMPTS}")
+
+
+def _check_start(run_at: datetime | None, delay_seconds: float) -> None:
+    if not isinstance(delay_seconds, int | float) or isinstance(delay_seconds, bool):
+        raise UsageError(f"delay_seconds must be a number, not {type(delay_seconds).__name__}")
+    if not 0 <= delay_seconds <= MAX_SECONDS:
+        raise UsageError(f"delay_seconds must be from 0 to {MAX_SECONDS:.0f}")
+    if run_at is None:
+        return
     if not isinstance(run_at, datetime):
         raise UsageError(f"run_at must be a datetime, not {type(run_at).__name__}")
     if run_at.tzinfo is None:
@@ -159,42 +181,31 @@ def new_job(
     payload: Any,
     *,
     cause: Cause,
-    queue: str = "default",
-    resource_id: JobName | None = None,
-    run_at: datetime | None = None,
-    delay_seconds: float = 0.0,
-    coalesce: JobName | None = None,
-    order: JobName | None = None,
-    version: int | None = None,
-    max_attempts: int = 5,
+    defaults: EnqueueOptions | None = None,
     max_payload_bytes: int = MAX_PAYLOAD_BYTES,
+    **options: Unpack[EnqueueOptions],
 ) -> NewJob:
-    """Validate the arguments and derive the job's key and id. Raises ``UsageError``.
+    """Validate the options and derive the job's key and id. Raises ``UsageError``.
 
-    ``resource_id`` names what the job is about and becomes part of its key; without one the hash
-    of the payload does. ``coalesce`` merges the job into a waiting one with the same value;
-    ``order`` runs jobs with the same value one at a time. ``version`` is that of the aggregate, for
-    the audit events.
+    ``resource_id`` becomes part of the key; without one the hash of the payload does. ``defaults``
+    are for options that are not given, or None.
     """
-    check_name(queue, "queue")
+    chosen = _chosen(options, defaults or {})
+    queue = check_name(chosen["queue"], "queue")
     check_name(job_type, "type")
-    if not isinstance(cause.tenant, str):
-        raise UsageError(f"tenant must be text, not {type(cause.tenant).__name__}")
-    _storable(cause.tenant, "tenant")
-    resource = _text(resource_id, "resource_id")
-    coalesce_key = _text(coalesce, "coalesce")
-    order_key = _text(order, "order")
-    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool):
-        raise UsageError(f"max_attempts must be an integer, not {type(max_attempts).__name__}")
-    if not 1 <= max_attempts <= MAX_ATTEMPTS:
-        raise UsageError(f"max_attempts must be from 1 to {MAX_ATTEMPTS}")
-    if not isinstance(delay_seconds, int | float) or isinstance(delay_seconds, bool):
-        raise UsageError(f"delay_seconds must be a number, not {type(delay_seconds).__name__}")
-    if not 0 <= delay_seconds <= MAX_SECONDS:
-        raise UsageError(f"delay_seconds must be from 0 to {MAX_SECONDS:.0f}")
+    tenant = chosen.get("tenant", cause.tenant)
+    if not isinstance(tenant, str):
+        raise UsageError(f"tenant must be text, not {type(tenant).__name__}")
+    _storable(tenant, "tenant")
+    resource = _text(chosen.get("resource_id"), "resource_id")
+    coalesce_key = _text(chosen.get("coalesce"), "coalesce")
+    order_key = _text(chosen.get("order"), "order")
+    run_at, delay_seconds = chosen.get("run_at"), chosen["delay_seconds"]
+    _check_start(run_at, delay_seconds)
+    max_attempts = chosen["max_attempts"]
+    _check_attempts(max_attempts)
+    version = chosen.get("version")
     _check_version(version)
-    if run_at is not None:
-        _check_instant(run_at, delay_seconds)
     try:
         text = encode_json(payload)
         if len(text) > max_payload_bytes:
@@ -208,11 +219,11 @@ def new_job(
     about = resource or coalesce_key or digest
     if coalesce_key is not None:
         about = f"{about}#{new_request_id()}"
-    key = job_key(cause.tenant, queue, job_type, about)
+    key = job_key(tenant, queue, job_type, about)
     return NewJob(
         id=job_id(key),
         key=key,
-        tenant=cause.tenant,
+        tenant=tenant,
         queue=queue,
         type=job_type,
         payload=text.decode(),

@@ -87,11 +87,6 @@ class ExecutorConfig:
     # Keeps a reference to a handler that does not end.
     abandon: Callable[[asyncio.Task[Any]], None]
 
-    def defaults_for(self, job_type: str) -> dict[str, Any]:
-        """Return the default arguments for enqueueing a job of this type."""
-        limit = {"max_payload_bytes": self.max_payload_bytes}
-        return self.registry.defaults_for(job_type) | limit
-
 
 class JobExecutor:
     """One attempt at one job."""
@@ -231,7 +226,8 @@ class JobExecutor:
             worker=config.worker_name,
             idle_seconds=config.lease_seconds,
             # Not a method of this object: the two would form a cycle for the garbage collector.
-            defaults_for=config.defaults_for,
+            defaults_for=config.registry.defaults_for,
+            max_payload_bytes=config.max_payload_bytes,
             transaction_slots=config.transaction_slots,
         )
         if self._is_lost or self._is_released:

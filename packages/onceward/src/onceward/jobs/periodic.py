@@ -83,13 +83,13 @@ class PeriodicEnqueuer:
 
     async def _enqueue(self, periodic: Periodic, slot: datetime) -> None:
         request_id = new_request_id()
-        options = self._registry.defaults_for(periodic.type) | {"queue": periodic.queue}
         job = new_job(
             periodic.type,
             periodic.payload,
+            defaults=self._registry.defaults_for(periodic.type),
+            queue=periodic.queue,
             resource_id=slot.isoformat(),
             cause=Cause(SYSTEM_TENANT, "clock", request_id, request_id),
-            **options,
         )
         # A slot whose job was dead-lettered has run, too; an operator may requeue it.
         if await self._job_store.read("find_job", {"tenant": job.tenant, "job_id": job.id}):

@@ -11,7 +11,7 @@ from onceward.core.job import check_name
 from onceward.core.schedule import Daily, Every, Schedule
 from onceward.errors import ConfigurationError
 from onceward.jobs.context import JobContext
-from onceward.jobs.enqueue import MAX_ATTEMPTS
+from onceward.jobs.enqueue import MAX_ATTEMPTS, EnqueueOptions
 from onceward.jobs.sync_handler import SyncJobContext
 
 __all__ = ["Handler", "JobRegistry", "Periodic", "Registration"]
@@ -129,13 +129,8 @@ class JobRegistry:
         """Return the handler of a job type, or None."""
         return self._registrations.get(job_type)
 
-    def queue_of(self, job_type: str) -> str:
-        """Return the queue of a job type; ``default`` if it has no handler."""
-        found = self._registrations.get(job_type)
-        return "default" if found is None else found.queue
-
-    def defaults_for(self, job_type: str) -> dict[str, Any]:
-        """Return the default arguments for enqueueing a job of this type."""
+    def defaults_for(self, job_type: str) -> EnqueueOptions:
+        """Return the defaults for enqueueing a job of this type: those of its handler."""
         found = self._registrations.get(job_type)
         if found is None:
             return {}

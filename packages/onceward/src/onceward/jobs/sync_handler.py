@@ -63,7 +63,7 @@ class SyncJobContext(JobAttributes):
     def enqueue(
         self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> EnqueueOutcome:
-        """Enqueue another job in this one's transaction; options as in ``Onceward.enqueue``."""
+        """Enqueue another job in this one's transaction. Raises ``UsageError``."""
         return self._calls.wait(self._context.enqueue(job_type, payload, **options))
 
 

@@ -2,7 +2,7 @@
 
 =====================  =====================================================================
 API key in a header    ``Onceward(…, identify=ApiKeyIdentify({hash_api_key(key): principal}))``
-bearer token (JWT)     ``Onceward(…, identify=JwtIdentify(…))`` of ``server.jwt_auth``
+bearer token (JWT)     ``Onceward(…, identify=JwtIdentify(…))`` of ``sign_in.jwt_auth``
 FastAPI dependency     ``Onceward(…, principal=principal_from(current_user))``
 Flask-Login            nothing to write; ``onceward.flask.login_principal``
 Django's user          nothing to write; ``onceward.django.user_principal``
@@ -17,8 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Annotated, Any, Final
 
 from onceward.errors import ConfigurationError, NotAuthenticatedError, UsageError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 
 __all__ = ["ApiKeyIdentify", "FindPrincipal", "hash_api_key", "id_of_user", "principal_from"]
 

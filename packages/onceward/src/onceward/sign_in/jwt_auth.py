@@ -25,8 +25,7 @@ with needs_extra("jwt"):
 import msgspec
 
 from onceward.errors import ConfigurationError, NotAuthenticatedError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 from onceward.ports import Clock
 from onceward.sign_in.jwt_keys import UNREADABLE, keys_unavailable, open_keys, usable_secret
 from onceward_protocol.clock import SystemClock

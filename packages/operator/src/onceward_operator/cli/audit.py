@@ -22,7 +22,7 @@ from onceward.audit.chain import (
 )
 from onceward.audit.sealer import AuditSealer
 from onceward.cli.database import audit_keys, opened
-from onceward.cli.target import Target
+from onceward.cli.options import Target
 from onceward.guard.erasures import erased_at
 from onceward.stores.parts import AUDIT_SEALS
 from onceward_operator.audit_trail import EXPORT_FORMAT, AuditTrail

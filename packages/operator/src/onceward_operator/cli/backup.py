@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from onceward.cli.target import AppTarget, Target, describe_target
+from onceward.cli.options import AppTarget, Target, describe_target
 from onceward.stores.urls import StoreUrl, parse_store_url
 from onceward_protocol.cli.output import CommandError, print_json
 

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from onceward.cli.options import DEFAULT_DATABASE, App, Database, Json
-from onceward.cli.target import choose_target
+from onceward.cli.options import DEFAULT_DATABASE, App, Database, Json, choose_target
 from onceward_operator.cli.audit_commands import audit_app
 from onceward_operator.cli.data_commands import add_data_commands
 from onceward_operator.cli.tenant_commands import tenant_app

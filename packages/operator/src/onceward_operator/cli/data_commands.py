@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from onceward.cli.options import DEFAULT_DATABASE, App, Database, Json
-from onceward.cli.target import choose_target
+from onceward.cli.options import DEFAULT_DATABASE, App, Database, Json, choose_target
 
 __all__ = ["add_data_commands"]
 

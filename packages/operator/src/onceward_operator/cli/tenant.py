@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final, TextIO
 
 from onceward.cli.database import namespaces_in, opened, opened_cache
-from onceward.cli.target import AppTarget, Target
+from onceward.cli.options import AppTarget, Target
 from onceward.errors import ConfigurationError, StoreError
 from onceward.ports import Store
 from onceward.stores.tenant_tables import TenantTable
@@ -175,7 +175,7 @@ async def _opened(
         if isinstance(target, AppTarget):
             from onceward.cli.app_loader import load_onceward
 
-            tables += load_onceward(target.name).tenant_tables
+            tables += load_onceward(target.name).runtime.tenant_tables
         unique = list({table.name: table for table in [*given, *tables]}.values())
         try:
             data = await TenantData.open(store, SystemClock(), unique)

@@ -5,8 +5,15 @@ from typing import Annotated
 
 import typer
 
-from onceward.cli.options import DEFAULT_DATABASE, App, Database, Environment, Json, RedisUrl
-from onceward.cli.target import choose_target
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    App,
+    Database,
+    Environment,
+    Json,
+    RedisUrl,
+    choose_target,
+)
 
 __all__ = ["tenant_app"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from onceward.cli.database import opened
-from onceward.cli.target import Target
+from onceward.cli.options import Target
 from onceward.errors import StoreError
 from onceward.jobs.admin import JobAdmin, QueueDepth
 from onceward.jobs.depth_reporter import MAX_COUNTED

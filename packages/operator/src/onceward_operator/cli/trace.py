@@ -5,8 +5,7 @@ import sys
 from datetime import UTC, datetime
 
 from onceward.cli.database import opened
-from onceward.cli.target import Target
-from onceward.cli.tenants import tenant_or_all
+from onceward.cli.options import Target, tenant_or_all
 from onceward.core.tenants import tenant_or_none
 from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward_operator.request_trace import Moment, timeline

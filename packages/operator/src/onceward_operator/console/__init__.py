@@ -72,7 +72,7 @@ def console(
     Replays, mismatches and refusals are logged from now on, unless
     ``Onceward(request_log_seconds=0)`` says otherwise.
     """
-    onceward.log_requests()
+    onceward.runtime.log_requests()
     return ConsoleApp(
         onceward,
         access=access,

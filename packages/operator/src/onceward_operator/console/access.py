@@ -9,8 +9,7 @@ from typing import Any, Final, Protocol
 
 from onceward.core.tenants import ALL_TENANTS, AllTenants, TenantFilter
 from onceward.errors import NotAuthenticatedError
-from onceward.guard.request import Principal
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import Principal, RequestHead
 
 __all__ = ["Access", "Operator", "Role", "TokenAccess"]
 

@@ -24,7 +24,7 @@ from onceward.app import Onceward
 from onceward.core.idempotency_record import AuditEvent
 from onceward.core.job import EnqueueOutcome
 from onceward.errors import CommitUnknownError, NotFoundError, RequestError
-from onceward.jobs.enqueue import Cause, JobOptions, new_job
+from onceward.jobs.enqueue import Cause, EnqueueOptions, new_job
 from onceward.ports import Transaction
 from onceward_operator.console.page import ConsoleError, NotShownError, PageRequest
 from onceward_protocol.canonical_json import canonical_json
@@ -33,7 +33,6 @@ from onceward_protocol.ids import new_id
 __all__ = ["OperatorAction", "operator_action"]
 
 _OK: Final = 200
-_MAX_ATTEMPTS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +48,19 @@ class OperatorAction:
         self,
         job_type: str,
         payload: Any = None,
-        *,
-        queue: str | None = None,
-        tenant: str | None = None,
-        max_attempts: int | None = None,
-        **options: Unpack[JobOptions],
+        **options: Unpack[EnqueueOptions],
     ) -> EnqueueOutcome:
-        """Enqueue a job in the transaction. Same options as ``Onceward.enqueue``."""
-        onceward, cause = self._onceward, self._cause
-        found = onceward.jobs.find(job_type)
-        attempts = found.max_attempts if found else _MAX_ATTEMPTS
+        """Enqueue a job in the transaction."""
+        onceward = self._onceward
         job = new_job(
             job_type,
             payload,
-            cause=Cause(
-                cause.tenant if tenant is None else tenant,
-                cause.actor,
-                cause.request_id,
-                cause.correlation_id,
-            ),
-            queue=onceward.jobs.queue_of(job_type) if queue is None else queue,
-            max_attempts=attempts if max_attempts is None else max_attempts,
-            max_payload_bytes=onceward.max_payload_bytes,
+            cause=self._cause,
+            defaults=onceward.jobs.defaults_for(job_type),
+            max_payload_bytes=onceward.runtime.config.max_payload_bytes,
             **options,
         )
-        return await onceward.job_store.enqueue(self.transaction, job)
+        return await onceward.runtime.job_store.enqueue(self.transaction, job)
 
 
 @asynccontextmanager
@@ -119,4 +106,4 @@ async def operator_action(
     except BaseException:
         await unit.rollback()
         raise
-    onceward.notifier.notify()
+    onceward.runtime.notifier.notify()

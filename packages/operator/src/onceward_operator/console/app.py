@@ -124,8 +124,8 @@ class ConsoleApp:
             return self._redirect(request, "")  # the cookie is for the paths below
         session: Session | None = None
         try:
-            await self._onceward.ready()
-            self._onceward.request_log.start()  # mounted after the store was opened
+            await self._onceward.runtime.ready()
+            self._onceward.runtime.request_log.start()  # mounted after the store was opened
             if path == "sign-in":
                 return await self._sign_in(request)
             session = await self._session_of(request)

@@ -107,7 +107,7 @@ class _List:
 class _JobPages:
     def __init__(self, onceward: Onceward[Any]) -> None:
         self._registry = onceward.jobs
-        self._notify = onceward.notifier.notify
+        self._notify = onceward.runtime.notifier.notify
 
     async def all(self, request: PageRequest) -> Shown:
         """List jobs by filter: those in one state, or the first ones of each state."""

@@ -34,10 +34,10 @@ def not_found(
     tenants = [name for name in searched_tenants(request) if name is not None]
     lifetimes = [
         ttl
-        for route in onceward.table().routes
+        for route in onceward.runtime.routes.table().routes
         for ttl in (route.guard.policy.success_ttl, route.guard.policy.error_ttl)
     ]
-    log_seconds = onceward.request_log.keep_seconds
+    log_seconds = onceward.runtime.request_log.keep_seconds
     return Shown(
         "not_found.html",
         {

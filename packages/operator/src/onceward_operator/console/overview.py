@@ -94,14 +94,14 @@ class _Overview:
                 "durability": _durability(request.store),
                 "queues": queues,
                 "most": most,
-                "breaker": self._onceward.idempotency.breaker.state.value,
+                "breaker": self._onceward.runtime.idempotency.breaker.state.value,
             },
         )
 
     def _attention(self, unswept: timedelta | None, not_logged: float) -> list[Attention]:
         """Return what to look at besides queues, the most urgent first."""
         found = []
-        if self._onceward.idempotency.breaker.state is BreakerState.OPEN:
+        if self._onceward.runtime.idempotency.breaker.state is BreakerState.OPEN:
             found.append(Attention("The circuit breaker of the database is open.", "system"))
         durability = getattr(self._onceward.store, "durability", None)
         if durability is not None:

@@ -64,7 +64,7 @@ class _Worker:
 class _QueuePages:
     def __init__(self, onceward: Onceward[Any]) -> None:
         self._registry = onceward.jobs
-        self._notify = onceward.notifier.notify
+        self._notify = onceward.runtime.notifier.notify
 
     async def all(self, request: PageRequest) -> Shown:
         """List the queues that have jobs, a handler in this process, or are paused."""

@@ -90,7 +90,9 @@ class _RecordPages:
             "records.html",
             {
                 "records": [_listed(record) for record in shown],
-                "endpoints": sorted({r.endpoint for r in self._onceward.table().routes}),
+                "endpoints": sorted(
+                    {r.endpoint for r in self._onceward.runtime.routes.table().routes}
+                ),
                 "first": _link(kept) if after else None,
                 "next": _link(kept | {"after": _encode_cursor(shown[-1])}) if more else None,
             },
@@ -117,7 +119,7 @@ class _RecordPages:
         jobs = await self._jobs(request.store, record)
         repeats = await requests_of_key(request.store, record)
         code = code_of(record.response()) if record.status else None
-        log_seconds = self._onceward.request_log.keep_seconds
+        log_seconds = self._onceward.runtime.request_log.keep_seconds
         return Shown(
             "record.html",
             {
@@ -193,7 +195,7 @@ class _RecordPages:
         return [{**row, "id": str(row["job_id"])} for row in rows]
 
     def _policy(self, endpoint: str) -> Policy | None:
-        for route in self._onceward.table().routes:
+        for route in self._onceward.runtime.routes.table().routes:
             if route.endpoint == endpoint:
                 return route.guard.policy
         return None

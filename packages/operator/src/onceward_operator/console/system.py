@@ -46,7 +46,7 @@ def system_page(onceward: Onceward[Any], settings: ReadSettings | None) -> Page:
                 "durability": await _durability(store),
                 "migrations": await _migrations(store),
                 "settings": settings() if settings is not None else {},
-                "breaker": onceward.idempotency.breaker.state.value,
+                "breaker": onceward.runtime.idempotency.breaker.state.value,
             },
         )
 

@@ -109,7 +109,7 @@ class _TenantPages:
             raise ConsoleError("to erase the tenant, type its name")
         reason = request.reason()
         data = await self._data()
-        forget_cached = getattr(self._onceward.idempotency.cache, "forget_tenant", None)
+        forget_cached = getattr(self._onceward.runtime.idempotency.cache, "forget_tenant", None)
 
         async def run() -> None:
             try:
@@ -128,7 +128,7 @@ class _TenantPages:
 
     async def _data(self) -> TenantData:
         onceward = self._onceward
-        return await TenantData.open(onceward.store, onceward.clock, onceward.tenant_tables)
+        return await TenantData.open(onceward.store, onceward.clock, onceward.runtime.tenant_tables)
 
 
 def _subject(table: str, prefix: str) -> str:

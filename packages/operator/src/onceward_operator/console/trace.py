@@ -113,7 +113,7 @@ class _TracePages:
         for tenant in searched_tenants(request):
             moments = await timeline(request.store, wanted, tenant)
             if moments:
-                seconds = self._onceward.request_log.keep_seconds
+                seconds = self._onceward.runtime.request_log.keep_seconds
                 return Shown(
                     "trace.html",
                     {

@@ -11,6 +11,7 @@ from onceward import Onceward
 from onceward.errors import BodyInvalidError, ServiceError
 from onceward.ports import Store
 from onceward_services.auth import CurrentPrincipal
+from onceward_services.event_stream import POLL_SECONDS
 from onceward_services.field.repository import ChangePage, Item, list_branches, list_changes
 from onceward_services.openapi import errors
 from onceward_services.settings import Settings
@@ -171,7 +172,7 @@ def add_changes(
                     break
                 if await request.is_disconnected():
                     break
-                seconds = min(left, settings.field_changes_poll_seconds)
+                seconds = min(left, POLL_SECONDS)
                 await wait_for_wake_up(wake_up, seconds, server_is_stopping)
         return Response(_page_text(page.items, following), media_type="application/json")
 

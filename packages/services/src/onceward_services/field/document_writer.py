@@ -35,7 +35,7 @@ class DocumentWriter:
     ) -> None:
         """``noun`` is the singular of the kind, for error messages."""
         self._clock = onceward.clock
-        self._bodies = onceward.bodies
+        self._bodies = onceward.runtime.bodies
         self._has_functions = onceward.store.name == "postgresql"
         self._notifier = notifier
         self._kind = kind

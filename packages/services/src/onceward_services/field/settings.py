@@ -11,9 +11,6 @@ class FieldSettings(BaseModel):
     field_changes_wait_seconds: float = Field(
         60.0, ge=0, le=3600, description="a number of seconds from 0 to 3600"
     )
-    field_changes_poll_seconds: float = Field(
-        1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
-    )
     field_changes_waiting: int = Field(
         10, ge=0, le=1_000_000, description="a whole number, or 0 for no limit"
     )

@@ -150,8 +150,6 @@ def _add_reads(api: APIRouter, service: AggregateService, settings: Settings) ->
             notifier=notifier,
             clock=onceward.clock,
             until=token_expiry(caller),
-            poll_seconds=settings.planning_notifications_poll_seconds,
-            keep_alive_seconds=settings.planning_notifications_keep_alive_seconds,
             is_stopping=server_is_stopping,
         )
         return EventStream(close, events)

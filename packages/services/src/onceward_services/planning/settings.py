@@ -16,12 +16,6 @@ class PlanningSettings(WebhookSettings):
         16 * 1024 * 1024, ge=0, le=2**40, description="a whole number of bytes"
     )
     planning_roles_required: bool = Field(default=False, description="true or false")
-    planning_notifications_poll_seconds: float = Field(
-        1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
-    )
-    planning_notifications_keep_alive_seconds: float = Field(
-        15.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
-    )
     planning_notifications_streams: int = Field(
         10, ge=0, le=1_000_000, description="a whole number, or 0 for no limit"
     )

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 from onceward import Execution, Onceward, Policy, Principal
 from onceward.core.idempotency_record import Response
-from onceward.guard.idempotency import Replay
-from onceward.guard.request import parse_request
-from onceward_protocol.ids import new_request_id
+from onceward.guard.execution import Replay
+from onceward.guard.request import RequestHead, parse_request
+from onceward.guard.route_table import Match
 from onceward_services.routes.jobs import GENERATE, QUEUE
 from onceward_services.routes.model import RouteAccepted, RouteSubmission
 from onceward_services.routes.repository import add_request
@@ -72,24 +72,22 @@ class GuardedRouteSubmissionService:
 
     async def submit(self, request: RouteSubmissionRequest) -> RouteSubmissionResponse:
         """See ``RouteSubmissionService``. Rate limits are for HTTP and are not applied."""
-        request_id = new_request_id()
-        key = request.idempotency_key
-        guarded = parse_request(
-            endpoint=ENDPOINT,
-            policy=self._policy,
-            principal=Principal(tenant=request.user_id, actor=request.user_id),
-            method="POST",
-            path_params={},
-            query=b"",
+        sent = [(b"content-type", b"application/json")]
+        if request.idempotency_key is not None:
             # Other characters are no key either way.
-            key_headers=[] if key is None else [key.encode("latin-1", "replace")],
-            content_type="application/json",
+            key = request.idempotency_key.encode("latin-1", "replace")
+            sent.append((b"idempotency-key", key))
+        if request.correlation_id is not None:
+            correlation_id = request.correlation_id.encode("latin-1", "replace")
+            sent.append((b"x-correlation-id", correlation_id))
+        guarded = parse_request(
+            RequestHead("POST", "/api/v1/routes", b"", sent),
             # What was not given is not sent over HTTP either, so that both are the same request.
-            body=request.payload.model_dump_json(exclude_unset=True).encode(),
-            request_id=request_id,
-            correlation_id=request.correlation_id or request_id,
+            request.payload.model_dump_json(exclude_unset=True).encode(),
+            Match(ENDPOINT, self._policy, {}),
+            Principal(tenant=request.user_id, actor=request.user_id),
         )
-        idempotency = await self._onceward.ready()
+        idempotency = await self._onceward.runtime.ready()
         outcome = await idempotency.process(guarded)
         if isinstance(outcome, Replay):
             return _replayed(outcome)
@@ -117,7 +115,7 @@ class GuardedRouteSubmissionService:
             submission=submission,
             now=self._onceward.clock.now(),
         )
-        await self._onceward.enqueue_in(
+        await self._onceward.runtime.enqueue(
             run, GENERATE, {"request_id": request_id}, queue=QUEUE, resource_id=request_id
         )
         run.describe(resource=f"route:{request_id}")

@@ -362,8 +362,6 @@ def _walker(onceward: Onceward, settings: Settings, notifier: StreamNotifier) ->
                 notifier=notifier,
                 clock=onceward.clock,
                 until=token_expiry(caller),
-                poll_seconds=settings.walk_events_poll_seconds,
-                keep_alive_seconds=settings.walk_events_keep_alive_seconds,
                 is_stopping=server_is_stopping,
             ),
         )

@@ -4,9 +4,11 @@ from datetime import timedelta
 from typing import Final
 
 from onceward import ErrorFormat, ErrorsStored, KeyFormat, Policy, Staleness
-from onceward.core.policy import VOLATILE_FIELDS
 
-__all__ = ["POLICY"]
+__all__ = ["POLICY", "VOLATILE_FIELDS"]
+
+# New on every send of the same action.
+VOLATILE_FIELDS: Final = frozenset({"clientSubmittedAt", "attestationToken"})
 
 # Actions are made offline and may arrive days later. Errors are not stored: a walker who lacked
 # points may have them at the retry. Only "too old" is final.

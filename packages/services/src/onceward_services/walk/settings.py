@@ -49,14 +49,8 @@ class WalkSettings(CatalogueSettings):
     walk_ordering: Literal["none", "strict"] = Field("none", description="none or strict")
     walk_energy_required: bool = Field(default=False, description="true or false")
     walk_energy_sinks: Sinks = Field("combat,craft,harvest", description=_SINKS)
-    walk_events_poll_seconds: float = Field(
-        1.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
-    )
     walk_events_streams: int = Field(
         10, ge=0, le=1_000_000, description="a whole number, or 0 for no limit"
-    )
-    walk_events_keep_alive_seconds: float = Field(
-        15.0, ge=1, le=3600, description="a number of seconds from 1 to 3600"
     )
     # How long events, refunds and entries of the energy ledger are kept; 0 keeps them for ever.
     walk_event_retention_days: KeptDays = Field(90.0, description=_KEPT)

@@ -21,7 +21,7 @@ import jwt
 import msgspec
 
 from onceward.errors import ConfigurationError, NotAuthenticatedError, StoreUnavailableError
-from onceward.guard.request_head import RequestHead
+from onceward.guard.request import RequestHead
 from onceward.ports import Clock
 from onceward.sign_in.jwt_auth import JwtIdentify
 from onceward_services.dev_secrets import development_app_check_key

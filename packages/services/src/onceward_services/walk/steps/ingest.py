@@ -201,7 +201,7 @@ class StepIngestion:
         A 503 rolls the request's transaction back, so it is aborted first: if every request held a
         connection while it waited for a second one, all of them could wait for ever.
         """
-        await self._onceward.idempotency.abort(run)
+        await self._onceward.runtime.idempotency.abort(run)
         note = replace(note, verdict="UNVERIFIED", code="STORE_UNAVAILABLE")
         values = attestation_values(run.request.principal.tenant, note, self._onceward.clock.now())
         try:
