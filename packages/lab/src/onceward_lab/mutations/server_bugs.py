@@ -180,7 +180,7 @@ def second_process_not_noticed() -> list[Replacement]:
     condition = " WHERE onceward_idempotency_records.expires_at <= excluded.created_at"
 
     def load(package: str, *args: Any, **options: Any) -> Queries:
-        found = right(package, *args, **options)
+        found: Queries = right(package, *args, **options)
         if "save_record" not in found:
             return found
         wrong = found["save_record"].replace(condition, "")

@@ -145,19 +145,12 @@ class DjangoStore(SessionStore[Any]):
         class DjangoMessages(PsycopgMessages):
             """Raises Django's errors."""
 
-            def send(self, connection: Any, statements: str) -> Any:
+            def send(self, connection: Any, raw: Any, statements: str) -> Any:
                 with connection.wrap_database_errors:
-                    return send(connection.connection, statements)
+                    return send(raw, statements)
 
-            def can_begin(self, connection: Any) -> bool:
-                return begin_statement(connection.connection) == "BEGIN"
-
-            def begin_and_claim(self, connection: Any, call: str) -> int | None:
-                return (
-                    super().begin_and_claim(connection, call)
-                    if self.can_begin(connection)
-                    else None
-                )
+            def begin_of(self, raw: Any) -> str | None:
+                return "BEGIN" if begin_statement(raw) == "BEGIN" else None
 
         return DjangoMessages(self.limits, lambda connection: connection.connection)
 
@@ -417,15 +410,16 @@ class DjangoUnit(SessionUnit[Any]):
         self._of = store
         self._atomic: Any = None
         self._transaction: Any = None
-        # BEGIN and the claim, and the record and COMMIT, share one message each.
-        self.has_messages = False
 
     @property
     def transaction(self) -> Any:
         """Django's connection of this thread, which the ORM uses."""
         return self._transaction
 
-    connection = transaction
+    @property
+    def connection(self) -> Any:
+        """The same."""
+        return self._transaction
 
     def start(self) -> Any:
         """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
@@ -448,7 +442,6 @@ class DjangoUnit(SessionUnit[Any]):
         store.messages.limit(connection)
         # Before ``undo`` can remove it. Django's own BEGIN has been sent.
         connection.execute_wrappers.append(_refuse_control)
-        self.has_messages = store.messages.can_begin(connection)
         if store.is_sqlite:
             self._lock(connection, in_test=in_test)
             # Rows that the connection has changed since it was opened, without those of the view.
@@ -504,14 +497,17 @@ class DjangoUnit(SessionUnit[Any]):
 
     def _prepare_commit(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
-        if self.transaction.needs_rollback:
+        if self._transaction.needs_rollback:
             raise AbortedTransactionError(_ABORTED)
 
     def _fits_one_message(self, record: Record) -> bool:
         return self.has_messages and super()._fits_one_message(record)
 
     def _end_transaction(self) -> None:
-        with self._of.messages.committing(self.transaction):
+        if self._is_committed:
+            self.end()
+            return
+        with self._of.messages.committing(self._transaction):
             self.end()
 
     def _end(self) -> None:
@@ -541,13 +537,13 @@ class DjangoUnit(SessionUnit[Any]):
         self._of.leave_old_connection(connection)
 
     def _end_limit(self) -> None:
-        if self.transaction.connection is not None:
-            self._of.messages.unlimit(self.transaction)
+        if self._transaction.connection is not None:
+            self._of.messages.unlimit(self._transaction)
 
     def _stop_refusing(self) -> None:
         self._ended = True
         with suppress(ValueError):  # the view has replaced the list
-            self.transaction.execute_wrappers.remove(_refuse_control)
+            self._transaction.execute_wrappers.remove(_refuse_control)
 
 
 def is_in_test_case(connection: Any) -> bool:

@@ -339,9 +339,11 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         if is_lost(connection, self.messages):
             connection.exec_driver_sql("SELECT 1")
 
-    def _send_claim(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
+    def _send_claim(
+        self, unit: SessionUnit[Any], connection: Connection, record_id: RecordId, now: datetime
+    ) -> int:
         try:
-            return super()._send_claim(connection, record_id, now)
+            return super()._send_claim(unit, connection, record_id, now)
         except Exception:
             self._discard_lost(connection)
             raise

@@ -248,7 +248,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
             not self._store.is_sqlite
             and len(session.dispatch.before_commit) == 1
             and session.get_nested_transaction() is None
-            and not has_unflushed_changes(session)
+            and session._is_clean()  # noqa: SLF001 - the public ways take a dozen calls
             and super()._fits_one_message(record)
         )
 
@@ -440,7 +440,8 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
         ``is_insert`` says that SQLAlchemy has written an INSERT by itself.
         """
-        self.statement_at = time.monotonic()
+        if self._limit is not None:
+            self.statement_at = time.monotonic()
         if not self._may_end and not self._is_beginning:
             self._look_at_connections()
             if self._ended_by_connection:

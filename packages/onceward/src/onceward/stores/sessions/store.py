@@ -302,7 +302,7 @@ class SessionStore(BaseStore[TransactionT_co]):
             return Claimed(unit) if record is None else Found(record)
         self._refuse_abandoned()
         connection = unit.start()
-        rows = self._send_claim(connection, record_id, now)
+        rows = self._send_claim(unit, connection, record_id, now)
         if rows in _CLAIMED_ROWS:
             return Claimed(unit, after_expiry=_CLAIMED_ROWS[rows])
         record = None if rows == _HELD_ROWS else self.find_on(connection, record_id, now)
@@ -317,19 +317,23 @@ class SessionStore(BaseStore[TransactionT_co]):
     ) -> Record | None:
         """Look the key up on SQLite before the unit writes."""
 
-    def _send_claim(self, connection: Any, record_id: RecordId, now: datetime) -> int:
+    def _send_claim(
+        self, unit: SessionUnit[Any], connection: Any, record_id: RecordId, now: datetime
+    ) -> int:
         """Lock and look up, in two statements of a function; return the number of its rows."""
         number = self.table_names.lock_number(*record_id)
         literals = ",".join(text_literals(record_id))
         call = f"SELECT {self.claim_function}({number},{literals},{instant_literal(now)})"
+        rows = self.messages.begin_and_claim(connection, call)
+        if rows is not None:
+            unit.has_messages = True
+            return rows
+        values = (number, *record_id, now)
+        sql = f"SELECT {self.claim_function}($1,$2,$3,$4,$5)"
         with self.messages.claiming(connection):
-            rows = self.messages.begin_and_claim(connection, call)
-            if rows is None:
-                values = (number, *record_id, now)
-                sql = f"SELECT {self.claim_function}($1,$2,$3,$4,$5)"
-                rows = len(self.run(connection, sql, values).rows)
-                self.messages.refuse_autocommit(connection)
-        return rows
+            found = self.run(connection, sql, values).rows
+        self.messages.refuse_autocommit(connection)
+        return len(found)
 
     def _begin(self, unit: SessionUnit[Any]) -> None:
         if not self.is_sqlite:

@@ -67,6 +67,8 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
         self._changes_before = 0
         # True once the handler may use it: the key is claimed, or there is none.
         self.is_claimed = False
+        # True if BEGIN and the claim shared a message.
+        self.has_messages = False
         # Frees what the request has taken for this unit.
         self._on_free: Callable[[], None] | None = None
         # Called if the key was not claimed.
@@ -128,13 +130,14 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
         store = self._store
         self._prepare_commit()
         connection = self.connection
-        notices = store.messages.notices_of(connection)
+        notices = None
         try:
             if record is not None and self._fits_one_message(record):
                 statement = finish_statement(store.finish_function, record, audit)
                 store.messages.finish_and_commit(connection, statement)
                 self._is_committed = True
             else:
+                notices = store.messages.notices_of(connection)
                 store.save(connection, record, audit)
         except Exception as error:
             store.raise_record_error(connection, error)
