@@ -51,30 +51,11 @@ class Ran(NamedTuple):
     changed: int
 
 
-class SessionStore(BaseStore[TransactionT_co]):
-    """A store in the connections of an app. Methods without ``async`` block."""
+class SessionAdapter(BaseStore[TransactionT_co]):
+    """What the adapter of a library does for ``SessionStore``. Methods without ``async`` block."""
 
     # How the driver sends Onceward's statements, and within what time.
     messages: Messages
-
-    def __init__(
-        self,
-        database: str,
-        *,
-        table_prefix: str | None,
-        schema: str | None,
-        migrations: Sequence[Migration],
-        limits: dict[str, float],
-    ) -> None:
-        is_sqlite = database == "sqlite"
-        names = TableNames.chosen(table_prefix, schema, is_sqlite=is_sqlite)
-        super().__init__(database, names, migrations)
-        # How long the database may be silent; for PostgreSQL.
-        self.limits = SessionLimits(**limits)
-        self._epochs = EpochReader()
-        self._is_open = False
-
-    # -- where the library runs its connections -------------------------------------------
 
     @property
     @abstractmethod
@@ -143,6 +124,48 @@ class SessionStore(BaseStore[TransactionT_co]):
     def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
         """Raise why a COMMIT has failed; return if the error is the one to raise."""
 
+    @abstractmethod
+    async def close(self) -> None:
+        """Wait for transactions that are ending. The app closes its connections."""
+
+    def _start(self) -> None:
+        """Prepare for the running event loop."""
+
+    @abstractmethod
+    async def _listen(self) -> None:
+        """Begin to look at connections: the schema is there."""
+
+    @abstractmethod
+    def _epoch_row(self, connection: Any, sql: str) -> Any:
+        """Run a query for the epoch. Raises outages as ``StoreUnavailableError``."""
+
+    @abstractmethod
+    def _find_first(
+        self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
+    ) -> Record | None:
+        """Look the key up on SQLite before the unit writes."""
+
+
+class SessionStore(SessionAdapter[TransactionT_co]):
+    """A store in the connections of an app. Methods without ``async`` block."""
+
+    def __init__(
+        self,
+        database: str,
+        *,
+        table_prefix: str | None,
+        schema: str | None,
+        migrations: Sequence[Migration],
+        limits: dict[str, float],
+    ) -> None:
+        is_sqlite = database == "sqlite"
+        names = TableNames.chosen(table_prefix, schema, is_sqlite=is_sqlite)
+        super().__init__(database, names, migrations)
+        # How long the database may be silent; for PostgreSQL.
+        self.limits = SessionLimits(**limits)
+        self._epochs = EpochReader()
+        self._is_open = False
+
     # -- the store --------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -160,18 +183,6 @@ class SessionStore(BaseStore[TransactionT_co]):
         except BaseException:
             await self.close()
             raise
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Wait for transactions that are ending. The app closes its connections."""
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Prepare for the running event loop."""
-
-    @abstractmethod
-    async def _listen(self) -> None:
-        """Begin to look at connections: the schema is there."""
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
@@ -283,10 +294,6 @@ class SessionStore(BaseStore[TransactionT_co]):
 
         return await self._run_apart(read)
 
-    @abstractmethod
-    def _epoch_row(self, connection: Any, sql: str) -> Any:
-        """Run a query for the epoch. Raises outages as ``StoreUnavailableError``."""
-
     # -- blocking -----------------------------------------------------------------------------
 
     def find_on(self, connection: Any, record_id: RecordId, now: datetime) -> Record | None:
@@ -310,12 +317,6 @@ class SessionStore(BaseStore[TransactionT_co]):
             unit.confirm()
         # No record although there was one: it expired and was swept in between.
         return HELD if record is None else Found(record)
-
-    @abstractmethod
-    def _find_first(
-        self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
-    ) -> Record | None:
-        """Look the key up on SQLite before the unit writes."""
 
     def _send_claim(
         self, unit: SessionUnit[Any], connection: Any, record_id: RecordId, now: datetime
