@@ -50,7 +50,6 @@ MANY_PARAMETERS = {
     "cli/jobs.py: list_jobs",
     "cli/keys.py: remove_key",
     "cli/commands.py: worker",
-    "jobs/worker.py: Worker.__init__",
     "sign_in/jwt_auth.py: JwtIdentify.__init__",
     "sign_in/jwt_auth.py: mint_token",
     "stores/postgres/store.py: BasePostgresStore.__init__",

@@ -17,7 +17,7 @@ from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.config import GuardConfig
 from onceward.core.error_formats import check_error_format
-from onceward.core.job import EnqueueOutcome
+from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.core.policy import Policy
 from onceward.core.tenants import SINGLE_TENANT, SingleTenant
 from onceward.errors import ConfigurationError, OncewardError
@@ -41,12 +41,7 @@ from onceward.guard.route_table import (
     mark_guarded,
 )
 from onceward.jobs.depth_reporter import DepthReporter
-from onceward.jobs.enqueue import (
-    Cause,
-    EnqueueOptions,
-    log_duplicate,
-    new_job,
-)
+from onceward.jobs.enqueue import Cause, log_duplicate, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker, WorkerOptions

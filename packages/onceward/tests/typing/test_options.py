@@ -9,11 +9,10 @@ from typing import Any, get_args, get_type_hints
 import httpx
 import pytest
 
-from onceward import Policy, Worker
+from onceward import Policy
 from onceward.client import ClientOptions, RequestOptions
 from onceward.core.policy import PolicyChanges
 from onceward.errors import UsageError
-from onceward.jobs.worker import WorkerOptions
 from onceward_nats.jetstream import JetStreamEngine, JetStreamOptions
 from onceward_outbox import (
     ConflictResolution,
@@ -39,7 +38,6 @@ def keywords(function: Callable[..., Any]) -> set[str]:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (WorkerOptions, keywords(Worker)),
         (OutboxOptions, keywords(Outbox)),
         (JetStreamOptions, keywords(JetStreamEngine) - {"worker", "lease_seconds", "url"}),
         (PolicyChanges, {field.name for field in fields(Policy)}),

@@ -13,7 +13,8 @@ the next enqueue creates a new job.
 import re
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
+from uuid import UUID
 
 import msgspec
 
@@ -22,8 +23,10 @@ from onceward_protocol.uuid_format import format_uuid
 
 __all__ = [
     "AlreadyDone",
+    "EnqueueOptions",
     "EnqueueOutcome",
     "Enqueued",
+    "JobName",
     "JobState",
     "Lease",
     "LeasedJob",
@@ -69,6 +72,37 @@ def stable_uuid(*parts: str) -> str:
     """
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return format_uuid(sha256(text.encode("utf-8", "surrogatepass")).hexdigest(), 4)
+
+
+# What names a resource or a group of jobs. Integers and UUIDs, the usual primary keys, are stored
+# as text: 42 and "42" name the same.
+JobName = str | int | UUID
+
+
+class EnqueueOptions(TypedDict, total=False):
+    """Options of ``enqueue``, in a request and in a job. None is the default of each."""
+
+    # The queue of the job type by default.
+    queue: str | None
+    # The tenant of the request or job by default.
+    tenant: str | None
+    # What the job is about: two jobs of one type and resource are the same job, which runs once.
+    # The hash of the payload by default.
+    resource_id: JobName | None
+    # Not before this time, which has a time zone.
+    run_at: datetime | None
+    # Not before this many seconds from now; 0 by default.
+    delay_seconds: float
+    # For work that follows a changing state: merged with a job of the same text that still waits.
+    # One that has started is followed by a new job.
+    coalesce: JobName | None
+    # Jobs with the same text run one at a time, in the order of their commits.
+    order: JobName | None
+    # The version of the aggregate that was written, for the job's audit events; by default the one
+    # given to ``describe`` before, in a job that of the job.
+    version: int | None
+    # From 1 to 1000; that of the job type by default.
+    max_attempts: int | None
 
 
 class NewJob(msgspec.Struct, frozen=True, kw_only=True):

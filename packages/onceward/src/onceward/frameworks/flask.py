@@ -29,7 +29,7 @@ with needs_extra("flask"):
 from onceward.app import Onceward
 from onceward.batch.options import BatchOptions
 from onceward.core.idempotency_record import Response
-from onceward.core.job import EnqueueOutcome
+from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.core.policy import Policy
 from onceward.errors import (
     ConfigurationError,
@@ -68,7 +68,6 @@ from onceward.frameworks.wsgi import (
 from onceward.guard.reply import ADDED_HEADERS
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
-from onceward.jobs.enqueue import EnqueueOptions
 from onceward.ports import BlockingGate
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit

@@ -30,7 +30,7 @@ from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.batch.run import FindRoute, ItemCall, ItemRequest
 from onceward.core.idempotency_record import Response
-from onceward.core.job import EnqueueOutcome
+from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -58,7 +58,6 @@ from onceward.guard.request_thread import (
     serving_thread,
 )
 from onceward.guard.route_table import Match
-from onceward.jobs.enqueue import EnqueueOptions
 from onceward.stores.sessions.gate import end_visit
 from onceward.stores.threads import SyncTransaction
 from onceward_protocol.keys import KEY_HEADER, split_joined_keys

@@ -5,12 +5,21 @@ import math
 import re
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any, Final, TypedDict, Unpack
-from uuid import UUID
+from typing import Any, Final, Unpack
 
 import msgspec
 
-from onceward.core.job import Enqueued, EnqueueOutcome, Merged, NewJob, check_name, job_id, job_key
+from onceward.core.job import (
+    Enqueued,
+    EnqueueOptions,
+    EnqueueOutcome,
+    JobName,
+    Merged,
+    NewJob,
+    check_name,
+    job_id,
+    job_key,
+)
 from onceward.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
 from onceward_protocol.canonical_json import canonical_json
 from onceward_protocol.ids import new_request_id
@@ -20,8 +29,6 @@ __all__ = [
     "MAX_PAYLOAD_BYTES",
     "MAX_SECONDS",
     "Cause",
-    "EnqueueOptions",
-    "JobName",
     "encode_json",
     "log_duplicate",
     "new_job",
@@ -46,46 +53,19 @@ _encode = msgspec.json.Encoder().encode
 _log = logging.getLogger("onceward.jobs")
 
 
-# What names a resource or a group of jobs. Integers and UUIDs, the usual primary keys, are stored
-# as text: 42 and "42" name the same.
-JobName = str | int | UUID
-
-
 class Cause(msgspec.Struct, frozen=True):
     """Who enqueued a job, and the ids that connect it with the request."""
 
+    # The tenant that the job belongs to.
     tenant: str
+    # Who caused it.
     actor: str
+    # The request that enqueues it.
     request_id: str
+    # The chain of requests it belongs to.
     correlation_id: str
     # The W3C trace context, if there is one.
     traceparent: str | None = None
-
-
-class EnqueueOptions(TypedDict, total=False):
-    """Options of ``enqueue``, in a request and in a job. None is the default of each."""
-
-    # The queue of the job type by default.
-    queue: str | None
-    # The tenant of the request or job by default.
-    tenant: str | None
-    # What the job is about: two jobs of one type and resource are the same job, which runs once.
-    # The hash of the payload by default.
-    resource_id: JobName | None
-    # Not before this time, which has a time zone.
-    run_at: datetime | None
-    # Not before this many seconds from now; 0 by default.
-    delay_seconds: float
-    # For work that follows a changing state: merged with a job of the same text that still waits.
-    # One that has started is followed by a new job.
-    coalesce: JobName | None
-    # Jobs with the same text run one at a time, in the order of their commits.
-    order: JobName | None
-    # The version of the aggregate that was written, for the job's audit events; by default the one
-    # given to ``describe`` before, in a job that of the job.
-    version: int | None
-    # From 1 to 1000; that of the job type by default.
-    max_attempts: int | None
 
 
 _OPTIONS: Final = frozenset(EnqueueOptions.__annotations__)

@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, Unpack
 
 from onceward.core.job import Lease, LeasedJob
 from onceward.errors import ConfigurationError, StoreError
@@ -42,7 +42,7 @@ EngineMaker = Callable[[JobStore, Sequence[str], str, float], Engine]
 
 
 class WorkerOptions(TypedDict, total=False):
-    """Options of ``Worker``, as ``Onceward.worker`` takes them."""
+    """Options of ``Worker`` and of ``Onceward.worker``."""
 
     # The queues whose jobs it runs; those of the registered handlers by default.
     queues: Sequence[str] | None
@@ -52,17 +52,21 @@ class WorkerOptions(TypedDict, total=False):
     notifier: Notifier | None
     # The first part of the worker's name; the host's name by default.
     name: str | None
-    # Jobs that run at the same time.
+    # Jobs that run at the same time; 16 by default.
     concurrency: int
-    # Seconds after which another worker may take the job of one that does not renew its lease.
+    # Seconds after which another worker may take the job of one that does not renew its lease; 30
+    # by default.
     lease_seconds: float
-    # Seconds between looks into the database when no notification comes; at least 1.
+    # Seconds between looks into the database when no notification comes; 1 by default, and at
+    # least.
     poll_seconds: float
-    # Seconds that ``stop`` waits for running jobs.
+    # Seconds that ``stop`` waits for running jobs; 30 by default.
     shutdown_seconds: float
-    # The limit for payloads of jobs that jobs enqueue.
+    # The limit for payloads of jobs that jobs enqueue; 256 KiB by default.
     max_payload_bytes: int
+    # Counts jobs.
     metrics: JobMetrics | None
+    # The time, which tests may replace.
     clock: Clock | None
     # OpenTelemetry spans; None without.
     spans: Spans | None
@@ -70,6 +74,21 @@ class WorkerOptions(TypedDict, total=False):
     faults: FaultPoints | None
 
 
+_DEFAULTS: Final = WorkerOptions(
+    queues=None,
+    engine=None,
+    notifier=None,
+    name=None,
+    concurrency=16,
+    lease_seconds=30.0,
+    poll_seconds=1.0,
+    shutdown_seconds=30.0,
+    max_payload_bytes=MAX_PAYLOAD_BYTES,
+    metrics=None,
+    clock=None,
+    spans=None,
+    faults=None,
+)
 # Leases are renewed before half of their time has passed, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3
 _ERROR_SECONDS: Final = 1.0
@@ -98,54 +117,42 @@ class Worker:
     """
 
     def __init__(
-        self,
-        store: Store,
-        registry: JobRegistry,
-        *,
-        queues: Sequence[str] | None = None,
-        engine: EngineMaker | None = None,
-        notifier: Notifier | None = None,
-        name: str | None = None,
-        concurrency: int = 16,
-        lease_seconds: float = 30.0,
-        poll_seconds: float = 1.0,
-        shutdown_seconds: float = 30.0,
-        max_payload_bytes: int = MAX_PAYLOAD_BYTES,
-        metrics: JobMetrics | None = None,
-        clock: Clock | None = None,
-        spans: Spans | None = None,
-        faults: FaultPoints | None = None,
+        self, store: Store, registry: JobRegistry, **options: Unpack[WorkerOptions]
     ) -> None:
         """Work on the jobs of ``store``, which ``start`` opens. Raises ``ConfigurationError``."""
-        if concurrency < 1:
-            raise ConfigurationError(f"concurrency is {concurrency}, it must be at least 1")
-        if not lease_seconds > 0:
+        if unknown := options.keys() - _DEFAULTS.keys():
+            raise TypeError(f"Worker() got an unexpected keyword argument {min(unknown)!r}")
+        chosen = _DEFAULTS | options
+        queues, engine, metrics = chosen["queues"], chosen["engine"], chosen["metrics"]
+        self._concurrency, self._lease_seconds = chosen["concurrency"], chosen["lease_seconds"]
+        self._poll_seconds = chosen["poll_seconds"]
+        self._shutdown_seconds = chosen["shutdown_seconds"]
+        if self._concurrency < 1:
+            raise ConfigurationError(f"concurrency is {self._concurrency}, it must be at least 1")
+        if not self._lease_seconds > 0:
             raise ConfigurationError("lease_seconds must be above 0")
-        if not poll_seconds >= 1:
+        if not self._poll_seconds >= 1:
             raise ConfigurationError("poll_seconds must be at least 1")
         store.schema.want(JOBS)
         # Jobs in the database.
         self.job_store = JobStore(store)
+        name = chosen["name"] or socket.gethostname()
         # Unique for every start: a restarted worker must not own the leases of its predecessor.
-        self.name = f"{name or socket.gethostname()}-{os.getpid()}-{new_request_id()[:8]}"
+        self.name = f"{name}-{os.getpid()}-{new_request_id()[:8]}"
         # The queues whose jobs it runs.
         self.queues = tuple(queues) if queues is not None else registry.queues
-        self._concurrency = concurrency
-        self._lease_seconds = lease_seconds
-        self._poll_seconds = poll_seconds
-        self._shutdown_seconds = shutdown_seconds
-        self._clock = clock or SystemClock()
+        self._clock = chosen["clock"] or SystemClock()
         # Delivers jobs.
         self.engine: Engine = (
             SqlEngine(
                 self.job_store,
                 self.queues,
                 worker=self.name,
-                lease_seconds=lease_seconds,
-                notifier=notifier,
+                lease_seconds=self._lease_seconds,
+                notifier=chosen["notifier"],
             )
             if engine is None
-            else engine(self.job_store, self.queues, self.name, lease_seconds)
+            else engine(self.job_store, self.queues, self.name, self._lease_seconds)
         )
         if isinstance(self.engine, BrokerEngine) and isinstance(metrics, BrokerMetrics):
             self.engine.report_to(metrics)
@@ -161,11 +168,11 @@ class Worker:
             store_metrics=metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics(),
             clock=self._clock,
             worker_name=self.name,
-            lease_seconds=lease_seconds,
-            max_payload_bytes=max_payload_bytes,
+            lease_seconds=self._lease_seconds,
+            max_payload_bytes=chosen["max_payload_bytes"],
             transaction_slots=_transaction_slots(store),
-            spans=spans,
-            faults=faults,
+            spans=chosen["spans"],
+            faults=chosen["faults"],
             complete=self._complete,
             abandon=self._abandon,
         )

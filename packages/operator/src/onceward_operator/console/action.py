@@ -22,9 +22,9 @@ import msgspec
 
 from onceward.app import Onceward
 from onceward.core.idempotency_record import AuditEvent
-from onceward.core.job import EnqueueOutcome
+from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.errors import CommitUnknownError, NotFoundError, RequestError
-from onceward.jobs.enqueue import Cause, EnqueueOptions, new_job
+from onceward.jobs.enqueue import Cause, new_job
 from onceward.ports import Transaction
 from onceward_operator.console.page import ConsoleError, NotShownError, PageRequest
 from onceward_protocol.canonical_json import canonical_json
