@@ -56,12 +56,7 @@ MANY_PARAMETERS = {
 }
 MANY_METHODS = {
     "jobs/job_store.py: JobStore",
-    "ports.py: Store",
     "stores/postgres/store.py: BasePostgresStore",
-    "stores/sessions/django.py: DjangoStore",
-    "stores/sessions/sqlalchemy_engine.py: SqlAlchemySessions",
-    "stores/sessions/sqlalchemy_unit.py: SqlAlchemyUnit",
-    "stores/sessions/store.py: SessionStore",
 }
 
 

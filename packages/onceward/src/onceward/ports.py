@@ -48,6 +48,7 @@ __all__ = [
     "Retry",
     "Row",
     "Store",
+    "StoreCapabilities",
     "StoreMetrics",
     "SweepMetrics",
     "SyncFaultPoints",
@@ -296,79 +297,8 @@ class BlockingGate(Protocol):
         """Count the connections of this thread; wait until its hooks may take one."""
 
 
-class Store(Protocol[TransactionT_co]):
-    """A database that holds records, audit events and the app's rows.
-
-    ``onceward.stores.base.BaseStore`` has the defaults of what not every store can do.
-    """
-
-    @property
-    def name(self) -> str:
-        """``sqlite`` or ``postgresql``, for logs and metrics."""
-
-    @property
-    def table_names(self) -> TableNames:
-        """How Onceward's tables are named in this database; final when the store is open."""
-
-    @property
-    def schema(self) -> "Schema":
-        """The parts of the schema that are wanted, and those that the database has."""
-
-    async def open(self) -> None:
-        """Connect and create the parts of the schema that are wanted and missing. Idempotent."""
-
-    async def close(self) -> None:
-        """Disconnect. Idempotent."""
-
-    async def ping(self) -> None:
-        """Raise ``StoreUnavailableError`` unless a query succeeds."""
-
-    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Return the record of a key unless it is expired, outside any transaction."""
-
-    async def claim(self, record_id: RecordId, now: datetime) -> Claim:
-        """Claim a key atomically; never waits for another holder.
-
-        With ``has_sessions`` it also takes ``session``.
-        """
-
-    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork[TransactionT_co]:
-        """Open a transaction without a key, for endpoints where the key is optional.
-
-        If the process hangs, PostgreSQL ends the transaction after ``idle_seconds``. With
-        ``has_sessions`` it also takes ``session``.
-        """
-
-    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run a query outside any guarded request."""
-
-    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run one statement in its own transaction and return its rows, if it has any."""
-
-    def notifier(self) -> "Notifier":
-        """Return a new notifier for the workers of this database."""
-
-    async def sweep(self, now: datetime, limit: int) -> int:
-        """Delete up to ``limit`` expired records and return how many were deleted."""
-
-    async def records(self, query: RecordQuery) -> Sequence[Record]:
-        """List records, newest first, for operators."""
-
-    async def secret(self) -> bytes:
-        """Return the random secret that was created with the schema."""
-
-    def report_to(self, metrics: "StoreMetrics") -> None:
-        """Report waits for a connection to ``metrics``. Call it before ``open``."""
-
-    # -- which database it is ---------------------------------------------------------------
-
-    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
-        """Call ``report`` after each reading, in any thread. It must not block."""
-
-    async def read_epoch(self) -> EpochReading:
-        """Read the epoch on a connection that may be an old one."""
-
-    # -- what not every store can do --------------------------------------------------------
+class StoreCapabilities(Protocol):
+    """What not every store can do. ``onceward.stores.base.BaseStore`` has the defaults."""
 
     @property
     def is_one_writer(self) -> bool:
@@ -455,6 +385,76 @@ class Store(Protocol[TransactionT_co]):
 
     def require_durability(self) -> None:
         """Refuse a database that is not replicated. Call it before ``open``."""
+
+
+class Store(StoreCapabilities, Protocol[TransactionT_co]):
+    """A database that holds records, audit events and the app's rows."""
+
+    @property
+    def name(self) -> str:
+        """``sqlite`` or ``postgresql``, for logs and metrics."""
+
+    @property
+    def table_names(self) -> TableNames:
+        """How Onceward's tables are named in this database; final when the store is open."""
+
+    @property
+    def schema(self) -> "Schema":
+        """The parts of the schema that are wanted, and those that the database has."""
+
+    async def open(self) -> None:
+        """Connect and create the parts of the schema that are wanted and missing. Idempotent."""
+
+    async def close(self) -> None:
+        """Disconnect. Idempotent."""
+
+    async def ping(self) -> None:
+        """Raise ``StoreUnavailableError`` unless a query succeeds."""
+
+    async def find(self, record_id: RecordId, now: datetime) -> Record | None:
+        """Return the record of a key unless it is expired, outside any transaction."""
+
+    async def claim(self, record_id: RecordId, now: datetime) -> Claim:
+        """Claim a key atomically; never waits for another holder.
+
+        With ``has_sessions`` it also takes ``session``.
+        """
+
+    async def begin(self, *, idle_seconds: float | None = None) -> UnitOfWork[TransactionT_co]:
+        """Open a transaction without a key, for endpoints where the key is optional.
+
+        If the process hangs, PostgreSQL ends the transaction after ``idle_seconds``. With
+        ``has_sessions`` it also takes ``session``.
+        """
+
+    async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run a query outside any guarded request."""
+
+    async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Run one statement in its own transaction and return its rows, if it has any."""
+
+    def notifier(self) -> "Notifier":
+        """Return a new notifier for the workers of this database."""
+
+    async def sweep(self, now: datetime, limit: int) -> int:
+        """Delete up to ``limit`` expired records and return how many were deleted."""
+
+    async def records(self, query: RecordQuery) -> Sequence[Record]:
+        """List records, newest first, for operators."""
+
+    async def secret(self) -> bytes:
+        """Return the random secret that was created with the schema."""
+
+    def report_to(self, metrics: "StoreMetrics") -> None:
+        """Report waits for a connection to ``metrics``. Call it before ``open``."""
+
+    # -- which database it is ---------------------------------------------------------------
+
+    def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
+        """Call ``report`` after each reading, in any thread. It must not block."""
+
+    async def read_epoch(self) -> EpochReading:
+        """Read the epoch on a connection that may be an old one."""
 
 
 class Notifier(Protocol):

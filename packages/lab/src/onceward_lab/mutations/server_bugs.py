@@ -14,14 +14,15 @@ from onceward.guard import request as guarded_request
 from onceward.guard.cache_epoch import CacheEpoch
 from onceward.guard.execution import Execution
 from onceward.guard.idempotency import Idempotency
+from onceward.stores import base
 from onceward.stores.sqlite import store, unit_of_work
 from onceward.stores.sqlite.rows import find_any
 from onceward.stores.sqlite.store import SqliteStore
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_protocol.storage.sql_files import Queries
 
-APP, IDEMPOTENCY, REQUEST, STORE, UNIT_OF_WORK = (
-    untyped(module) for module in (app, idempotency, guarded_request, store, unit_of_work)
+APP, BASE, IDEMPOTENCY, REQUEST, STORE, UNIT_OF_WORK = (
+    untyped(module) for module in (app, base, idempotency, guarded_request, store, unit_of_work)
 )
 
 
@@ -175,16 +176,18 @@ def job_enqueued_after_the_commit() -> list[Replacement]:
 
 @bug
 def second_process_not_noticed() -> list[Replacement]:
-    right = STORE.load_queries
+    right = BASE.load_queries
     condition = " WHERE onceward_idempotency_records.expires_at <= excluded.created_at"
 
     def load(package: str, *args: Any, **options: Any) -> Queries:
-        found = right(package, *args, **options)
+        found: Queries = right(package, *args, **options)
+        if "save_record" not in found:
+            return found
         wrong = found["save_record"].replace(condition, "")
         assert wrong != found["save_record"]
         return Queries(package, found | {"save_record": wrong})
 
-    return [(UNIT_OF_WORK, "exists", lambda *_: False), (STORE, "load_queries", load)]
+    return [(UNIT_OF_WORK, "exists", lambda *_: False), (BASE, "load_queries", load)]
 
 
 @bug

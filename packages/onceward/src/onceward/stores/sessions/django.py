@@ -46,7 +46,7 @@ from onceward.stores.errors import (
     state_of,
 )
 from onceward.stores.postgres.epoch import backend_of
-from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages
+from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages, SessionLimits
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.file import file_identity
@@ -126,49 +126,18 @@ class DjangoStore(SessionStore[Any]):
         )
         # The alias in ``settings.DATABASES``.
         self.using = using
-        self.messages = self._new_messages()
+        self.messages = _messages_of(using, self.limits)
         self._run = run_in_thread
         # Counts read-only servers: connections from before one are closed at their next use.
         self._renewals = 0
         # ``file`` is the SQLite file of this thread's connection.
         self._opened = threading.local()
 
-    def _new_messages(self) -> Messages:
-        if self.is_sqlite or connections[self.using].Database.__name__ != "psycopg":
-            return Messages()
-        from onceward.stores.psycopg.messages import (  # noqa: PLC0415 - of one driver
-            begin_statement,
-            send,
-        )
-        from onceward.stores.sessions.psycopg_messages import PsycopgMessages  # noqa: PLC0415
-
-        class DjangoMessages(PsycopgMessages):
-            """Raises Django's errors."""
-
-            def send(self, connection: Any, statements: str) -> Any:
-                with connection.wrap_database_errors:
-                    return send(connection.connection, statements)
-
-            def can_begin(self, connection: Any) -> bool:
-                return begin_statement(connection.connection) == "BEGIN"
-
-            def begin_and_claim(self, connection: Any, call: str) -> int | None:
-                return (
-                    super().begin_and_claim(connection, call)
-                    if self.can_begin(connection)
-                    else None
-                )
-
-        return DjangoMessages(self.limits, lambda connection: connection.connection)
-
     @property
     def sqlite_path(self) -> str | None:
         """The file in Django's settings; None on PostgreSQL, or if it is an SQLite URI."""
         name = str(connections[self.using].settings_dict["NAME"])
         return name if self.is_sqlite and not name.startswith("file:") else None
-
-    def _start(self) -> None:
-        """Do nothing: Django has no event loop."""
 
     async def _listen(self) -> None:
         await self._run_apart(self.leave_replaced_file)
@@ -329,20 +298,14 @@ class DjangoStore(SessionStore[Any]):
             rows = cursor.fetchall() if cursor.description is not None else []
             return Ran(rows, max(cursor.rowcount, 0))
 
-    def _named(self, params: Params) -> dict[str, Any]:
-        return {
-            name: self.instant(value) if isinstance(value, datetime) else value
-            for name, value in named_parameters(params).items()
-        }
-
     def execute(self, connection: Any, sql: str, params: Params) -> int:
         """Run a statement with named parameters and return how many rows it changed."""
-        return self.run(connection, sql, self._named(params)).changed
+        return self.run(connection, sql, _named(params, self.instant)).changed
 
     def fetch(self, connection: Any, sql: str, params: Params) -> list[Row]:
         """Run a statement with named parameters and return its rows, if it has any."""
         with connection.cursor() as cursor:
-            cursor.execute(_with_django_parameters(sql), self._named(params) or None)
+            cursor.execute(_with_django_parameters(sql), _named(params, self.instant) or None)
             if cursor.description is None:
                 return []
             names = [column[0] for column in cursor.description]
@@ -407,6 +370,35 @@ class DjangoStore(SessionStore[Any]):
             raise CommitUnknownError(str(error), is_cut=is_cut) from error
 
 
+def _messages_of(using: str, limits: SessionLimits) -> Messages:
+    if connections[using].Database.__name__ != "psycopg":
+        return Messages()
+    from onceward.stores.psycopg.messages import (  # noqa: PLC0415 - of one driver
+        begin_statement,
+        send,
+    )
+    from onceward.stores.sessions.psycopg_messages import PsycopgMessages  # noqa: PLC0415
+
+    class DjangoMessages(PsycopgMessages):
+        """Raises Django's errors."""
+
+        def send(self, connection: Any, raw: Any, statements: str) -> Any:
+            with connection.wrap_database_errors:
+                return send(raw, statements)
+
+        def begin_of(self, raw: Any) -> str | None:
+            return "BEGIN" if begin_statement(raw) == "BEGIN" else None
+
+    return DjangoMessages(limits, lambda connection: connection.connection)
+
+
+def _named(params: Params, instant: Callable[[datetime], Any]) -> dict[str, Any]:
+    return {
+        name: instant(value) if isinstance(value, datetime) else value
+        for name, value in named_parameters(params).items()
+    }
+
+
 class DjangoUnit(SessionUnit[Any]):
     """One ``transaction.atomic()`` around the request, in the request's thread."""
 
@@ -417,15 +409,16 @@ class DjangoUnit(SessionUnit[Any]):
         self._of = store
         self._atomic: Any = None
         self._transaction: Any = None
-        # BEGIN and the claim, and the record and COMMIT, share one message each.
-        self.has_messages = False
 
     @property
     def transaction(self) -> Any:
         """Django's connection of this thread, which the ORM uses."""
         return self._transaction
 
-    connection = transaction
+    @property
+    def connection(self) -> Any:
+        """The same."""
+        return self._transaction
 
     def start(self) -> Any:
         """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
@@ -448,7 +441,6 @@ class DjangoUnit(SessionUnit[Any]):
         store.messages.limit(connection)
         # Before ``undo`` can remove it. Django's own BEGIN has been sent.
         connection.execute_wrappers.append(_refuse_control)
-        self.has_messages = store.messages.can_begin(connection)
         if store.is_sqlite:
             self._lock(connection, in_test=in_test)
             # Rows that the connection has changed since it was opened, without those of the view.
@@ -478,7 +470,7 @@ class DjangoUnit(SessionUnit[Any]):
     def is_lost(self) -> bool:
         """Whether the connection was lost in the view."""
         raw = self.transaction.connection
-        return not self._ended and (raw is None or bool(getattr(raw, "closed", False)))
+        return not self.has_ended and (raw is None or bool(getattr(raw, "closed", False)))
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
         """Return the client's error, if a statement of the view failed in an outage."""
@@ -504,14 +496,17 @@ class DjangoUnit(SessionUnit[Any]):
 
     def _prepare_commit(self) -> None:
         """Raise if a statement has failed: COMMIT would roll back without an error."""
-        if self.transaction.needs_rollback:
+        if self._transaction.needs_rollback:
             raise AbortedTransactionError(_ABORTED)
 
     def _fits_one_message(self, record: Record) -> bool:
         return self.has_messages and super()._fits_one_message(record)
 
     def _end_transaction(self) -> None:
-        with self._of.messages.committing(self.transaction):
+        if self._is_committed:
+            self.end()
+            return
+        with self._of.messages.committing(self._transaction):
             self.end()
 
     def _end(self) -> None:
@@ -528,8 +523,8 @@ class DjangoUnit(SessionUnit[Any]):
     def undo(self) -> None:
         """Roll back."""
         connection = self.transaction
-        if self._ended or connection is None:
-            self._ended = True
+        if self.has_ended or connection is None:
+            self.has_ended = True
             return
         self._stop_refusing()
         connection.set_rollback(True)
@@ -541,13 +536,13 @@ class DjangoUnit(SessionUnit[Any]):
         self._of.leave_old_connection(connection)
 
     def _end_limit(self) -> None:
-        if self.transaction.connection is not None:
-            self._of.messages.unlimit(self.transaction)
+        if self._transaction.connection is not None:
+            self._of.messages.unlimit(self._transaction)
 
     def _stop_refusing(self) -> None:
-        self._ended = True
+        self.has_ended = True
         with suppress(ValueError):  # the view has replaced the list
-            self.transaction.execute_wrappers.remove(_refuse_control)
+            self._transaction.execute_wrappers.remove(_refuse_control)
 
 
 def is_in_test_case(connection: Any) -> bool:

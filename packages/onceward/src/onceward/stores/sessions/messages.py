@@ -92,10 +92,6 @@ class Messages:
         """Return what is noted of a connection."""
         return None
 
-    def can_begin(self, connection: Any) -> bool:  # noqa: ARG002
-        """Return whether the transaction of Django's connection can begin with a message."""
-        return False
-
     def begin_and_claim(self, connection: Any, call: str) -> int | None:  # noqa: ARG002
         """Begin and claim in one message; return the number of rows.
 

@@ -181,9 +181,12 @@ class PsycopgMessages(Messages):
         """Limit each response to this thread, where a connection has no limit of its own."""
         return thread_limit(seconds)
 
-    def send(self, connection: Any, statements: str) -> Any:
+    def begin_of(self, raw: Any) -> str | None:
+        """Return the BEGIN with which a message can begin a transaction."""
+        return begin_statement(raw)
+
+    def send(self, connection: Any, raw: Any, statements: str) -> Any:  # noqa: ARG002
         """Run statements in one round trip; return the result of the last."""
-        raw = self._raw_of(connection)
         try:
             return send(raw, statements)
         except psycopg.Error as error:
@@ -210,10 +213,15 @@ class PsycopgMessages(Messages):
     def begin_and_claim(self, connection: Any, call: str) -> int | None:
         """Begin and claim in one message; return the number of rows."""
         raw = self._raw_of(connection)
-        begin = begin_statement(raw)
+        begin = self.begin_of(raw)
         if begin is None:
             return None
-        return int(self.send(connection, f"{begin};{call}").ntuples)
+        limits = limits_of(raw)
+        before, limits.seconds = limits.seconds, self._limits.claim_seconds
+        try:
+            return int(self.send(connection, raw, f"{begin};{call}").ntuples)
+        finally:
+            limits.seconds = before
 
     def refuse_autocommit(self, connection: Any) -> None:
         """Raise ``ConfigurationError`` if statements do not begin a transaction."""
@@ -229,7 +237,7 @@ class PsycopgMessages(Messages):
         raw = self._raw_of(connection)
         is_idle = raw.autocommit and raw.pgconn.transaction_status == _IDLE
         with _limited_commit(raw, self._limits, is_read=True):
-            self.send(connection, CONFIRM if is_idle else f"{CONFIRM};COMMIT")
+            self.send(connection, raw, CONFIRM if is_idle else f"{CONFIRM};COMMIT")
 
     def can_finish(self, connection: Any) -> bool:  # noqa: ARG002
         """Return True: any transaction can end with a message."""
@@ -238,15 +246,18 @@ class PsycopgMessages(Messages):
     def finish_and_commit(self, connection: Any, statement: str) -> None:
         """Run the statement that saves a record, and commit, in one message."""
         raw = self._raw_of(connection)
+        limits = limits_of(raw)
+        before, limits.seconds = limits.seconds, self._limits.commit_seconds
         try:
-            with _limited_commit(raw, self._limits):
-                self.send(connection, f"{statement};COMMIT")
+            with watching_commit(limits, self._limits.abandoned):
+                self.send(connection, raw, f"{statement};COMMIT")
         except Exception as error:
             if raw.closed or is_unknown_commit(error):
-                is_cut = limits_of(raw).was_cut
                 lost = f"the connection was lost in COMMIT: {error}"
-                raise CommitUnknownError(lost, is_cut=is_cut) from error
+                raise CommitUnknownError(lost, is_cut=limits.was_cut) from error
             raise
+        finally:
+            limits.seconds = before
 
     def committing(
         self, connection: Any, *, is_read: bool = False, seconds: float | None = None

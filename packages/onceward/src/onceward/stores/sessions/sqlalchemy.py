@@ -27,7 +27,7 @@ from onceward.stores.notifier import LocalNotifier
 from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.gate import ConnectionGate, ThreadGate, Visit, current_visit
 from onceward.stores.sessions.messages import REPLACED, Messages
-from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions
+from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions, listen_once
 from onceward.stores.sessions.sqlalchemy_errors import (
     raise_outage,
     refuse_connection,
@@ -358,8 +358,8 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             on_connect,
         )
 
-        self._listen_once("checkin", on_checkin)
-        self._listen_once("do_connect", on_connect)
+        listen_once(self._engine, "checkin", on_checkin)
+        listen_once(self._engine, "do_connect", on_connect)
         return PsycopgMessages(self.limits, _raw_of)
 
     @property

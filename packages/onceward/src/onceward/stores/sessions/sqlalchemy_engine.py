@@ -27,6 +27,7 @@ from onceward.stores.errors import SUPERSEDED, state_of
 from onceward.stores.postgres.params import positional
 from onceward.stores.rows import to_text
 from onceward.stores.sessions.gate import ConnectionGate
+from onceward.stores.sessions.messages import Messages
 from onceward.stores.sessions.sqlalchemy_errors import (
     SUPERSEDED_STATES,
     driver_error,
@@ -46,7 +47,7 @@ from onceward.stores.sqlite.rows import to_values
 from onceward.stores.statements import to_pyformat
 from onceward_protocol.storage.migrations import Migration
 
-__all__ = ["SqlAlchemySessions", "Turn"]
+__all__ = ["SqlAlchemySessions", "Turn", "listen_once"]
 
 _log = logging.getLogger("onceward.stores")
 
@@ -64,6 +65,24 @@ class Turn(Protocol):
 
     def release(self) -> None:
         """Pass it on."""
+
+
+class _ReplacedFile:
+    """Notices that an SQLite file was replaced: open connections would go on using the old one."""
+
+    def __init__(self, path: str | None) -> None:
+        self._path = path
+        # Of an engine.
+        self.listeners = (("connect", self._on_connect), ("checkout", self._on_checkout))
+
+    def _on_connect(self, _driver: Any, pooled: Any) -> None:
+        pooled.info[_FILE] = file_identity(self._path)
+
+    def _on_checkout(self, _driver: Any, pooled: Any, _proxy: Any) -> None:
+        found = file_identity(self._path)
+        if found is not None and pooled.info.setdefault(_FILE, found) != found:
+            # SQLAlchemy closes the connection and opens another one.
+            raise sa_errors.DisconnectionError(f"{self._path} was replaced by another file")
 
 
 class SqlAlchemySessions(SessionStore[TransactionT_co]):
@@ -90,6 +109,8 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         """``supported`` are drivers by database; of another engine it says what they are."""
         _refuse_engine(engine, supported)
         self._engine: Engine = engine
+        # Of all connections of the engine, and of copies of it with other options.
+        self.dialect = engine.dialect
         super().__init__(
             engine.dialect.name,
             table_prefix=table_prefix,
@@ -100,9 +121,10 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         self._metrics: StoreMetrics | None = None
         self.limits.abandoned.limit_to_half_of(self.max_connections)
         self._turn: Turn
+        self._replaced_file = _ReplacedFile(self.sqlite_path)
         # Now: hooks of the request that opens the store hold connections already.
-        self._listen_once("checkout", ConnectionGate.on_checkout)
-        self._listen_once("checkin", ConnectionGate.on_checkin)
+        listen_once(engine, "checkout", ConnectionGate.on_checkout)
+        listen_once(engine, "checkin", ConnectionGate.on_checkin)
 
     @property
     def sqlite_path(self) -> str | None:
@@ -129,18 +151,11 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
 
     # -- listeners of the engine ------------------------------------------------------------
 
-    def _listen_once(self, name: str, listener: Callable[..., Any]) -> None:
-        """Listen to the engine; not undone: another store may have the same one."""
-        if not event.contains(self._engine, name, listener):
-            event.listen(self._engine, name, listener)
-
     def _listeners(self) -> tuple[tuple[str, Callable[..., None]], ...]:
         """Return the listeners of an open store."""
         if not self.is_sqlite:
             return (("connect", self._on_connect),)
-        if self.sqlite_path is None:
-            return ()
-        return (("connect", self._note_file), ("checkout", self._leave_replaced_file))
+        return () if self.sqlite_path is None else self._replaced_file.listeners
 
     async def _listen(self) -> None:
         for name, listener in self._listeners():
@@ -152,16 +167,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         for name, listener in self._listeners():
             if event.contains(self._engine, name, listener):
                 event.remove(self._engine, name, listener)
-
-    def _note_file(self, _driver: Any, pooled: Any) -> None:
-        pooled.info[_FILE] = file_identity(self.sqlite_path)
-
-    def _leave_replaced_file(self, _driver: Any, pooled: Any, _proxy: Any) -> None:
-        """Close a connection that would go on reading and writing a file that was replaced."""
-        found = file_identity(self.sqlite_path)
-        if found is not None and pooled.info.setdefault(_FILE, found) != found:
-            # SQLAlchemy closes the connection and opens another one.
-            raise sa_errors.DisconnectionError(f"{self.sqlite_path} was replaced by another file")
 
     @abstractmethod
     def _on_connect(self, driver: Any, pooled: Any) -> None:
@@ -177,10 +182,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             )
 
     # -- connections --------------------------------------------------------------------------
-
-    def owns(self, connection: Connection) -> bool:
-        """Return whether a connection is one of the engine, or of a copy with other options."""
-        return connection.dialect is self._engine.dialect
 
     def connect(self, session: Session) -> Connection:
         """Return the session's connection; report the wait if none was free."""
@@ -323,7 +324,7 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         if state_of(error) in SUPERSEDED_STATES:
             raise SupersededError(SUPERSEDED) from error
         with suppress(sa_errors.SQLAlchemyError):
-            self._discard_lost(connection)
+            _discard_lost(connection, self.messages)
 
     def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
         """Raise ``CommitUnknownError`` after an outage, and ``SupersededError``."""
@@ -334,16 +335,13 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             lost = f"the connection was lost in COMMIT: {driver_error(error)}"
             raise_without_statement(CommitUnknownError(lost, is_cut=is_cut), error)
 
-    def _discard_lost(self, connection: Connection) -> None:
-        """Let SQLAlchemy find a lost connection: it discards the connections of the same age."""
-        if is_lost(connection, self.messages):
-            connection.exec_driver_sql("SELECT 1")
-
-    def _send_claim(self, connection: Connection, record_id: RecordId, now: datetime) -> int:
+    def _send_claim(
+        self, unit: SessionUnit[Any], connection: Connection, record_id: RecordId, now: datetime
+    ) -> int:
         try:
-            return super()._send_claim(connection, record_id, now)
+            return super()._send_claim(unit, connection, record_id, now)
         except Exception:
-            self._discard_lost(connection)
+            _discard_lost(connection, self.messages)
             raise
 
     def _begin(self, unit: SessionUnit[Any]) -> None:
@@ -362,6 +360,18 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     async def _migrate(self) -> None:
         with translating_refusals():
             await super()._migrate()
+
+
+def listen_once(engine: Engine, name: str, listener: Callable[..., Any]) -> None:
+    """Listen to an engine; not undone: another store may have the same one."""
+    if not event.contains(engine, name, listener):
+        event.listen(engine, name, listener)
+
+
+def _discard_lost(connection: Connection, messages: Messages) -> None:
+    """Let SQLAlchemy find a lost connection: it discards the connections of the same age."""
+    if is_lost(connection, messages):
+        connection.exec_driver_sql("SELECT 1")
 
 
 def _refuse_engine(engine: Any, supported: dict[str, str]) -> None:

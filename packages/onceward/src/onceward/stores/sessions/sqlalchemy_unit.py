@@ -102,8 +102,8 @@ class _UnitStore(Protocol):
     # How it uses the session without closing it.
     close_hint: str
 
-    def owns(self, connection: Connection) -> bool:
-        """Return whether a connection is one of the store's engine."""
+    # Of the connections of its engine.
+    dialect: Any
 
     def connect(self, session: Session) -> Connection:
         """Return the session's connection, in time."""
@@ -201,18 +201,13 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
     # -- blocking -------------------------------------------------------------------------
 
-    def prepare_session(self) -> Session:
-        """Get the session. From now on, only this unit ends its transaction."""
+    def start(self) -> Any:
+        """Get the session, which only this unit ends from now on; on PostgreSQL its connection."""
         self._given = given = self._give()
         given.session.info[_UNIT] = self
-        return given.session
-
-    def start(self) -> Any:
-        """Get the session; on PostgreSQL with its connection."""
-        session = self.prepare_session()
         if self._store.is_sqlite:
             return None
-        self._connection = self._of.connect(session)
+        self._connection = self._of.connect(given.session)
         return self._connection
 
     def _has_written(self) -> bool:
@@ -248,7 +243,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
             not self._store.is_sqlite
             and len(session.dispatch.before_commit) == 1
             and session.get_nested_transaction() is None
-            and not has_unflushed_changes(session)
+            and session._is_clean()  # noqa: SLF001 - the public ways take a dozen calls
             and super()._fits_one_message(record)
         )
 
@@ -258,9 +253,9 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     def undo(self) -> None:
         """Roll back; close the connection if that fails."""
         with self._lock:
-            if self._ended:
+            if self.has_ended:
                 return
-            self._ended = self._may_end = True
+            self.has_ended = self._may_end = True
         # From now on statements of other threads are refused, but one may still run.
         deadline = time.monotonic() + _ABANDONED_SECONDS
         while self._statement.acquire(timeout=max(deadline - time.monotonic(), 0)):
@@ -305,7 +300,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
     def _end(self) -> None:
         with self._lock:
-            self._ended = True
+            self.has_ended = True
         given = self._given
         if given is not None:
             info = given.session.info
@@ -335,14 +330,9 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
     # -- called by the listeners below ------------------------------------------------------
 
-    @property
-    def has_ended(self) -> bool:
-        """True once it was committed or rolled back."""
-        return self._ended
-
     def prepare(self) -> None:
         """Wait for the turn to write, on SQLite. Called before a connection is taken."""
-        if self._ended:
+        if self.has_ended:
             raise NoTransactionError(ENDED)
         if self._store.is_sqlite:
             self._take_turn()
@@ -352,7 +342,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
         Raises ``SupersededError`` if the key has a record by now.
         """
-        if not self._of.owns(connection):  # a session may have several engines
+        if connection.dialect is not self._of.dialect:  # a session may have several engines
             return
         # Not in its execution options, which take a dozen function calls per request.
         setattr(connection, _UNIT, self)
@@ -430,7 +420,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
             return
         self._of.take_turn()
         with self._lock:
-            self._has_turn = not self._ended
+            self._has_turn = not self.has_ended
         if not self._has_turn:  # rolled back by another thread while this one waited
             self._of.pass_turn_on()
             raise NoTransactionError(ENDED)
@@ -440,7 +430,8 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
         ``is_insert`` says that SQLAlchemy has written an INSERT by itself.
         """
-        self.statement_at = time.monotonic()
+        if self._limit is not None:
+            self.statement_at = time.monotonic()
         if not self._may_end and not self._is_beginning:
             self._look_at_connections()
             if self._ended_by_connection:
@@ -453,7 +444,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     def _begin_statement(self) -> None:
         """Note that a statement begins in this thread. Raises if the unit has ended."""
         self._statement.acquire()
-        if self._ended:
+        if self.has_ended:
             self._statement.release()
             raise NoTransactionError(ENDED)
         self._statement_thread = threading.get_ident()

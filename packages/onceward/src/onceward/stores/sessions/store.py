@@ -51,30 +51,11 @@ class Ran(NamedTuple):
     changed: int
 
 
-class SessionStore(BaseStore[TransactionT_co]):
-    """A store in the connections of an app. Methods without ``async`` block."""
+class SessionAdapter(BaseStore[TransactionT_co]):
+    """What the adapter of a library does for ``SessionStore``. Methods without ``async`` block."""
 
     # How the driver sends Onceward's statements, and within what time.
     messages: Messages
-
-    def __init__(
-        self,
-        database: str,
-        *,
-        table_prefix: str | None,
-        schema: str | None,
-        migrations: Sequence[Migration],
-        limits: dict[str, float],
-    ) -> None:
-        is_sqlite = database == "sqlite"
-        names = TableNames.chosen(table_prefix, schema, is_sqlite=is_sqlite)
-        super().__init__(database, names, migrations)
-        # How long the database may be silent; for PostgreSQL.
-        self.limits = SessionLimits(**limits)
-        self._epochs = EpochReader()
-        self._is_open = False
-
-    # -- where the library runs its connections -------------------------------------------
 
     @property
     @abstractmethod
@@ -143,6 +124,48 @@ class SessionStore(BaseStore[TransactionT_co]):
     def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
         """Raise why a COMMIT has failed; return if the error is the one to raise."""
 
+    @abstractmethod
+    async def close(self) -> None:
+        """Wait for transactions that are ending. The app closes its connections."""
+
+    def _start(self) -> None:
+        """Prepare for the running event loop."""
+
+    @abstractmethod
+    async def _listen(self) -> None:
+        """Begin to look at connections: the schema is there."""
+
+    @abstractmethod
+    def _epoch_row(self, connection: Any, sql: str) -> Any:
+        """Run a query for the epoch. Raises outages as ``StoreUnavailableError``."""
+
+    @abstractmethod
+    def _find_first(
+        self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
+    ) -> Record | None:
+        """Look the key up on SQLite before the unit writes."""
+
+
+class SessionStore(SessionAdapter[TransactionT_co]):
+    """A store in the connections of an app. Methods without ``async`` block."""
+
+    def __init__(
+        self,
+        database: str,
+        *,
+        table_prefix: str | None,
+        schema: str | None,
+        migrations: Sequence[Migration],
+        limits: dict[str, float],
+    ) -> None:
+        is_sqlite = database == "sqlite"
+        names = TableNames.chosen(table_prefix, schema, is_sqlite=is_sqlite)
+        super().__init__(database, names, migrations)
+        # How long the database may be silent; for PostgreSQL.
+        self.limits = SessionLimits(**limits)
+        self._epochs = EpochReader()
+        self._is_open = False
+
     # -- the store --------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -160,18 +183,6 @@ class SessionStore(BaseStore[TransactionT_co]):
         except BaseException:
             await self.close()
             raise
-
-    @abstractmethod
-    async def close(self) -> None:
-        """Wait for transactions that are ending. The app closes its connections."""
-
-    @abstractmethod
-    def _start(self) -> None:
-        """Prepare for the running event loop."""
-
-    @abstractmethod
-    async def _listen(self) -> None:
-        """Begin to look at connections: the schema is there."""
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
         """Look a key up outside any transaction."""
@@ -283,10 +294,6 @@ class SessionStore(BaseStore[TransactionT_co]):
 
         return await self._run_apart(read)
 
-    @abstractmethod
-    def _epoch_row(self, connection: Any, sql: str) -> Any:
-        """Run a query for the epoch. Raises outages as ``StoreUnavailableError``."""
-
     # -- blocking -----------------------------------------------------------------------------
 
     def find_on(self, connection: Any, record_id: RecordId, now: datetime) -> Record | None:
@@ -302,7 +309,7 @@ class SessionStore(BaseStore[TransactionT_co]):
             return Claimed(unit) if record is None else Found(record)
         self._refuse_abandoned()
         connection = unit.start()
-        rows = self._send_claim(connection, record_id, now)
+        rows = self._send_claim(unit, connection, record_id, now)
         if rows in _CLAIMED_ROWS:
             return Claimed(unit, after_expiry=_CLAIMED_ROWS[rows])
         record = None if rows == _HELD_ROWS else self.find_on(connection, record_id, now)
@@ -311,25 +318,23 @@ class SessionStore(BaseStore[TransactionT_co]):
         # No record although there was one: it expired and was swept in between.
         return HELD if record is None else Found(record)
 
-    @abstractmethod
-    def _find_first(
-        self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
-    ) -> Record | None:
-        """Look the key up on SQLite before the unit writes."""
-
-    def _send_claim(self, connection: Any, record_id: RecordId, now: datetime) -> int:
+    def _send_claim(
+        self, unit: SessionUnit[Any], connection: Any, record_id: RecordId, now: datetime
+    ) -> int:
         """Lock and look up, in two statements of a function; return the number of its rows."""
         number = self.table_names.lock_number(*record_id)
         literals = ",".join(text_literals(record_id))
         call = f"SELECT {self.claim_function}({number},{literals},{instant_literal(now)})"
+        rows = self.messages.begin_and_claim(connection, call)
+        if rows is not None:
+            unit.has_messages = True
+            return rows
+        values = (number, *record_id, now)
+        sql = f"SELECT {self.claim_function}($1,$2,$3,$4,$5)"
         with self.messages.claiming(connection):
-            rows = self.messages.begin_and_claim(connection, call)
-            if rows is None:
-                values = (number, *record_id, now)
-                sql = f"SELECT {self.claim_function}($1,$2,$3,$4,$5)"
-                rows = len(self.run(connection, sql, values).rows)
-                self.messages.refuse_autocommit(connection)
-        return rows
+            found = self.run(connection, sql, values).rows
+        self.messages.refuse_autocommit(connection)
+        return len(found)
 
     def _begin(self, unit: SessionUnit[Any]) -> None:
         if not self.is_sqlite:

@@ -58,7 +58,8 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
         self._store = store
         self.record_id = record_id
         self.claimed_at = claimed_at
-        self._ended = False
+        # True once it was committed or rolled back.
+        self.has_ended = False
         # True from the end of the handler on: Onceward ends the transaction.
         self._may_end = False
         # True once COMMIT was sent with the record.
@@ -67,6 +68,8 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
         self._changes_before = 0
         # True once the handler may use it: the key is claimed, or there is none.
         self.is_claimed = False
+        # True if BEGIN and the claim shared a message.
+        self.has_messages = False
         # Frees what the request has taken for this unit.
         self._on_free: Callable[[], None] | None = None
         # Called if the key was not claimed.
@@ -99,7 +102,7 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event, and commit them with the handler's rows."""
-        if self._ended:
+        if self.has_ended:
             raise NoTransactionError(ENDED)
         try:
             await self.run(partial(self._commit, record, audit))
@@ -110,7 +113,7 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
 
     async def rollback(self) -> None:
         """Roll back; close the connection if that fails."""
-        if not self._ended:
+        if not self.has_ended:
             await self._store.run_to_end(self.undo)
         self._free()
 
@@ -128,13 +131,14 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
         store = self._store
         self._prepare_commit()
         connection = self.connection
-        notices = store.messages.notices_of(connection)
+        notices = None
         try:
             if record is not None and self._fits_one_message(record):
                 statement = finish_statement(store.finish_function, record, audit)
                 store.messages.finish_and_commit(connection, statement)
                 self._is_committed = True
             else:
+                notices = store.messages.notices_of(connection)
                 store.save(connection, record, audit)
         except Exception as error:
             store.raise_record_error(connection, error)
@@ -181,7 +185,7 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
             self._on_leave()
 
     def _free(self) -> None:
-        if self._ended:
+        if self.has_ended:
             free, self._on_free = self._on_free, None
             if free is not None:
                 free()
