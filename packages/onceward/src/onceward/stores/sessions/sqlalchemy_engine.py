@@ -25,7 +25,7 @@ from onceward.errors import (
 from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, TransactionT_co
 from onceward.stores.errors import SUPERSEDED, state_of
 from onceward.stores.postgres.params import positional
-from onceward.stores.rows import to_text
+from onceward.stores.rows import to_text, to_values
 from onceward.stores.sessions.gate import ConnectionGate
 from onceward.stores.sessions.messages import Messages
 from onceward.stores.sessions.sqlalchemy_errors import (
@@ -43,7 +43,6 @@ from onceward.stores.sessions.sqlalchemy_unit import (
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.file import file_identity
-from onceward.stores.sqlite.rows import to_values
 from onceward.stores.statements import to_pyformat
 from onceward_protocol.storage.migrations import Migration
 
