@@ -180,6 +180,19 @@ def test_statement_that_failed_and_was_ignored_rolls_everything_back(store: Djan
     assert run(store.find(first.id, LATER)) is None
 
 
+def test_statement_that_failed_and_was_ignored_without_a_key_is_an_error(
+    store: DjangoStore,
+) -> None:
+    """Django sends COMMIT all the same, which PostgreSQL turns into a rollback."""
+    unit = run(store.begin())
+    insert(store)
+    with pytest.raises(Exception, match="does_not_exist"):
+        fetch(store, "SELECT * FROM does_not_exist")
+    with pytest.raises(UsageError, match="a statement failed"):
+        run(unit.commit(None, None))
+    assert orders(store) == 0
+
+
 def test_text_with_a_nul_is_an_error_of_the_caller(store: DjangoStore) -> None:
     def view() -> None:
         with connections[store.using].cursor() as cursor:

@@ -103,7 +103,7 @@ async def opened() -> AsyncIterator[Open]:
         if isinstance(store, SqlAlchemyStore):
             await store._sessions.kw["bind"].dispose()
         if isinstance(store, SqlAlchemySyncStore):
-            store._engine.dispose()
+            store.engine.dispose()
 
 
 async def test_app_with_a_jobs_table_starts_and_keeps_it(run: Run, url: str, opened: Open) -> None:

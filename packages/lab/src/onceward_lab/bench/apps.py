@@ -20,7 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, Principal, open_store
 from onceward.fastapi import Session
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
-from onceward.stores.sqlite.connection_thread import ConnectionThread
+from onceward.stores.sqlite.group_commit import ConnectionThread
 
 CONNECTIONS = 16
 INSERT = "INSERT INTO orders (id, item, quantity) VALUES (:id, :item, :quantity)"

@@ -16,8 +16,8 @@ from onceward.guard.execution import Execution
 from onceward.guard.idempotency import Idempotency
 from onceward.stores import base
 from onceward.stores.sqlite import store, unit_of_work
-from onceward.stores.sqlite.rows import find_any
 from onceward.stores.sqlite.store import SqliteStore
+from onceward.stores.sqlite.unit_of_work import find_any
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_protocol.storage.sql_files import Queries
 

@@ -21,6 +21,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
+from onceward.stores.errors import is_sqlite_busy
 from onceward_protocol.extras import needs_extra
 
 with needs_extra("limits"):
@@ -31,7 +32,6 @@ with needs_extra("limits"):
 
 from onceward.errors import ConfigurationError
 from onceward.ports import Clock
-from onceward.stores.sqlite.rows import is_busy
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.private_files import create_database_file
@@ -299,7 +299,7 @@ class _FileWindows:
         try:
             until_free(
                 lambda: db.execute("PRAGMA journal_mode=WAL"),
-                is_busy=is_busy,
+                is_busy=is_sqlite_busy,
                 seconds=_FILE_BUSY_SECONDS,
             )
             db.execute("PRAGMA synchronous=OFF")

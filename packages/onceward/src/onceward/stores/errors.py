@@ -1,5 +1,6 @@
 """What an error of a database means, whatever the driver: one table of PostgreSQL's SQLSTATEs."""
 
+import sqlite3
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
@@ -26,6 +27,8 @@ __all__ = [
     "is_denied",
     "is_outage_state",
     "is_read_only",
+    "is_sqlite_busy",
+    "is_sqlite_outage",
     "is_unknown_commit",
     "raise_commit_error",
     "raise_unstorable",
@@ -181,3 +184,14 @@ def raise_commit_error(
     if is_cleaned and str(state)[:2] in _CLEANING_CLASSES:
         raise CommitUnknownError(str(error)) from error
     raise error
+
+
+def is_sqlite_busy(error: Exception) -> bool:
+    """Check whether an error means that the database is locked."""
+    return (getattr(error, "sqlite_errorcode", 0) & 0xFF) == sqlite3.SQLITE_BUSY
+
+
+def is_sqlite_outage(error: sqlite3.OperationalError) -> bool:
+    """Check whether an error is about the file, not about the statement."""
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    return (code & 0xFF) not in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT)

@@ -1,5 +1,6 @@
-"""Conversion between records and database rows, shared by the stores."""
+"""Conversion between records and rows of the databases."""
 
+import sqlite3
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -9,6 +10,8 @@ import msgspec
 
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.errors import RecordUnreadableError
+from onceward.ports import Params, Row
+from onceward.stores.statements import named_parameters
 
 __all__ = [
     "HAS_WRITTEN",
@@ -17,7 +20,10 @@ __all__ = [
     "finish_values",
     "listed_record",
     "record_of",
+    "record_values",
+    "rows_of",
     "to_text",
+    "to_values",
 ]
 
 # PostgreSQL gives a transaction its number with its first write. On Citus the nodes that have the
@@ -157,3 +163,38 @@ def audit_values(event: AuditEvent, created_at: Any) -> tuple[Any, ...]:
         created_at,
         event.reason,
     )
+
+
+def record_values(record: Record) -> tuple[Any, ...]:
+    """Return the parameters of SQLite's ``save_record``."""
+    return (
+        *record.id,
+        *record.fingerprint,
+        record.status,
+        record.body,
+        encode_headers(record),
+        record.request_id,
+        record.correlation_id,
+        record.audit_id,
+        to_text(record.created_at),
+        to_text(record.expires_at),
+        None if record.client_generated_at is None else to_text(record.client_generated_at),
+    )
+
+
+def to_values(params: Params) -> dict[str, Any]:
+    """Convert parameters to types that SQLite stores."""
+    if params is None:
+        return {}
+    return {
+        name: to_text(value) if isinstance(value, datetime) else value
+        for name, value in named_parameters(params).items()
+    }
+
+
+def rows_of(cursor: sqlite3.Cursor) -> list[Row]:
+    """Fetch all rows as mappings of column names."""
+    if cursor.description is None:
+        return []
+    names = [column[0] for column in cursor.description]
+    return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]

@@ -43,6 +43,7 @@ from onceward.stores.errors import (
     is_aborted,
     is_outage_state,
     is_read_only,
+    is_sqlite_outage,
     state_of,
 )
 from onceward.stores.postgres.epoch import backend_of
@@ -50,7 +51,6 @@ from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages, Sessi
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.file import file_identity
-from onceward.stores.sqlite.rows import is_outage as is_sqlite_outage
 from onceward.stores.statements import named_parameters, refuse_transaction_control
 from onceward_protocol.storage.migrations import Migration
 

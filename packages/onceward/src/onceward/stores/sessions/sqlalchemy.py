@@ -129,7 +129,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         self._refuse_pool_of_another_loop()
         self._turn = _GreenletTurn()  # a lock belongs to one event loop
         self._gate = self._new_gate()
-        listen_to_driver_calls(self._engine)
+        listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
         """Wait for transactions that are ending. The app disposes of the engine."""
@@ -244,14 +244,14 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     # -- the event loop -----------------------------------------------------------------------
 
     def _new_gate(self) -> ConnectionGate:
-        pool: Any = self._engine.pool
+        pool: Any = self.engine.pool
         timeout = getattr(pool, "timeout", None)
         seconds = timeout() if timeout is not None else 30.0
         return ConnectionGate(self.max_connections, seconds, self._pool_waited)
 
     def _refuse_pool_of_another_loop(self) -> None:
         """Raise ``ConfigurationError`` for asyncpg's connections of a loop that has ended."""
-        loop, pool = asyncio.get_running_loop(), self._engine.pool
+        loop, pool = asyncio.get_running_loop(), self.engine.pool
         before, self._opened_with = self._opened_with, (loop, pool)
         if self.is_sqlite or before is None or before[0] is loop or before[1] is not pool:
             return
@@ -332,14 +332,14 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         )
         self._scoped = sessions if isinstance(sessions, scoped_session) else None
         self._sessions = (
-            sessions if isinstance(sessions, sessionmaker) else sessionmaker(self._engine)
+            sessions if isinstance(sessions, sessionmaker) else sessionmaker(self.engine)
         )
         guard_sessions(self._sessions)
         if self._scoped is not None:
             guard_sessions(self._scoped.session_factory)
         self._turn = threading.Lock()
         self._app_begins = False
-        self._wait_seconds: float = getattr(self._engine.pool, "_timeout", 30.0)
+        self._wait_seconds: float = getattr(self.engine.pool, "_timeout", 30.0)
         self._threads = StoreThreads(
             self.max_connections or _MOST_CONNECTIONS,
             wait_seconds=self._wait_seconds,
@@ -358,8 +358,8 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             on_connect,
         )
 
-        listen_once(self._engine, "checkin", on_checkin)
-        listen_once(self._engine, "do_connect", on_connect)
+        listen_once(self.engine, "checkin", on_checkin)
+        listen_once(self.engine, "do_connect", on_connect)
         return PsycopgMessages(self.limits, _raw_of)
 
     @property
@@ -378,7 +378,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     def _start(self) -> None:
         self._threads.open()
         self._gate = self._new_gate()  # a semaphore belongs to one event loop
-        listen_to_driver_calls(self._engine)
+        listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
         """Wait for running transactions. The app disposes of the engine."""
@@ -550,7 +550,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
 
     def _detached(self) -> Any:
         """Open a connection that the engine's pool does not count."""
-        pooled = self._engine.raw_connection()
+        pooled = self.engine.raw_connection()
         driver: Any = pooled.driver_connection
         pooled.detach()
         driver.autocommit = True

@@ -25,7 +25,7 @@ from onceward.errors import (
 from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, TransactionT_co
 from onceward.stores.errors import SUPERSEDED, state_of
 from onceward.stores.postgres.params import positional
-from onceward.stores.rows import to_text
+from onceward.stores.rows import to_text, to_values
 from onceward.stores.sessions.gate import ConnectionGate
 from onceward.stores.sessions.messages import Messages
 from onceward.stores.sessions.sqlalchemy_errors import (
@@ -43,7 +43,6 @@ from onceward.stores.sessions.sqlalchemy_unit import (
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.file import file_identity
-from onceward.stores.sqlite.rows import to_values
 from onceward.stores.statements import to_pyformat
 from onceward_protocol.storage.migrations import Migration
 
@@ -108,9 +107,8 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     ) -> None:
         """``supported`` are drivers by database; of another engine it says what they are."""
         _refuse_engine(engine, supported)
-        self._engine: Engine = engine
-        # Of all connections of the engine, and of copies of it with other options.
-        self.dialect = engine.dialect
+        # The engine of the app.
+        self.engine: Engine = engine
         super().__init__(
             engine.dialect.name,
             table_prefix=table_prefix,
@@ -129,13 +127,13 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     @property
     def sqlite_path(self) -> str | None:
         """The file of the engine; None on PostgreSQL, or if its URL is an SQLite URI."""
-        url = self._engine.url
+        url = self.engine.url
         return url.database if self.is_sqlite and "uri" not in url.query else None
 
     @property
     def max_connections(self) -> int | None:
         """How many connections the engine's pool allows; None if there is no limit."""
-        pool: Any = self._engine.pool
+        pool: Any = self.engine.pool
         overflow: int = getattr(pool, "_max_overflow", -1)
         return None if overflow < 0 else pool.size() + overflow
 
@@ -159,14 +157,14 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
 
     async def _listen(self) -> None:
         for name, listener in self._listeners():
-            event.listen(self._engine, name, listener)
+            event.listen(self.engine, name, listener)
         if self.is_sqlite:
             await self._run_apart(self._look_at_sqlite)
 
     def _stop_listening(self) -> None:
         for name, listener in self._listeners():
-            if event.contains(self._engine, name, listener):
-                event.remove(self._engine, name, listener)
+            if event.contains(self.engine, name, listener):
+                event.remove(self.engine, name, listener)
 
     @abstractmethod
     def _on_connect(self, driver: Any, pooled: Any) -> None:
@@ -185,7 +183,7 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
 
     def connect(self, session: Session) -> Connection:
         """Return the session's connection; report the wait if none was free."""
-        pool: Any = self._engine.pool
+        pool: Any = self.engine.pool
         limit = None if self._metrics is None else self.max_connections
         with self.messages.connecting(pool):
             if limit is None or pool.checkedout() < limit:
@@ -201,11 +199,11 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         """Lend a connection for statements of Onceward."""
         self._refuse_closed()
         if self.is_sqlite:
-            with self._engine.connect() as connection:
+            with self.engine.connect() as connection:
                 yield connection
             return
         with self.messages.connecting():
-            connection = self._engine.connect()
+            connection = self.engine.connect()
         with connection:
             end_limit = self.messages.limit(connection)
             try:
@@ -234,7 +232,7 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             self._refuse_closed()
             self.take_turn()
             try:
-                with self._engine.begin() as connection:
+                with self.engine.begin() as connection:
                     self.begin_immediate(connection, None, None)
                     yield connection
                     self.run(connection, "RELEASE onceward")
@@ -256,7 +254,9 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         if not self.is_sqlite and not self.is_async:
             sql, values = to_pyformat(sql, values)
         result = connection.exec_driver_sql(sql, values)
-        return Ran(result.all() if result.returns_rows else (), max(result.rowcount, 0))
+        if result.returns_rows:
+            return Ran(result.all(), 0)
+        return Ran((), max(result.rowcount, 0))
 
     def _run_named(self, connection: Connection, sql: str, params: Params) -> Any:
         if self.is_sqlite:

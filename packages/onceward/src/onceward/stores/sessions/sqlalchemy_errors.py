@@ -14,10 +14,10 @@ from onceward.stores.errors import (
     SUPERSEDED_STATE,
     aborted,
     is_outage_state,
+    is_sqlite_outage,
     raise_unstorable,
 )
 from onceward.stores.errors import is_aborted as is_aborted_statement
-from onceward.stores.sqlite.rows import is_outage as is_sqlite_outage
 
 __all__ = [
     "SUPERSEDED_STATES",

@@ -102,8 +102,8 @@ class _UnitStore(Protocol):
     # How it uses the session without closing it.
     close_hint: str
 
-    # Of the connections of its engine.
-    dialect: Any
+    # The engine of the app.
+    engine: Engine
 
     def connect(self, session: Session) -> Connection:
         """Return the session's connection, in time."""
@@ -342,7 +342,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
         Raises ``SupersededError`` if the key has a record by now.
         """
-        if connection.dialect is not self._of.dialect:  # a session may have several engines
+        if connection.dialect is not self._of.engine.dialect:  # a session may have several engines
             return
         # Not in its execution options, which take a dozen function calls per request.
         setattr(connection, _UNIT, self)

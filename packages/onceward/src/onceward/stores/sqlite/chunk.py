@@ -9,8 +9,7 @@ from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.ports import Found, KeyClaimed
 from onceward.stores.base import BaseUnit
-from onceward.stores.sqlite.rows import find_any
-from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit
+from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit, find_any
 from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["SqliteChunk", "SqliteItemUnit"]

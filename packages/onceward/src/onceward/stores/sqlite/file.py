@@ -6,7 +6,7 @@ from typing import Final
 
 from onceward.errors import ConfigurationError
 from onceward.ports import EpochReading
-from onceward.stores.sqlite.rows import is_busy
+from onceward.stores.errors import is_sqlite_busy
 
 __all__ = ["FileIdentity", "file_identity", "open_exclusively", "reading_of"]
 
@@ -51,7 +51,7 @@ def open_exclusively(path: str, *, purpose: str) -> sqlite3.Connection:
         db.execute("ROLLBACK")
     except sqlite3.Error as error:
         db.close()
-        if is_busy(error):
+        if is_sqlite_busy(error):
             raise ConfigurationError(
                 f"{path} is open in another process: stop the server and its workers first, "
                 f"{purpose}"

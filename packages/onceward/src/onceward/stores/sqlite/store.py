@@ -15,14 +15,13 @@ from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError, StoreUnavailableError
 from onceward.ports import Claimed, EpochReading, Found, Params, Row
 from onceward.stores.base import BaseStore
-from onceward.stores.rows import to_text
+from onceward.stores.errors import is_sqlite_busy, is_sqlite_outage
+from onceward.stores.rows import rows_of, to_text, to_values
 from onceward.stores.sqlite.chunk import SqliteChunk
-from onceward.stores.sqlite.connection_thread import ConnectionThread
 from onceward.stores.sqlite.file import FileIdentity, file_identity, reading_of
-from onceward.stores.sqlite.group_commit import Writer
+from onceward.stores.sqlite.group_commit import ConnectionThread, Writer
 from onceward.stores.sqlite.notifier import SocketNotifier
-from onceward.stores.sqlite.rows import find_any, is_busy, is_outage, rows_of, to_values
-from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit
+from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit, find_any
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
@@ -280,7 +279,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         try:
             return await self._reader.run(work)
         except sqlite3.OperationalError as error:
-            if is_outage(error):
+            if is_sqlite_outage(error):
                 raise StoreUnavailableError(f"SQLite: {error}") from error
             raise
 
@@ -307,7 +306,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         try:
             until_free(
                 lambda: db.execute("PRAGMA journal_mode=WAL"),
-                is_busy=is_busy,
+                is_busy=is_sqlite_busy,
                 seconds=self._busy_seconds,
             )
             # NORMAL would lose acknowledged commits in a power failure.

@@ -10,13 +10,13 @@ from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from onceward.ports import Params, Row
 from onceward.stores.base import BaseUnit
-from onceward.stores.rows import audit_values, to_text
+from onceward.stores.errors import is_sqlite_outage
+from onceward.stores.rows import audit_values, record_of, record_values, rows_of, to_text, to_values
 from onceward.stores.sqlite.group_commit import Writer
-from onceward.stores.sqlite.rows import exists, is_outage, record_values, rows_of, to_values
 from onceward.stores.statements import refuse_transaction_control
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["SqliteTransaction", "SqliteUnit"]
+__all__ = ["SqliteTransaction", "SqliteUnit", "exists", "find_any"]
 
 _INSERTS_VALUES: Final = re.compile(
     r"\s*INSERT\s+(OR\s+\w+\s+)?INTO\s+\w+\s*(\([^)]*\))?\s*VALUES\b", re.IGNORECASE
@@ -147,7 +147,7 @@ class SqliteUnit(BaseUnit):
                 return await self._writer.run(work, is_quick=is_quick)
             return await self._begin(work, is_quick=is_quick)
         except sqlite3.OperationalError as error:
-            if is_outage(error):
+            if is_sqlite_outage(error):
                 raise StoreUnavailableError(f"SQLite: {error}") from error
             raise
 
@@ -223,3 +223,14 @@ def is_quick(sql: str) -> bool:
 
 def _nothing(_db: sqlite3.Connection) -> None:
     return
+
+
+def find_any(db: sqlite3.Connection, sql: Queries, record_id: RecordId) -> Record | None:
+    """Return the record of a key, expired or not."""
+    row = db.execute(sql["find_any_record"], record_id).fetchone()
+    return None if row is None else record_of(record_id, row)
+
+
+def exists(db: sqlite3.Connection, sql: Queries, record_id: RecordId, instant: str) -> bool:
+    """Check whether a key has a record that is not expired."""
+    return db.execute(sql["live_record_exists"], (*record_id, instant)).fetchone() is not None
