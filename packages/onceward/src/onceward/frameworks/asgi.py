@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
@@ -37,7 +38,9 @@ __all__ = [
     "PreparedCall",
     "Send",
     "SendResponse",
+    "server_is_stopping",
 ]
+
 
 Scope = MutableMapping[str, Any]
 # Sends one message.
@@ -625,3 +628,13 @@ async def send_and_close(send: Send, reply: Reply, body: RequestBody, scope: Sco
     await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     await body.linger()
     await send({"type": "http.response.body", "body": b""})
+
+
+def server_is_stopping() -> bool:
+    """Return whether the server is shutting down.
+
+    Uvicorn waits for open responses before it runs the lifespan shutdown, and a stream never ends
+    without a reason. Only the signal handler's server object shows that a shutdown has begun.
+    """
+    server: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return bool(getattr(server, "should_exit", False))

@@ -34,6 +34,14 @@ with needs_extra("django"):
     from django.http.response import HttpResponseBase
     from django.utils.module_loading import import_string
 
+from collections.abc import Iterator
+from contextlib import suppress
+from inspect import unwrap
+from weakref import WeakKeyDictionary
+
+from django.http import HttpRequest
+from django.urls import get_resolver
+
 from onceward.app import Onceward
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
@@ -47,9 +55,6 @@ from onceward.errors import (
     StreamingResponseError,
     UsageError,
 )
-from onceward.frameworks.django_batch_route import batch_headers
-from onceward.frameworks.django_routes import later_route
-from onceward.frameworks.guarded_endpoint import refuse_generator
 from onceward.frameworks.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
 from onceward.frameworks.views import (
     EndpointNames,
@@ -59,6 +64,7 @@ from onceward.frameworks.views import (
     name_of_view,
     no_caller,
     refuse_coroutine,
+    refuse_generator,
     with_route,
 )
 from onceward.frameworks.wsgi import head_of, incomplete_body, parsed_form, with_content_type
@@ -68,17 +74,32 @@ from onceward.guard.request_thread import has_request_thread, run_in_request_thr
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.stores.django import DjangoStore
 from onceward.stores.sqlstates import unstorable_error
+from onceward_protocol.extras import needs_extra
+
+with needs_extra("django"):
+    from django.conf import settings as django_settings
+    from django.http import HttpRequest
+    from django.urls import NoReverseMatch, get_resolver, get_script_prefix, reverse
+
+from onceward.batch.options import BatchOptions, batch_header
+from onceward.frameworks.sync_bridge import batch_options
+from onceward.guard.exchange import Headers
 
 __all__ = [
     "OncewardMiddleware",
+    "batch_headers",
     "django_onceward",
     "django_response",
     "execution",
     "guard",
+    "later_route",
+    "mark_batch_view",
+    "options_of_batch",
     "policy_of_guard",
     "response_of_django",
     "user_principal",
 ]
+
 
 View = TypeVar("View", bound=Callable[..., Any])
 # Takes the request, of Django REST framework where the view is one of its views.
@@ -654,3 +675,96 @@ def _parsed_body(request: Any, plain: HttpRequest, head: RequestHead) -> tuple[R
     return with_content_type(head, b"application/x-www-form-urlencoded"), parsed_form(
         fields, contents
     )
+
+
+# A route as the patterns it is made of. Their text may depend on the language of the request.
+_Route = tuple[Any, ...]
+# For each resolver, the routes of views: of functions, and of actions of viewsets.
+_routes: WeakKeyDictionary[Any, dict[tuple[int, str], list[_Route]]] = WeakKeyDictionary()
+
+
+def later_route(request: HttpRequest, action: str) -> str | None:
+    """Return the route of a request, or None if it is the first one that leads to its view.
+
+    The first one is None so that a route added to a view changes nothing for the routes before
+    it. ``action`` is the name of the viewset's method.
+    """
+    found = request.resolver_match
+    if found is None:
+        return None
+    resolver = get_resolver(getattr(request, "urlconf", None))
+    routes = _routes.get(resolver)
+    if routes is None:
+        routes = {}
+        for route, callback in _walk(resolver, ()):
+            for key in _keys(callback):
+                routes.setdefault(key, []).append(route)
+        _routes[resolver] = routes
+    view = _view_of(found.func)
+    same = routes.get((id(view), action)) or routes.get((id(view), "")) or []
+    own: str = found.route
+    return None if not same or own == _text(same[0]) else own
+
+
+def _walk(resolver: Any, prefix: _Route) -> Iterator[tuple[_Route, Any]]:
+    """Yield the routes of a resolver in the order in which they are tried, and their views."""
+    for pattern in resolver.url_patterns:
+        route = (*prefix, pattern.pattern)
+        if hasattr(pattern, "url_patterns"):
+            yield from _walk(pattern, route)
+        else:
+            yield route, pattern.callback
+
+
+def _keys(callback: Any) -> list[tuple[int, str]]:
+    view, actions = id(_view_of(callback)), getattr(callback, "actions", None)
+    if isinstance(actions, Mapping):  # a viewset's: each route leads to some of its methods
+        return [(view, action) for action in sorted(set(actions.values()))]
+    return [(view, "")]
+
+
+def _view_of(callback: Any) -> Any:
+    """Return the class of a view, or its function without decorators."""
+    for name in ("cls", "view_class"):  # before unwrap: as_view copies what dispatch wraps
+        if isinstance(getattr(callback, name, None), type):
+            return getattr(callback, name)
+    return unwrap(callback)
+
+
+def _text(route: _Route) -> str:
+    """Return a route as ``ResolverMatch.route`` has it."""
+    text = ""
+    for part in map(str, reversed(route)):
+        text = part + text.removeprefix("^") if part else text
+    return text
+
+
+_MARK = "_onceward_batch"
+
+
+def mark_batch_view(view: Callable[..., Any]) -> None:
+    """Let ``batch_headers`` find the routes to this view."""
+    setattr(view, _MARK, True)
+
+
+def batch_headers(request: HttpRequest) -> Headers:
+    """Return the header that names the batch endpoint; none if the project has no route to it."""
+    urlconf = getattr(request, "urlconf", None) or django_settings.ROOT_URLCONF
+    look_up = _path_of_batch if isinstance(urlconf, str) else _path_of_batch.__wrapped__
+    path = look_up(urlconf, get_script_prefix())
+    return () if path is None else (batch_header(path, options_of_batch().max_items),)
+
+
+def options_of_batch() -> BatchOptions:
+    """Return ``settings.ONCEWARD["BATCH"]``."""
+    given: Mapping[str, Any] = getattr(django_settings, "ONCEWARD", {})
+    return batch_options(given.get("BATCH")) or BatchOptions()
+
+
+@cache
+def _path_of_batch(urlconf: Any, _prefix: str) -> str | None:
+    for view in get_resolver(urlconf).reverse_dict:
+        if getattr(view, _MARK, False):
+            with suppress(NoReverseMatch):
+                return str(reverse(view, urlconf=urlconf))
+    return None
