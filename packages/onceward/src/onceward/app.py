@@ -22,8 +22,13 @@ from onceward.core.policy import Policy
 from onceward.core.tenants import SINGLE_TENANT, SingleTenant
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.frameworks.asgi import BatchMiddleware, GuardMiddleware
-from onceward.frameworks.guarded_endpoint import refuse_unguarded, refuse_wsgi_app
-from onceward.frameworks.views import check_endpoint, check_policy, no_caller
+from onceward.frameworks.views import (
+    check_endpoint,
+    check_policy,
+    no_caller,
+    refuse_unguarded,
+    refuse_wsgi_app,
+)
 from onceward.guard.disabled_endpoints import disabled_check
 from onceward.guard.execution import Execution, current_execution
 from onceward.guard.idempotency import Idempotency, IdempotencyOptions
@@ -188,7 +193,7 @@ class Onceward(Generic[TransactionT_co]):
             if dependency is None:
                 guarded = refuse_unguarded(handler)
             else:
-                from onceward.frameworks.late_endpoint import (  # noqa: PLC0415 - FastAPI only
+                from onceward.frameworks.fastapi import (  # noqa: PLC0415 - FastAPI only
                     claim_after_dependencies,
                 )
 

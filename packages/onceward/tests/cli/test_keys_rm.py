@@ -187,7 +187,7 @@ async def test_running_servers_stop_replaying_a_removed_record(
 def test_running_sync_server_stops_replaying_a_removed_record(
     here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward.guard.cache_epoch._LIFETIME_SECONDS", 0.0)
+    monkeypatch.setattr("onceward.guard.caches._LIFETIME_SECONDS", 0.0)
     url = f"sqlite:///{tmp_path}/shop.db"
     shop = Shop(url)
     try:

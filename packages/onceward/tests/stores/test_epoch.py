@@ -111,7 +111,7 @@ async def assert_runs_again(running: list[Server], lost: str) -> None:
 @pytest.fixture
 def only_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switch the reading of each second off, so that only a new connection shows a change."""
-    monkeypatch.setattr("onceward.guard.cache_epoch._LIFETIME_SECONDS", 3600.0)
+    monkeypatch.setattr("onceward.guard.caches._LIFETIME_SECONDS", 3600.0)
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ import asyncpg
 import pytest
 
 from onceward.errors import CommitUnknownError, StoreUnavailableError
-from onceward.guard.cache_epoch import CacheEpoch
-from onceward.guard.record_lru_cache import RecordLruCache
+from onceward.guard.caches import CacheEpoch, RecordLruCache
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.redis import RedisRecords

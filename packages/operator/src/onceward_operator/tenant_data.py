@@ -11,7 +11,7 @@ from typing import Any, Final, Self
 from onceward.core.idempotency_record import AuditEvent
 from onceward.core.tenants import OPERATOR_TENANT
 from onceward.errors import ConfigurationError, OncewardError, StoreError
-from onceward.guard.cache_epoch import new_epoch
+from onceward.guard.caches import new_epoch
 from onceward.guard.erasures import ERASED
 from onceward.guard.erasures import pseudonym as pseudonym_of
 from onceward.ports import Clock, Row, Store

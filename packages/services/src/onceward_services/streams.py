@@ -8,7 +8,7 @@ from typing import Final
 
 from onceward import Principal
 from onceward.errors import QuotaExceededError
-from onceward.frameworks.shutdown import server_is_stopping
+from onceward.frameworks.asgi import server_is_stopping
 
 __all__ = ["RECONNECT_MILLISECONDS", "StreamNotifier", "server_is_stopping", "wait_for_wake_up"]
 

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from onceward.core.decision import Held
 from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import RequestError, SupersededError
-from onceward.guard.cache_epoch import CacheEpoch
+from onceward.guard.caches import CacheEpoch
 from onceward.maintenance.record_removal import RecordRemoval
 from onceward.ports import Claimed, Found, RecordQuery, Store
 from onceward_protocol.clock import SystemClock

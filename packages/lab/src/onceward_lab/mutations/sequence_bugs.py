@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from onceward.guard import strict_sequences
+from onceward.guard import sequences
 from onceward.guard.chunk import RequestChunk
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.strict_sequences import ChunkSequences
+from onceward.guard.sequences import ChunkSequences
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_outbox import enqueue
 
-ENQUEUE, SEQUENCES = untyped(enqueue), untyped(strict_sequences)
+ENQUEUE, SEQUENCES = untyped(enqueue), untyped(sequences)
 _SERVER_ERROR = 500
 
 

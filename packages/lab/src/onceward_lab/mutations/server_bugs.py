@@ -11,7 +11,7 @@ from onceward.core.idempotency_record import RecordId
 from onceward.core.policy import Policy
 from onceward.guard import idempotency
 from onceward.guard import request as guarded_request
-from onceward.guard.cache_epoch import CacheEpoch
+from onceward.guard.caches import CacheEpoch
 from onceward.guard.execution import Execution
 from onceward.guard.idempotency import Idempotency
 from onceward.stores import base

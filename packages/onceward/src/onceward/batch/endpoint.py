@@ -9,14 +9,13 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward.batch.alone_endpoints import AloneEndpoints, UndoneEndpoints
 from onceward.batch.options import BatchOptions
 from onceward.batch.run import (
-    AloneEndpoints,
     BatchRun,
     BatchSettings,
     FindRoute,
     ItemServer,
-    UndoneEndpoints,
 )
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from onceward.guard.exchange import Exchange
+    from onceward.guard.request import RequestHead
 
 __all__ = ["MAX_CHUNK_ITEMS", "BatchOptions", "ItemReport", "batch_header"]
 
@@ -32,6 +33,11 @@ class ItemReport:
     status: int
     # From its start to its response, without the commit.
     seconds: float
+
+    @property
+    def head(self) -> "RequestHead | None":
+        """Its head: ids and headers."""
+        return None if self.exchange is None else self.exchange.head
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
+from onceward.batch.alone_endpoints import AloneEndpoints, UndoneEndpoints
 from onceward.batch.options import BatchOptions, ItemReport
 from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.core.idempotency_record import RecordId, Response
@@ -32,21 +33,18 @@ from onceward.guard.reply import Reply
 from onceward.guard.request import Identify, Principal, RequestHead
 from onceward.guard.request_body import LARGE_BODY_BYTES
 from onceward.guard.route_table import SAFE_METHODS, Match
-from onceward.ports import Clock
 from onceward_protocol.batch import ITEM_HEADERS, BatchItem, Results, check_headers, parse_item
 from onceward_protocol.error_codes import CODES, ErrorFormat
 from onceward_protocol.ids import new_request_id
 from onceward_protocol.keys import parse_key
 
 __all__ = [
-    "AloneEndpoints",
     "BatchRun",
     "BatchSettings",
     "FindRoute",
     "ItemCall",
     "ItemRequest",
     "ItemServer",
-    "UndoneEndpoints",
 ]
 
 FindRoute = Callable[[str, str], Match | None]
@@ -72,10 +70,6 @@ _STORE_DOWN: Final = frozenset(
 _HELD_SECONDS: Final = 1.0
 # What the framing of a result takes, about.
 _RESULT_BYTES: Final = 256
-# How long an endpoint runs alone after it could not share a transaction.
-_ALONE_SECONDS: Final = 600.0
-# How long an endpoint has savepoints after one of its requests had to be undone.
-_UNDONE_SECONDS: Final = 600.0
 _CANCEL_SECONDS: Final = 5.0
 _FIRST_SUCCESS, _FIRST_REDIRECT, _FIRST_SERVER_ERROR = 200, 300, 500
 
@@ -83,50 +77,6 @@ _UNKNOWN: Final = Match("", Policy(), {})
 _NO_RESPONSE: Final = Response(0, (), b"")
 
 _log = logging.getLogger("onceward.request")
-
-
-class UndoneEndpoints:
-    """Endpoints of which a request had to be undone after it had written, in this process.
-
-    Their requests get savepoints for a while.
-    """
-
-    seconds = _UNDONE_SECONDS
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._until: dict[str, float] = {}
-
-    def add(self, endpoint: str) -> None:
-        """Note such an endpoint."""
-        self._until[endpoint] = self._clock.monotonic() + self.seconds
-
-    def __contains__(self, endpoint: str) -> bool:
-        until = self._until.get(endpoint)
-        if until is None:
-            return False
-        if self._clock.monotonic() < until:
-            return True
-        del self._until[endpoint]
-        return False
-
-
-class AloneEndpoints(UndoneEndpoints):
-    """Endpoints whose handlers could not share a transaction, in this process."""
-
-    seconds = _ALONE_SECONDS
-
-    def add(self, endpoint: str) -> None:
-        """Run requests of this endpoint alone for a while."""
-        if endpoint not in self._until:
-            _log.warning(
-                "%s cannot share the transaction of a batch, so it runs alone for %d minutes: it "
-                "takes long, or uses another connection. Policy(batch_alone=True) makes it so for "
-                "good",
-                endpoint,
-                self.seconds // 60,
-            )
-        super().add(endpoint)
 
 
 class _Entry:

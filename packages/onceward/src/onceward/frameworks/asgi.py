@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import signal
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final, Protocol
 
@@ -19,7 +20,7 @@ from onceward.errors import (
 )
 from onceward.guard.exchange import EXCHANGE_KEY, Exchange, Headers, ItemContext
 from onceward.guard.execution import Execution
-from onceward.guard.pipeline import Body, Pipeline, check_response_size
+from onceward.guard.pipeline import Body, Pipeline, response_too_large
 from onceward.guard.reply import Reply, complete, log_outage, render
 from onceward.guard.request import RequestHead
 from onceward.guard.request_body import Message, Receive, RequestBody, WholeBody
@@ -37,7 +38,9 @@ __all__ = [
     "PreparedCall",
     "Send",
     "SendResponse",
+    "server_is_stopping",
 ]
+
 
 Scope = MutableMapping[str, Any]
 # Sends one message.
@@ -141,7 +144,7 @@ class GuardMiddleware:
             return
         body = RequestBody(receive, exchange.head, match.policy, self.pipeline.bodies)
         try:
-            call = GuardedCall(self, exchange, scope, body, receive, send)
+            call = GuardedCall(self, exchange, scope, match, body, receive, send)
             reply = await self.pipeline.serve(exchange, call)
             if reply is None:
                 return
@@ -213,8 +216,8 @@ class GuardedCall:
 
     __slots__ = (
         *("_deliver", "_exchange", "_guard", "_is_body_given", "_is_complete", "_is_discarded"),
-        *("_parts", "_receive", "_scope", "_send", "_size", "_start", "_unclaimed", "body"),
-        "misuse",
+        *("_match", "_parts", "_receive", "_scope", "_send", "_size", "_start", "_unclaimed"),
+        *("body", "misuse"),
     )
 
     def __init__(  # noqa: PLR0917 - an ASGI call and what was read from it
@@ -222,6 +225,7 @@ class GuardedCall:
         guard: GuardMiddleware,
         exchange: Exchange,
         scope: Scope,
+        match: Match,
         body: Body,
         receive: Receive,
         send: Send,
@@ -234,6 +238,7 @@ class GuardedCall:
         self.misuse: UsageError | None = None
         self._guard = guard
         self._exchange = exchange
+        self._match = match
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -273,10 +278,10 @@ class GuardedCall:
 
     def _prepare_direct(self, exchange: Exchange, content: bytes) -> PreparedCall | None:
         """Return a call of the route's handler; None if the framework has to call it."""
-        match, direct = exchange.match, self._guard.direct
-        if direct is None or match is None or match.source is None:
+        direct, source = self._guard.direct, self._match.source
+        if direct is None or source is None:
             return None
-        route = direct(match.source)
+        route = direct(source)
         return None if route is None else route.prepare(self._scope, exchange.head.path, content)
 
     async def receive(self) -> Message:
@@ -289,7 +294,7 @@ class GuardedCall:
     async def send(self, message: Message) -> None:  # noqa: C901 - one branch per kind
         """Take one ASGI message of the app; its last one waits for the commit."""
         exchange = self._exchange
-        if exchange.is_unclaimed:
+        if exchange.outcome is None and self._match.is_claimed_late:
             await self._pass_on(message)
             return
         if self._is_discarded:
@@ -349,17 +354,13 @@ class GuardedCall:
 
     def _count(self, size: int) -> None:
         self._size += size
-        match = self._exchange.match
-        assert match is not None  # noqa: S101 - it is guarded
-        misuse = check_response_size(match, self._size)
-        if misuse is not None:
-            self._discard(misuse)
+        if self._size > self._match.policy.max_response_bytes:
+            self._discard(response_too_large(self._match))
 
     def _refuse_streaming(self, why: str) -> None:
-        assert self._exchange.match is not None  # noqa: S101 - it is guarded
         self._discard(
             StreamingResponseError(
-                f"{self._exchange.match.endpoint} streams its response ({why}). The response of a "
+                f"{self._match.endpoint} streams its response ({why}). The response of a "
                 "guarded operation is stored with the transaction and must be complete: return a "
                 "plain response."
             )
@@ -532,7 +533,7 @@ class _ItemsOfGuard(_ItemsOfApp):
         body = WholeBody(call.request.body, exchange.head, match.policy, pipeline.bodies)
         try:
             guarded = GuardedCall(
-                guard, exchange, scope, body, response.receive, response.send, call.take
+                guard, exchange, scope, match, body, response.receive, response.send, call.take
             )
             reply = await pipeline.serve(exchange, guarded)
             if reply is not None:
@@ -625,3 +626,13 @@ async def send_and_close(send: Send, reply: Reply, body: RequestBody, scope: Sco
     await send({"type": "http.response.body", "body": reply.body, "more_body": True})
     await body.linger()
     await send({"type": "http.response.body", "body": b""})
+
+
+def server_is_stopping() -> bool:
+    """Return whether the server is shutting down.
+
+    Uvicorn waits for open responses before it runs the lifespan shutdown, and a stream never ends
+    without a reason. Only the signal handler's server object shows that a shutdown has begun.
+    """
+    server: Any = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+    return bool(getattr(server, "should_exit", False))

@@ -15,12 +15,14 @@ The guard is a ``transaction.atomic()`` of the project's database around the vie
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache, partial, wraps
 from http.cookies import Morsel
-from inspect import iscoroutine, iscoroutinefunction
+from inspect import iscoroutine, iscoroutinefunction, unwrap
 from typing import Any, Final, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 from onceward_protocol.extras import needs_extra
 
@@ -33,9 +35,11 @@ with needs_extra("django"):
     from django.http import Http404, HttpRequest, HttpResponse, RawPostDataException
     from django.http.multipartparser import MultiPartParserError
     from django.http.response import HttpResponseBase
+    from django.urls import NoReverseMatch, get_resolver, get_script_prefix, reverse
     from django.utils.module_loading import import_string
 
 from onceward.app import Onceward
+from onceward.batch.options import BatchOptions, batch_header
 from onceward.config import GuardConfig
 from onceward.core.idempotency_record import Response
 from onceward.core.policy import Policy
@@ -49,10 +53,13 @@ from onceward.errors import (
     StreamingResponseError,
     UsageError,
 )
-from onceward.frameworks.django_batch_route import batch_headers
-from onceward.frameworks.django_routes import later_route
-from onceward.frameworks.guarded_endpoint import refuse_generator
-from onceward.frameworks.sync_bridge import Bridge, Served, SyncExecution, SyncRequest
+from onceward.frameworks.sync_bridge import (
+    Bridge,
+    Served,
+    SyncExecution,
+    SyncRequest,
+    batch_options,
+)
 from onceward.frameworks.views import (
     EndpointNames,
     check_endpoint,
@@ -61,9 +68,11 @@ from onceward.frameworks.views import (
     name_of_view,
     no_caller,
     refuse_coroutine,
+    refuse_generator,
     with_route,
 )
 from onceward.frameworks.wsgi import head_of, incomplete_body, parsed_form, with_content_type
+from onceward.guard.exchange import Headers
 from onceward.guard.reply import ADDED_HEADERS
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.request_thread import has_request_thread, run_in_request_thread
@@ -73,14 +82,19 @@ from onceward.stores.sessions.django import DjangoStore
 
 __all__ = [
     "OncewardMiddleware",
+    "batch_headers",
     "django_onceward",
     "django_response",
     "execution",
     "guard",
+    "later_route",
+    "mark_batch_view",
+    "options_of_batch",
     "policy_of_guard",
     "response_of_django",
     "user_principal",
 ]
+
 
 View = TypeVar("View", bound=Callable[..., Any])
 # Takes the request, of Django REST framework where the view is one of its views.
@@ -659,3 +673,96 @@ def _parsed_body(request: Any, plain: HttpRequest, head: RequestHead) -> tuple[R
     return with_content_type(head, b"application/x-www-form-urlencoded"), parsed_form(
         fields, contents
     )
+
+
+# A route as the patterns it is made of. Their text may depend on the language of the request.
+_Route = tuple[Any, ...]
+# For each resolver, the routes of views: of functions, and of actions of viewsets.
+_routes: WeakKeyDictionary[Any, dict[tuple[int, str], list[_Route]]] = WeakKeyDictionary()
+
+
+def later_route(request: HttpRequest, action: str) -> str | None:
+    """Return the route of a request, or None if it is the first one that leads to its view.
+
+    The first one is None so that a route added to a view changes nothing for the routes before
+    it. ``action`` is the name of the viewset's method.
+    """
+    found = request.resolver_match
+    if found is None:
+        return None
+    resolver = get_resolver(getattr(request, "urlconf", None))
+    routes = _routes.get(resolver)
+    if routes is None:
+        routes = {}
+        for route, callback in _walk(resolver, ()):
+            for key in _keys(callback):
+                routes.setdefault(key, []).append(route)
+        _routes[resolver] = routes
+    view = _view_of(found.func)
+    same = routes.get((id(view), action)) or routes.get((id(view), "")) or []
+    own: str = found.route
+    return None if not same or own == _text(same[0]) else own
+
+
+def _walk(resolver: Any, prefix: _Route) -> Iterator[tuple[_Route, Any]]:
+    """Yield the routes of a resolver in the order in which they are tried, and their views."""
+    for pattern in resolver.url_patterns:
+        route = (*prefix, pattern.pattern)
+        if hasattr(pattern, "url_patterns"):
+            yield from _walk(pattern, route)
+        else:
+            yield route, pattern.callback
+
+
+def _keys(callback: Any) -> list[tuple[int, str]]:
+    view, actions = id(_view_of(callback)), getattr(callback, "actions", None)
+    if isinstance(actions, Mapping):  # a viewset's: each route leads to some of its methods
+        return [(view, action) for action in sorted(set(actions.values()))]
+    return [(view, "")]
+
+
+def _view_of(callback: Any) -> Any:
+    """Return the class of a view, or its function without decorators."""
+    for name in ("cls", "view_class"):  # before unwrap: as_view copies what dispatch wraps
+        if isinstance(getattr(callback, name, None), type):
+            return getattr(callback, name)
+    return unwrap(callback)
+
+
+def _text(route: _Route) -> str:
+    """Return a route as ``ResolverMatch.route`` has it."""
+    text = ""
+    for part in map(str, reversed(route)):
+        text = part + text.removeprefix("^") if part else text
+    return text
+
+
+_MARK = "_onceward_batch"
+
+
+def mark_batch_view(view: Callable[..., Any]) -> None:
+    """Let ``batch_headers`` find the routes to this view."""
+    setattr(view, _MARK, True)
+
+
+def batch_headers(request: HttpRequest) -> Headers:
+    """Return the header that names the batch endpoint; none if the project has no route to it."""
+    urlconf = getattr(request, "urlconf", None) or django_settings.ROOT_URLCONF
+    look_up = _path_of_batch if isinstance(urlconf, str) else _path_of_batch.__wrapped__
+    path = look_up(urlconf, get_script_prefix())
+    return () if path is None else (batch_header(path, options_of_batch().max_items),)
+
+
+def options_of_batch() -> BatchOptions:
+    """Return ``settings.ONCEWARD["BATCH"]``."""
+    given: Mapping[str, Any] = getattr(django_settings, "ONCEWARD", {})
+    return batch_options(given.get("BATCH")) or BatchOptions()
+
+
+@cache
+def _path_of_batch(urlconf: Any, _prefix: str) -> str | None:
+    for view in get_resolver(urlconf).reverse_dict:
+        if getattr(view, _MARK, False):
+            with suppress(NoReverseMatch):
+                return str(reverse(view, urlconf=urlconf))
+    return None

@@ -23,10 +23,11 @@ from onceward.core.idempotency_record import Response
 from onceward.frameworks.django import (
     django_onceward,
     django_response,
+    mark_batch_view,
+    options_of_batch,
     policy_of_guard,
     response_of_django,
 )
-from onceward.frameworks.django_batch_route import mark_batch_view, options_of_batch
 from onceward.frameworks.sync_bridge import SyncBatch
 from onceward.frameworks.wsgi import head_of
 from onceward.guard.route_table import Guard, Match, guard_of

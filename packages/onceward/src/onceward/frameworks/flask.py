@@ -39,7 +39,6 @@ from onceward.errors import (
     StoreUnavailableError,
     StreamingResponseError,
 )
-from onceward.frameworks.guarded_endpoint import refuse_generator
 from onceward.frameworks.sync_bridge import (
     Bridge,
     Served,
@@ -55,6 +54,7 @@ from onceward.frameworks.views import (
     check_rate_limit,
     name_of_view,
     no_caller,
+    refuse_generator,
     with_route,
 )
 from onceward.frameworks.wsgi import (

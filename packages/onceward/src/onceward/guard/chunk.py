@@ -25,7 +25,7 @@ from onceward.guard.execution import Execution, Replay, Writes
 from onceward.guard.idempotency import Idempotency
 from onceward.guard.reports import DeferredReports, report_committed
 from onceward.guard.request import GuardedRequest
-from onceward.guard.strict_sequences import ChunkSequences, key_of, number_of
+from onceward.guard.sequences import ChunkSequences, key_of, number_of
 from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
 
 __all__ = ["FAULT_POINTS", "RequestChunk"]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from onceward.core.idempotency_record import AuditEvent, Record, Response
 from onceward.errors import NoTransactionError, UsageError
-from onceward.guard.cache_epoch import Epoch
+from onceward.guard.caches import Epoch
 from onceward.guard.request import GuardedRequest, NewId
 from onceward.ports import Transaction, UnitOfWork
 

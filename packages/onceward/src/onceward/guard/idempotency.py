@@ -46,16 +46,15 @@ from onceward.errors import (
     SupersededError,
     UnstoredWritesError,
 )
-from onceward.guard.cache_epoch import CacheEpoch, Epoch
+from onceward.guard.caches import CacheEpoch, Epoch, RecordLruCache
 from onceward.guard.execution import Execution, Replay, Writes
 from onceward.guard.limits import Limits
-from onceward.guard.record_lru_cache import RecordLruCache
 from onceward.guard.record_quota import RecordQuota
 from onceward.guard.reports import Reports, RequestReports, report_committed
 from onceward.guard.request import GuardedRequest, mismatch_details, new_record, stale_error
+from onceward.guard.sequences import StrictSequences, number_of
 from onceward.guard.single_flight import Duplicates, SingleFlight
 from onceward.guard.store_calls import StoreCalls
-from onceward.guard.strict_sequences import StrictSequences, number_of
 from onceward.guard.unstored_responses import (
     frees_the_key,
     has_written,

@@ -47,7 +47,7 @@ from onceward.observability.traces import Spans
 from onceward.ports import Metrics
 from onceward.stores.errors import unstorable_error
 
-__all__ = ["Body", "Front", "Pipeline", "check_response_size"]
+__all__ = ["Body", "Front", "Pipeline", "response_too_large"]
 
 _log = logging.getLogger("onceward.request")
 
@@ -154,9 +154,9 @@ class Pipeline:
             response = await front.run(exchange, content)
             misuse = front.misuse
             if response is not None:
-                misuse = check_response_size(match, len(response.body))
-                if misuse is None:
+                if len(response.body) <= match.policy.max_response_bytes:
                     return await self.commit(exchange, response)
+                misuse = response_too_large(match)
         except Exception as error:
             known_error = None if exchange.has_reply else self._known_error(exchange, error)
             if known_error is None:
@@ -336,11 +336,9 @@ class Pipeline:
         return exchange.transaction.handle
 
 
-def check_response_size(match: Match, size: int) -> ResponseTooLargeError | None:
-    """Return the error for a response that is too large to be stored; None if it is not."""
+def response_too_large(match: Match) -> ResponseTooLargeError:
+    """Return the error for a response that is too large to be stored."""
     most = match.policy.max_response_bytes
-    if size <= most:
-        return None
     return ResponseTooLargeError(
         f"{match.endpoint} sent a response of more than {most} bytes, which cannot be stored for a "
         "replay. Store the result and respond with a link to it."

@@ -11,8 +11,7 @@ from onceward.errors import InProgressError
 from onceward.guard.reports import Reports
 from onceward.guard.request import GuardedRequest
 from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread, sleep
-from onceward.guard.sequence_turns import SequenceTurns
-from onceward.guard.strict_sequences import number_of
+from onceward.guard.sequences import SequenceTurns, number_of
 from onceward.ports import Clock, Store
 from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES

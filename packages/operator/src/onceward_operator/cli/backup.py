@@ -75,7 +75,7 @@ def declare_restored(target: Target, *, as_json: bool) -> None:
 
 async def _renew_epoch(target: Target) -> None:
     from onceward.cli.database import opened
-    from onceward.guard.cache_epoch import new_epoch
+    from onceward.guard.caches import new_epoch
     from onceward.stores.sql_loader import load_queries
 
     async with opened(target) as store:

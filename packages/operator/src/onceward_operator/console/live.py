@@ -14,7 +14,7 @@ from typing import Final
 
 from onceward.core.tenants import AllTenants
 from onceward.errors import StoreError
-from onceward.frameworks.shutdown import server_is_stopping
+from onceward.frameworks.asgi import server_is_stopping
 from onceward.ports import Notifier, Store
 from onceward_operator.console.access import Role
 from onceward_operator.console.page import ConsoleError

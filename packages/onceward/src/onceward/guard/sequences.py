@@ -6,18 +6,23 @@ a lock of the database does. What decides in the end is the statement that uses 
 transaction of the record.
 """
 
+import asyncio
+import heapq
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from datetime import datetime
+from itertools import count
 from typing import Any
 
 from onceward.errors import SequenceViolationError
 from onceward.guard.request import GuardedRequest
-from onceward.guard.sequence_turns import SequenceTurns
+from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread
 from onceward.ports import Store, Transaction
 from onceward.stores.sequences import SequenceNumbers
 from onceward_protocol.sequence import Position, Stream, key_hash, violation
 
-__all__ = ["ChunkSequences", "StrictSequences", "key_of", "number_of"]
+__all__ = ["ChunkSequences", "SequenceTurns", "StrictSequences", "key_of", "number_of"]
+
 
 CallStore = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 
@@ -158,3 +163,56 @@ def key_of(request: GuardedRequest) -> str:
     """Return the hash of the request's key, as streams keep it."""
     assert request.record_id is not None  # noqa: S101 - the policy requires a key
     return key_hash(request.record_id.key)
+
+
+class SequenceTurns:
+    """The streams of which a request runs in this process, and those that wait for it."""
+
+    def __init__(self) -> None:
+        # Heaps of number, order of arrival, future.
+        self._waiting: dict[Stream, list[tuple[int, int, Any]]] = {}
+        self._arrivals = count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self, stream: Stream) -> bool:
+        """Return True and take the turn, or False if another request has it."""
+        if stream in self._waiting:
+            return False
+        self._waiting[stream] = []
+        return True
+
+    async def wait(self, stream: Stream, number: int, seconds: float) -> None:
+        """Wait for the turn, which passes to the lowest number. Raises ``TimeoutError``."""
+        if self.take(stream):
+            return
+        turn: Any = (
+            Future() if is_in_request_thread() else asyncio.get_running_loop().create_future()
+        )
+        heapq.heappush(self._waiting[stream], (number, next(self._arrivals), turn))
+        try:
+            if isinstance(turn, Future):
+                await run_in_request_thread(lambda: turn.result(seconds))
+            else:
+                async with asyncio.timeout(seconds):
+                    await turn
+        except BaseException as error:
+            has_turn = turn.done() and not turn.cancelled()
+            if has_turn and isinstance(error, TimeoutError):  # it came in the same instant
+                return
+            if has_turn:
+                self.leave(stream)
+            else:
+                turn.cancel()
+            raise
+
+    def leave(self, stream: Stream) -> None:
+        """Pass the turn on."""
+        waiting = self._waiting[stream]
+        while waiting:
+            turn = heapq.heappop(waiting)[2]
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._waiting[stream]

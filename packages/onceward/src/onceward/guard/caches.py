@@ -1,5 +1,6 @@
-"""The epoch of cached records: when it changes, memory and Redis hold nothing that counts.
+"""Records in memory, and the epoch of all cached records.
 
+The epoch of cached records: when it changes, memory and Redis hold nothing that counts.
 A store reads it with each new connection, so a restore or a failover, which ends connections, is
 noticed before anything else is done on a new one. Besides, a process reads it at most once a second
 while it serves replays from caches: tables may be restored below a connection, and an operator may
@@ -12,15 +13,19 @@ import contextvars
 import logging
 import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from datetime import datetime
 from typing import Final
 
+from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import StoreError
 from onceward.guard.request_thread import is_in_request_thread
 from onceward.ports import Clock, EpochReading, PositionCache, Store
 from onceward.stores.sql_loader import load_queries
 
-__all__ = ["CacheEpoch", "Epoch", "new_epoch"]
+__all__ = ["CacheEpoch", "Epoch", "RecordLruCache", "new_epoch"]
+
 
 _log = logging.getLogger("onceward.cache")
 
@@ -185,3 +190,57 @@ class CacheEpoch:
 
 def _value_of(reading: EpochReading) -> str | None:
     return None if reading.identity is None else f"{reading.identity}/{reading.cache_epoch}"
+
+
+class RecordLruCache:
+    """An LRU cache of records, bounded in bytes. With zero bytes it keeps nothing.
+
+    A record counts only for the epoch in which it was put. Thread-safe: a connection that is opened
+    in another thread may end the epoch.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._records: OrderedDict[RecordId, tuple[Record, Epoch]] = OrderedDict()
+        self._lock = threading.Lock()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, record_id: RecordId, now: datetime, epoch: Epoch) -> Record | None:
+        """Return a live record that was put in this epoch, or None."""
+        if record_id not in self._records:  # most requests are no replays and need no lock
+            return None
+        with self._lock:
+            found = self._records.get(record_id)
+            if found is None:
+                return None
+            record, put_in = found
+            if put_in is not epoch or record.expires_at <= now:
+                self._drop(record_id)
+                return None
+            self._records.move_to_end(record_id)
+            return record
+
+    def put(self, record: Record, epoch: Epoch) -> None:
+        """Keep a committed record, evicting the least recently used ones."""
+        cost = record.cost_bytes
+        if cost > self._max_bytes or epoch.value is None:
+            return
+        with self._lock:
+            if record.id in self._records:
+                self._drop(record.id)
+            self._records[record.id] = record, epoch
+            self.size_bytes += cost
+            while self.size_bytes > self._max_bytes:
+                self._drop(next(iter(self._records)))
+
+    def clear(self) -> None:
+        """Drop all records."""
+        with self._lock:
+            self._records.clear()
+            self.size_bytes = 0
+
+    def _drop(self, record_id: RecordId) -> None:
+        self.size_bytes -= self._records.pop(record_id)[0].cost_bytes

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from onceward.core.idempotency_record import Record
 from onceward.frameworks.asgi import SCOPE_KEY
-from onceward.frameworks.guarded_endpoint import (
+from onceward.frameworks.views import (
     check_is_guarded,
     refuse_generator,
     signature_of,

@@ -1,0 +1,59 @@
+"""Endpoints whose requests run alone for a while, or with savepoints."""
+
+import logging
+from typing import Final
+
+from onceward.ports import Clock
+
+__all__ = ["AloneEndpoints", "UndoneEndpoints"]
+
+# How long an endpoint runs alone after it could not share a transaction.
+_ALONE_SECONDS: Final = 600.0
+# How long an endpoint has savepoints after one of its requests had to be undone.
+_UNDONE_SECONDS: Final = 600.0
+
+_log = logging.getLogger("onceward.request")
+
+
+class UndoneEndpoints:
+    """Endpoints of which a request had to be undone after it had written, in this process.
+
+    Their requests get savepoints for a while.
+    """
+
+    seconds = _UNDONE_SECONDS
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._until: dict[str, float] = {}
+
+    def add(self, endpoint: str) -> None:
+        """Note such an endpoint."""
+        self._until[endpoint] = self._clock.monotonic() + self.seconds
+
+    def __contains__(self, endpoint: str) -> bool:
+        until = self._until.get(endpoint)
+        if until is None:
+            return False
+        if self._clock.monotonic() < until:
+            return True
+        del self._until[endpoint]
+        return False
+
+
+class AloneEndpoints(UndoneEndpoints):
+    """Endpoints whose handlers could not share a transaction, in this process."""
+
+    seconds = _ALONE_SECONDS
+
+    def add(self, endpoint: str) -> None:
+        """Run requests of this endpoint alone for a while."""
+        if endpoint not in self._until:
+            _log.warning(
+                "%s cannot share the transaction of a batch, so it runs alone for %d minutes: it "
+                "takes long, or uses another connection. Policy(batch_alone=True) makes it so for "
+                "good",
+                endpoint,
+                self.seconds // 60,
+            )
+        super().add(endpoint)
