@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from onceward.guard.exchange import Exchange
 
-__all__ = ["MAX_CHUNK_ITEMS", "BatchOptions", "ItemReport"]
+__all__ = ["MAX_CHUNK_ITEMS", "BatchOptions", "ItemReport", "batch_header"]
 
 MAX_CHUNK_ITEMS: Final = 64
 """PostgreSQL keeps so many savepoints of a transaction in memory; more slow all others down."""
@@ -84,4 +84,9 @@ class BatchOptions:
 
     def header(self, root: str) -> tuple[bytes, bytes]:
         """Return the header that names the batch endpoint of an app mounted at ``root``."""
-        return b"onceward-batch", f"{root}{self.path}; items={self.max_items}".encode("latin-1")
+        return batch_header(f"{root}{self.path}", self.max_items)
+
+
+def batch_header(path: str, max_items: int) -> tuple[bytes, bytes]:
+    """Return the header that names the batch endpoint, whose path has the prefix of the app."""
+    return b"onceward-batch", f"{path}; items={max_items}".encode("latin-1")

@@ -29,17 +29,18 @@ from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = [
+    "ERROR_FORMAT_KEY",
     "SCOPE_KEY",
     "BatchMiddleware",
     "DirectCall",
     "GuardMiddleware",
     "PreparedCall",
-    "Receive",
     "Send",
     "SendResponse",
 ]
 
 Scope = MutableMapping[str, Any]
+# Sends one message.
 Send = Callable[[Message], Awaitable[None]]
 ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 # Sends a response as ASGI messages.
@@ -47,8 +48,8 @@ SendResponse = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # The key under which handlers find their execution in the scope.
 SCOPE_KEY: Final = "onceward"
-# An app with several formats of errors sets this key in middleware around the guard.
-_ERROR_FORMAT_KEY: Final = "onceward.error_format"
+# An app with several formats of errors sets this key, outside the guard or inside.
+ERROR_FORMAT_KEY: Final = "onceward.error_format"
 
 # Extensions of ASGI servers that add messages to a response: files sent by their path, trailers,
 # pushed and early responses.
@@ -110,8 +111,11 @@ class GuardMiddleware:
         ``batch`` are the settings of the app's batch endpoint, which responses then name.
         ``direct`` finds what calls a route without the app around it, if there is such a thing.
         """
+        # What is guarded.
         self.app = app
+        # Serves guarded requests.
         self.pipeline = pipeline
+        # Finds what calls a route directly; None: nothing does.
         self.direct = direct
         self._table = table
         self._error_format = error_format
@@ -128,6 +132,9 @@ class GuardMiddleware:
         method: str = scope["method"].upper()
         path = path_in_app(scope)
         match = None if method in SAFE_METHODS else self._table().find(method, path)
+        if match is None and _is_guarded(scope):  # by the guard of an app that this one is part of
+            await self.app(scope, receive, send)
+            return
         exchange = self.begin(scope, method, path, match)
         if match is None:
             await self._serve_unguarded(exchange, scope, receive, send)
@@ -156,7 +163,7 @@ class GuardMiddleware:
         if head is None:
             head = RequestHead(method, path, query, headers)
         # Set already in an app with several formats.
-        error_format = scope.get(_ERROR_FORMAT_KEY) or (
+        error_format = scope.get(ERROR_FORMAT_KEY) or (
             self._error_format if outer is None else outer.error_format
         )
         added: Headers = ()
@@ -221,6 +228,7 @@ class GuardedCall:
         deliver: Callable[[Reply], None] | None = None,
     ) -> None:
         """``deliver`` takes the reply, in place of its messages."""
+        # The body of the request.
         self.body = body
         # Why the response cannot be stored, if it cannot.
         self.misuse: UsageError | None = None
@@ -458,14 +466,14 @@ class BatchMiddleware:
                 items=_ItemsOfApp(self._items_to, scope),
                 shared_items=self._guard.serve_items(scope) if self._is_direct else None,
             )
-            if reply is None:
-                return
-            if body.is_complete or await body.is_there():
-                await send_reply(send, reply)
-            else:
-                await send_and_close(send, reply, body, scope)
         finally:
             body.release()
+        if reply is None:
+            return
+        if body.is_complete or await body.is_there():
+            await send_reply(send, reply)
+        else:
+            await send_and_close(send, reply, body, scope)
         if tasks:  # background tasks of the items, as after any response
             await asyncio.wait(tasks)
 
@@ -498,7 +506,7 @@ class _ItemsOfApp:
             "extensions": {},
         }
         scope.pop(EXCHANGE_KEY, None)
-        scope.pop(_ERROR_FORMAT_KEY, None)
+        scope.pop(ERROR_FORMAT_KEY, None)
         if isinstance(state, dict):
             scope["state"] = state.copy()
         return scope
@@ -562,6 +570,11 @@ class _ResponseOfItem:
             if not message.get("more_body", False):
                 headers = tuple([(n.lower(), v) for n, v in self._start.get("headers", ())])
                 self._call.complete(Response(self._start["status"], headers, b"".join(self._parts)))
+
+
+def _is_guarded(scope: Scope) -> bool:
+    found = scope.get(EXCHANGE_KEY)
+    return isinstance(found, Exchange) and found.match is not None
 
 
 def _is_item(scope: Scope) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,7 +12,7 @@ with needs_extra("django"):
     from django.http import HttpRequest
     from django.urls import NoReverseMatch, get_resolver, get_script_prefix, reverse
 
-from onceward.batch.options import BatchOptions
+from onceward.batch.options import BatchOptions, batch_header
 from onceward.frameworks.sync_bridge import batch_options
 from onceward.guard.exchange import Headers
 
@@ -32,7 +31,7 @@ def batch_headers(request: HttpRequest) -> Headers:
     urlconf = getattr(request, "urlconf", None) or django_settings.ROOT_URLCONF
     look_up = _path_of_batch if isinstance(urlconf, str) else _path_of_batch.__wrapped__
     path = look_up(urlconf, get_script_prefix())
-    return () if path is None else (replace(options_of_batch(), path=path).header(""),)
+    return () if path is None else (batch_header(path, options_of_batch().max_items),)
 
 
 def options_of_batch() -> BatchOptions:

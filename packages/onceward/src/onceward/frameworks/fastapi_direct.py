@@ -39,10 +39,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
 from onceward.core.idempotency_record import Response as StoredResponse
-from onceward.frameworks.asgi import PreparedCall, Receive, Send, SendResponse
+from onceward.frameworks.asgi import PreparedCall, Send, SendResponse
 from onceward.frameworks.starlette import the_execution, the_principal, the_transaction
 from onceward.guard.execution import Execution
-from onceward.guard.request_body import LARGE_BODY_BYTES
+from onceward.guard.request_body import LARGE_BODY_BYTES, Receive
 
 __all__ = ["DIRECT_BYTES", "DirectRoute", "FindDirectRoute", "find_direct_routes"]
 

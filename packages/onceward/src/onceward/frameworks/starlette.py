@@ -18,7 +18,7 @@ from onceward.errors import (
     StoreUnavailableError,
     StreamingResponseError,
 )
-from onceward.frameworks.asgi import SCOPE_KEY
+from onceward.frameworks.asgi import ERROR_FORMAT_KEY, SCOPE_KEY
 from onceward.guard.exchange import Exchange, PendingExecution, exchange_of
 from onceward.guard.execution import Execution
 from onceward.guard.reply import log_outage, render
@@ -126,7 +126,7 @@ async def _respond(request: Request, error: Exception) -> Response:
         return Response(status_code=500)  # never sent: the guard renders the error
     if isinstance(error, StoreUnavailableError):
         log_outage(error, exchange)
-    if exchange is None or exchange.is_unclaimed:
+    if exchange is None or exchange.match is None or exchange.is_unclaimed:
         request_id = "" if exchange is None else exchange.head.request_id
         rendered = render_error(error, error_format_of(request), request_id)
     else:
@@ -138,13 +138,15 @@ async def _respond(request: Request, error: Exception) -> Response:
 def error_format_of(request: Request) -> ErrorFormat | ErrorFormatter:
     """Return the format of the policy while a guarded request runs.
 
-    Otherwise that of the app, which may set ``scope["onceward.error_format"]`` itself.
+    Otherwise ``scope["onceward.error_format"]``, which an app may set, or that of its Onceward.
     """
     execution = request.scope.get(SCOPE_KEY)
     if isinstance(execution, Execution):
         return execution.request.policy.error_format
     exchange = exchange_of(request.scope)
-    return ErrorFormat.PROBLEM if exchange is None else exchange.error_format
+    of_guard = ErrorFormat.PROBLEM if exchange is None else exchange.error_format
+    chosen: ErrorFormat | ErrorFormatter = request.scope.get(ERROR_FORMAT_KEY, of_guard)
+    return chosen
 
 
 def _routes(routes: Any, prefix: str) -> Iterator[GuardedRoute | OpenRoute]:

@@ -53,6 +53,7 @@ from onceward.guard.request_thread import (
     DirectThread,
     QueueThread,
     RequestThread,
+    has_request_thread,
     run_in_request_thread,
     serving_in,
     serving_thread,
@@ -178,14 +179,15 @@ class Bridge:
     def execution(self) -> SyncExecution:
         """The execution of the handler that runs in this thread."""
         found = find_execution()
-        if found is None:
+        if found is None or not has_request_thread():
             raise NoTransactionError("there is no guarded request here: guard the operation first")
         return SyncExecution(self, found)
 
     @property
     def is_serving(self) -> bool:
         """Whether a guarded handler runs in this thread."""
-        return find_execution() is not None
+        # Below the guard of an ASGI app, the execution is that app's.
+        return has_request_thread() and find_execution() is not None
 
     def serve(self, request: SyncRequest) -> Served:
         """Replay, refuse or run one request. Raises what its handler raises."""
@@ -196,10 +198,10 @@ class Bridge:
         try:
             thread = self.new_thread()
             with serving_in(thread):
-                reply = thread.wait(self.pipeline.serve(exchange, call))
+                reply = thread.wait(self._serve(exchange, call))
         finally:
             call.body.release()
-            end_visit()
+            end_visit()  # of the gate for threads
         assert reply is not None  # noqa: S101 - the body is there, and a view does not send
         own = call.response
         is_own = (
@@ -208,6 +210,12 @@ class Bridge:
             and not exchange.is_replay
         )
         return served(reply, is_own=is_own)
+
+    async def _serve(self, exchange: Exchange, call: "_SyncCall") -> Reply | None:
+        try:
+            return await self.pipeline.serve(exchange, call)
+        finally:
+            end_visit()  # of the gate for tasks
 
     def refuse(self, error: RequestError | StoreUnavailableError, head: RequestHead) -> Served:
         """Return the reply to an error of a view that is not guarded."""
@@ -330,7 +338,6 @@ class _SyncCall:
     def __init__(self, bridge: Bridge, request: SyncRequest) -> None:
         policy = request.match.policy
         head = _with_split_keys(request.head, policy.key_header)
-        self._bridge = bridge
         self._request = request
         self.exchange = Exchange(
             head,
@@ -339,12 +346,10 @@ class _SyncCall:
             error_format=bridge.onceward.runtime.config.error_format,
             added_headers=request.added_headers,
         )
-        self.exchange.identify = self._identify
+        # Not a method: the exchange would refer to what refers to it.
+        self.exchange.identify = lambda head: bridge.identify_by(request.principal, head)
         self.body = WholeBody(request.body, head, policy, bridge.onceward.runtime.bodies)
         self.response: Response | None = None
-
-    def _identify(self, head: RequestHead) -> Principal | Awaitable[Principal]:
-        return self._bridge.identify_by(self._request.principal, head)
 
     async def run(self, exchange: Exchange, content: bytes) -> Response:  # noqa: ARG002
         """Run the handler in the request's thread."""

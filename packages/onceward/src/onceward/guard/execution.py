@@ -67,6 +67,7 @@ class executing:  # noqa: N801 - used like a function; a generator would cost fo
 class Writes(Enum):
     """What becomes of the writes of a handler, by its response."""
 
+    # They commit with the response.
     KEPT = auto()
     # It was an error.
     UNDONE = auto()
@@ -80,6 +81,7 @@ class Replay:
     __slots__ = ("record",)
 
     def __init__(self, record: Record) -> None:
+        # That of the first request with the key.
         self.record = record
 
 

@@ -134,10 +134,14 @@ class Pipeline:
                 if match.policy.rate_limit is not None:
                     await self._check_rate_limit(exchange, match, found)
                 content = await front.body.read(found.tenant)
-                request = await self._parse(exchange, match, content, found)
-                processor = exchange.processor = await self._processor(exchange)
-                if processor.gate is not None:
-                    processor.gate.begin()
+                request = self._parse(exchange, match, content, found) or (
+                    await self._parse_large(exchange, match, content, found)
+                )
+                shared = None if exchange.item is None else exchange.item.processor
+                processor = exchange.processor = shared or await self.ready()
+                gate = processor.gate
+                if gate is not None:
+                    gate.begin()
                 outcome = exchange.outcome = await processor.process(request)
                 if isinstance(outcome, Replay):
                     return replay(outcome.record, exchange)
@@ -173,7 +177,9 @@ class Pipeline:
         exchange.payload_hash = await self.bodies.run_and_forget(
             len(content), lambda: hash_payload(exchange.head, content, match.policy)
         )
-        processor = exchange.processor = await self._processor(exchange)
+        item = exchange.item
+        shared = None if item is None else item.processor
+        processor = exchange.processor = shared or await self.ready()
         if processor.gate is not None:
             await processor.gate.enter(match.endpoint)
 
@@ -185,7 +191,9 @@ class Pipeline:
         exchange.principal = principal
         if match.policy.rate_limit is not None:
             await self._check_rate_limit(exchange, match, principal)
-        request = await self._parse(exchange, match, exchange.content, principal)
+        request = self._parse(exchange, match, exchange.content, principal) or (
+            await self._parse_large(exchange, match, exchange.content, principal)
+        )
         sharing: dict[str, Any] = {}
         if exchange.transaction is not None:
             sharing |= await exchange.transaction.release(match.endpoint)
@@ -228,14 +236,15 @@ class Pipeline:
     async def _end(self, exchange: Exchange) -> None:
         """Roll back what was not committed, and end the transaction of dependencies."""
         outcome = exchange.outcome
-        if isinstance(outcome, Execution):
-            if not outcome.ended:
+        try:
+            if not isinstance(outcome, Execution):
+                exchange.outcome = None  # an error refers, by its frames, to what refers to it
+            elif not outcome.ended:
                 assert exchange.processor is not None  # noqa: S101 - it has claimed
                 await exchange.processor.abort(outcome)
-        else:  # an error refers, by its frames, to what refers to it
-            exchange.outcome = None
-        if exchange.transaction is not None:
-            await exchange.transaction.close()
+        finally:  # also if a second cancellation has stopped the first step
+            if exchange.transaction is not None:
+                await exchange.transaction.close()
 
     def note_unclaimed(self, exchange: Exchange, response: Response) -> None:
         """Log the head of a response that the app sends without a claim."""
@@ -245,13 +254,6 @@ class Pipeline:
             exchange.span.outcome(response.status, replayed=False)
 
     # -- parts of steps ----------------------------------------------------------------------------
-
-    async def _processor(self, exchange: Exchange) -> Any:
-        """Return what claims the key: that of the whole app, or of a chunk of a batch."""
-        item = exchange.item
-        if item is not None and item.processor is not None:
-            return item.processor
-        return await self.ready()
 
     async def _check_rate_limit(
         self, exchange: Exchange, match: Match, principal: Principal
@@ -281,23 +283,26 @@ class Pipeline:
         if error is not None:
             raise error
 
-    async def _parse(
-        self, exchange: Exchange, match: Match, content: bytes, principal: Principal
-    ) -> GuardedRequest:
-        """Read key and fingerprint."""
-        item, request = exchange.item, None
+    @staticmethod
+    def _parse(
+        exchange: Exchange, match: Match, content: bytes, principal: Principal
+    ) -> GuardedRequest | None:
+        """Read key and fingerprint; return None if that takes a thread."""
+        item, request, known_hash = exchange.item, None, exchange.payload_hash
         if item is not None:
             request = item.take_parsed(content, principal)
-        if request is None:
-            known_hash = exchange.payload_hash
-            # With its hash known, nothing of the body is read but a key in it.
-            if known_hash is not None or len(content) <= LARGE_BODY_BYTES:
-                request = parse_request(exchange.head, content, match, principal, known_hash)
-            else:
-                request = await self.bodies.run_and_forget(
-                    len(content), lambda: parse_request(exchange.head, content, match, principal)
-                )
+        # With its hash known, nothing of the body is read but a key in it.
+        if request is None and (known_hash is not None or len(content) <= LARGE_BODY_BYTES):
+            request = parse_request(exchange.head, content, match, principal, known_hash)
         exchange.request = request
+        return request
+
+    async def _parse_large(
+        self, exchange: Exchange, match: Match, content: bytes, principal: Principal
+    ) -> GuardedRequest:
+        request = exchange.request = await self.bodies.run_and_forget(
+            len(content), lambda: parse_request(exchange.head, content, match, principal)
+        )
         return request
 
     def _known_error(

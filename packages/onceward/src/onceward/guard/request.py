@@ -139,7 +139,9 @@ class RequestHead:
         self.headers = headers
         # Every ``Idempotency-Key`` header.
         self.key_headers: list[bytes] = []
+        # The header's value.
         self.content_type: str | None = None
+        # In bytes; None without the header.
         self.content_length: int | None = None
         # The header's value; None if there is none or several differ.
         self.authorization: str | None = None
@@ -157,7 +159,6 @@ class RequestHead:
                 case b"idempotency-key":
                     self.key_headers.append(value)
                 case b"content-type":
-                    # None without the header.
                     self.content_type = value.decode("latin-1")
                 case b"content-length":
                     # int() refuses more than 4300 digits; 18 are enough for any length.
@@ -211,14 +212,21 @@ _NO_PARAMS: Final[Mapping[str, str]] = MappingProxyType({})
 class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     """One request to a guarded operation: all that ``Idempotency`` needs to decide about it."""
 
+    # The stable name of the operation.
     endpoint: str
+    # Its settings.
     policy: Policy
+    # The caller.
     principal: Principal
     # None where the policy makes the key optional and none was sent.
     record_id: RecordId | None
+    # What two sends of one request have in common.
     fingerprint: RequestFingerprint
+    # As it was sent.
     body: bytes
+    # From ``X-Request-ID``, or a new one.
     request_id: str
+    # From ``X-Correlation-ID``, or the request id.
     correlation_id: str
     # Decoded, without the query.
     path: str = ""
@@ -228,9 +236,11 @@ class GuardedRequest(msgspec.Struct, frozen=True, gc=False):
     client_generated_at: str | None = None
     # None, unless the policy has a strict order.
     sequence: SequenceNumber | None = None
-    # What the fingerprint was made of, beside the body.
+    # What the fingerprint was made of, beside the body: method, path parameters, query.
     method: str = ""
+    # Of the route's template.
     path_params: Mapping[str, str] = _NO_PARAMS
+    # As it was sent.
     query: bytes = b""
 
     @property

@@ -17,7 +17,11 @@ from typing import Any, Final, TypeVar
 from onceward.core.policy import Policy
 from onceward.errors import BodyTimeoutError, BodyTooLargeError, OverloadedError
 from onceward.guard.request import RequestHead
-from onceward.guard.request_thread import has_request_thread, run_in_request_thread
+from onceward.guard.request_thread import (
+    has_request_thread,
+    is_in_request_thread,
+    run_in_request_thread,
+)
 
 __all__ = [
     "LARGE_BODY_BYTES",
@@ -224,13 +228,25 @@ class WholeBody(_Body):
         """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
         content = self._content
         if not isinstance(content, bytes):
-            content = await run_in_request_thread(content)
+            content = await self._read(content)
         if len(content) > self._policy.max_body_bytes:
             raise _too_large(self._policy)
         if len(content) > LARGE_BODY_BYTES:
             self._bodies.hold(tenant, len(content))
             self._tenant, self._held = tenant, len(content)
         return content
+
+    async def _read(self, read: Callable[[], bytes]) -> bytes:
+        if is_in_request_thread():  # without an event loop
+            return await run_in_request_thread(read)
+        reading = asyncio.ensure_future(run_in_request_thread(read))
+        seconds = self._policy.body_deadline.total_seconds()
+        for limit in (seconds, _LATE_PART_SECONDS):
+            await asyncio.wait((reading,), timeout=limit)
+            if reading.done():
+                return reading.result()
+        reading.cancel()
+        raise BodyTimeoutError(f"the body was not complete after {seconds:g} seconds")
 
 
 class RequestBody(_Body):

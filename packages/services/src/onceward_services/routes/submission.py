@@ -76,7 +76,7 @@ class GuardedRouteSubmissionService:
         if request.idempotency_key is not None:
             # Other characters are no key either way.
             key = request.idempotency_key.encode("latin-1", "replace")
-            sent.append((b"idempotency-key", key))
+            sent.append((self._policy.key_header.lower().encode("latin-1"), key))
         if request.correlation_id is not None:
             correlation_id = request.correlation_id.encode("latin-1", "replace")
             sent.append((b"x-correlation-id", correlation_id))
