@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -114,8 +115,8 @@ async def test_failed_submission_stores_nothing_and_frees_the_key(
     _, service, store = both
     key = str(uuid4())
     too_large = RouteSubmissionRequest("ada", WALK, key)
-    onceward = service._onceward
-    monkeypatch.setattr(onceward, "max_payload_bytes", 1)
+    runtime = service._onceward.runtime
+    monkeypatch.setattr(runtime, "config", replace(runtime.config, max_payload_bytes=1))
     with pytest.raises(Exception, match="payload"):
         await service.submit(too_large)
     assert await counts(store) == (0, 0, 0)

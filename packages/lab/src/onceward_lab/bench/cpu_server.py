@@ -98,6 +98,11 @@ class NoDatabase:
     table_names = DEFAULT_NAMES
     schema = NoSchema()
     superseded = False
+    # The defaults of ``stores.base``, which this script does not import: older trees have none.
+    has_sessions = has_thread_sessions = is_gated = is_one_writer = False
+    runs_in_request_thread = knows_durability = can_commit_after = is_sync = is_lost = False
+    chunk_items, max_chunks = 0, 1
+    gate = thread_gate = None
 
     async def ping(self) -> None:
         """Do nothing."""
