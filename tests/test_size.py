@@ -11,9 +11,9 @@ ROOT = Path(__file__).parents[1]
 # At most this many now; where a target is given, the number goes down to it with the next changes.
 LINES = {
     "protocol": 3_850,
-    "onceward": 37_350,  # target 31,000
+    "onceward": 36_700,  # target 31,000
     "outbox": 15_500,  # target 11,500
-    "operator": 7_800,  # target 7,200
+    "operator": 7_750,  # target 7,200
     "testing": 5_300,  # decision 0063
     "nats": 1_250,
     "services": 17_600,
