@@ -332,7 +332,7 @@ class Callers:
 def _callers(
     principal: Callable[..., Any] | None, identify: Identify | None, tenants: SingleTenant | None
 ) -> Callers:
-    """Return what finds callers. Raises ``ConfigurationError`` unless it is at most one."""
+    """Return the ``Callers`` of the options. Raises ``ConfigurationError`` if two are given."""
     if tenants is not None and tenants is not SINGLE_TENANT:
         raise ConfigurationError(f"tenants must be SINGLE_TENANT of onceward, not {tenants!r}")
     if tenants is not None and not (principal is None and identify is None):
@@ -507,7 +507,7 @@ class Runtime:
         return BatchMiddleware(guard, endpoint, items_to=items_to, is_direct=is_batch_direct)
 
     def pipeline(self, *, ready: Ready | None = None, identify: Identify | None = None) -> Pipeline:
-        """Return what serves guarded requests; fronts may open it and find callers themselves."""
+        """Return a new pipeline; fronts may open the store and find callers themselves."""
         return Pipeline(
             ready=ready or self.ready,
             identify=identify or self.callers.identify,

@@ -298,7 +298,7 @@ class BlockingGate(Protocol):
 
 
 class StoreCapabilities(Protocol):
-    """What not every store can do. ``onceward.stores.base.BaseStore`` has the defaults."""
+    """Optional capabilities of stores. ``onceward.stores.base.BaseStore`` has the defaults."""
 
     @property
     def is_one_writer(self) -> bool:

@@ -145,7 +145,7 @@ class ItemCall:
 
     @property
     def context(self) -> ItemContext:
-        """What the guard needs to know about the item."""
+        """The context of the item, for the guard."""
         return self._entry.context
 
     @property
@@ -281,7 +281,7 @@ class _InTurn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSettings:
-    """What the batches of an app have in common, and how requests of this one are served."""
+    """The settings shared by the batches of an app, and the server of this one's items."""
 
     options: BatchOptions
     idempotency: Idempotency

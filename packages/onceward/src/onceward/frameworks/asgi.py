@@ -207,7 +207,7 @@ class GuardMiddleware:
                 await exchange.transaction.close()
 
     def serve_items(self, scope: Scope) -> "_ItemsOfGuard":
-        """Return what serves items of a batch, whose scope this is, inside the guard."""
+        """Return the server of items for the batch that has this scope, inside the guard."""
         return _ItemsOfGuard(self, scope)
 
 

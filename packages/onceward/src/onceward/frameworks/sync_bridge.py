@@ -288,7 +288,7 @@ class Bridge:
     # -- threads ------------------------------------------------------------------------------
 
     def new_thread(self) -> RequestThread:
-        """Return what runs the async code for a request of this thread."""
+        """Return the ``RequestThread`` that runs the async code for a request of this thread."""
         if self._is_direct:
             return self._direct
         return QueueThread(self.loop)

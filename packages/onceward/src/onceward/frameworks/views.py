@@ -1,4 +1,4 @@
-"""What guards of all frameworks have in common: names, and what cannot be guarded."""
+"""Checks shared by the guards of all frameworks: names, and handlers that cannot be guarded."""
 
 import inspect
 from collections.abc import Callable

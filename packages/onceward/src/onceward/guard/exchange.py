@@ -77,7 +77,7 @@ class SharedProcessor(RequestProcessor, Protocol):
 
 
 class Steps(Protocol):
-    """What the app calls while it serves a request: the pipeline."""
+    """The part of the pipeline that the app calls while it serves a request."""
 
     @property
     def identify(self) -> Identify:
@@ -91,7 +91,7 @@ class Steps(Protocol):
 
 
 class ItemContext:
-    """What the guard needs to know about a request that is an item of a batch.
+    """The context of a request that is an item of a batch, for the guard.
 
     The same one for each attempt of an item: a request that runs again is counted once.
     """

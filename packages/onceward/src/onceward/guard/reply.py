@@ -1,4 +1,4 @@
-"""What a guarded request gets: complete responses, replays and refusals, and their log lines."""
+"""Replies to guarded requests: complete responses, replays and refusals, and their log lines."""
 
 import logging
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What is reported about requests, to metrics and to the log for operators: at once, or later."""
+"""Reports of requests to metrics and to the log for operators: at once, or after a commit."""
 
 from typing import TYPE_CHECKING, Final, Protocol
 

@@ -185,7 +185,7 @@ class _Begun:
 
 
 class _Body:
-    """What bodies have in common: their size is limited and counted."""
+    """The base of bodies: their size is limited and counted."""
 
     __slots__ = ("_bodies", "_head", "_held", "_policy", "_tenant")
 

@@ -1,4 +1,4 @@
-"""What every store of records has, and the defaults of what not every one can do."""
+"""The base class of stores, with the defaults of optional capabilities."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence

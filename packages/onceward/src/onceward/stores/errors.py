@@ -1,4 +1,4 @@
-"""What an error of a database means, whatever the driver: one table of PostgreSQL's SQLSTATEs."""
+"""The meaning of database errors, whatever the driver: one table of PostgreSQL's SQLSTATEs."""
 
 import sqlite3
 from collections.abc import Iterator

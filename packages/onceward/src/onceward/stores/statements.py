@@ -1,4 +1,4 @@
-"""What is checked and converted of a statement before a driver sees it.
+"""Checks and conversions of a statement before a driver sees it.
 
 Handlers that begin or end the transaction are refused: Onceward commits a handler's rows together
 with the record. After a COMMIT of the handler its rows would stay without the record, so a retry

@@ -1,4 +1,4 @@
-"""What the stores on async and on sync SQLAlchemy share: an engine, and statements on it."""
+"""The base of the stores on async and on sync SQLAlchemy: an engine, and statements on it."""
 
 import logging
 import time
@@ -85,7 +85,7 @@ class _ReplacedFile:
 
 
 class SqlAlchemySessions(SessionStore[TransactionT_co]):
-    """What the stores on async and on sync engines share."""
+    """The base of the stores on async and on sync engines."""
 
     # How a handler flushes its session, for messages.
     flush_hint: str

@@ -1,4 +1,4 @@
-"""What errors of SQLAlchemy mean."""
+"""The meaning of SQLAlchemy's errors."""
 
 import sqlite3
 from collections.abc import Iterator
