@@ -25,7 +25,7 @@ from onceward.errors import (
     SequenceInvalidError,
     SequenceViolationError,
 )
-from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.keys import KeyFormat, parse_key
 from onceward_protocol.sequence import parse_sequence
 

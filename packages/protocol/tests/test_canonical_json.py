@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from onceward_protocol import canonical_json as canonical_json_module
-from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol import fingerprint as canonical_json_module
 from onceward_protocol.errors import BodyInvalidError
+from onceward_protocol.fingerprint import canonical_json
 
 GOLDEN = json.loads(
     (Path(__file__).parent / "fixtures" / "golden_hashes.json").read_text(encoding="utf-8")
@@ -361,7 +361,7 @@ def test_a_number_too_large_for_a_double_is_refused_in_a_large_body() -> None:
 def test_canonical_form_does_not_depend_on_how_a_text_is_split(
     piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("onceward_protocol.canonical_json._PIECE_BYTES", piece_bytes)
+    monkeypatch.setattr("onceward_protocol.fingerprint._PIECE_BYTES", piece_bytes)
     for case in GOLDEN["cases"]:
         assert canonical_json(case["json"].encode()) == case["canonical"].encode(), case["name"]
     for case in GOLDEN["refused"]:

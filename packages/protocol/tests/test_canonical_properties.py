@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from onceward_protocol.canonical_json import canonical_json
 from onceward_protocol.errors import BodyInvalidError
+from onceward_protocol.fingerprint import canonical_json
 
 quick = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None

@@ -29,9 +29,8 @@ from onceward.ports import Store
 from onceward.stores.parts import AUDIT_SEALS
 from onceward_operator.audit_trail import AuditTrail
 from onceward_operator.tenant_data import TenantData
-from onceward_protocol.canonical_json import canonical_json
 from onceward_protocol.clock import SystemClock
-from onceward_protocol.fingerprint import body_hash
+from onceward_protocol.fingerprint import body_hash, canonical_json
 from onceward_testing.fork_server import ForkServer
 from packages.onceward.tests.support.audit_chain import add_event, chains, seal, verify
 from packages.onceward.tests.support.harness import HeldClock

@@ -26,7 +26,7 @@ from onceward_outbox.resolution import settle_unclaimed
 from onceward_outbox.sql import created_by, instant, json_text
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.validation import Draft, check_name
-from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_id
 from onceward_protocol.operation import Operation
 

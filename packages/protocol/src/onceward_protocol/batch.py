@@ -15,7 +15,6 @@ from urllib.parse import quote
 
 import msgspec
 
-from onceward_protocol.canonical_json import MAX_DEPTH, decode_json
 from onceward_protocol.endpoint_validation import check_endpoint
 from onceward_protocol.errors import (
     BatchSkippedError,
@@ -24,6 +23,7 @@ from onceward_protocol.errors import (
     EntryInvalidError,
     KeyInvalidError,
 )
+from onceward_protocol.fingerprint import MAX_DEPTH, decode_json
 from onceward_protocol.local_ids import is_local_id
 
 __all__ = [

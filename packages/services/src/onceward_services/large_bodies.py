@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 
 from onceward.guard.request_body import LARGE_BODY_BYTES
 from onceward.guard.route_table import SAFE_METHODS
-from onceward_protocol.canonical_json import decode_json, encode_again, split_object
+from onceward_protocol.fingerprint import decode_json, encode_again, split_object
 
 if TYPE_CHECKING:
     from onceward import Onceward

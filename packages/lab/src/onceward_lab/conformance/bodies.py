@@ -6,7 +6,7 @@ import msgspec
 
 from onceward_lab.conformance.expect import expect_error, expect_first
 from onceward_lab.conformance.harness import Check, Harness
-from onceward_protocol.canonical_json import MAX_DEPTH
+from onceward_protocol.fingerprint import MAX_DEPTH
 
 __all__ = ["CHECKS"]
 

@@ -8,7 +8,7 @@ import msgspec
 
 from onceward_lab.conformance.expect import expect, expect_error, expect_first, expect_replay
 from onceward_lab.conformance.harness import Check, CheckSkippedError, Harness, unique
-from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.fingerprint import canonical_json
 
 __all__ = ["CHECKS"]
 

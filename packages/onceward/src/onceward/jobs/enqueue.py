@@ -21,7 +21,7 @@ from onceward.core.job import (
     job_key,
 )
 from onceward.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
-from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_request_id
 
 __all__ = [

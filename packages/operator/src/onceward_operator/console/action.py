@@ -27,7 +27,7 @@ from onceward.errors import CommitUnknownError, NotFoundError, RequestError
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.ports import Transaction
 from onceward_operator.console.page import ConsoleError, NotShownError, PageRequest
-from onceward_protocol.canonical_json import canonical_json
+from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_id
 
 __all__ = ["OperatorAction", "operator_action"]

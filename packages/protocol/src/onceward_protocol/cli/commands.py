@@ -7,10 +7,10 @@ from typing import Annotated, Final
 
 import typer
 
-from onceward_protocol.canonical_json import canonical_json
 from onceward_protocol.cli.gc import resume_gc
 from onceward_protocol.cli.output import CommandError
 from onceward_protocol.errors import BodyInvalidError
+from onceward_protocol.fingerprint import canonical_json
 
 __all__ = ["create_app"]
 

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from onceward.errors import BodyInvalidError, BodyTooLargeError, FieldNotAllowedError
-from onceward_protocol.canonical_json import MAX_DEPTH, split_object
+from onceward_protocol.fingerprint import MAX_DEPTH, split_object
 
 __all__ = [
     "KINDS",
