@@ -15,15 +15,7 @@ import httpx
 import pytest
 
 from onceward import SINGLE_TENANT, Onceward, Policy
-from onceward.core.decision import (
-    HELD,
-    Expired,
-    Fresh,
-    InProgress,
-    Mismatched,
-    Replayed,
-    decide,
-)
+from onceward.core.decision import HELD
 from onceward.core.error_formats import render_error
 from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
 from onceward.core.policy import ErrorFormat
@@ -35,6 +27,14 @@ from onceward.errors import (
     SequenceInvalidError,
     StaleActionError,
 )
+from onceward.guard.idempotency import (
+    Expired,
+    Fresh,
+    InProgress,
+    Mismatched,
+    Replayed,
+    decide,
+)
 from onceward_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
 from onceward_outbox import Event, EventKind, OutboxQueue, Profile
 from onceward_outbox.drain import Drain
@@ -42,10 +42,9 @@ from onceward_outbox.entry import NewEntry, Status, Transition, after
 from onceward_outbox.errors import EntryInvalidError, TransitionError
 from onceward_outbox.transport import Request, Response
 from onceward_protocol.batch import Results, check_headers, parse_batch, parse_item
-from onceward_protocol.canonical_json import canonical_json
 from onceward_protocol.endpoint_validation import check_endpoint
 from onceward_protocol.error_codes import CODES
-from onceward_protocol.fingerprint import body_hash
+from onceward_protocol.fingerprint import body_hash, canonical_json
 from onceward_protocol.keys import KeyFormat, parse_key
 from onceward_protocol.local_ids import (
     references,

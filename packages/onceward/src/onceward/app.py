@@ -6,10 +6,10 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypedDict, TypeVar, Unpack, cast, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from onceward.audit.chain import AuditKeys
 from onceward.audit.sealer import AuditSealer
@@ -20,8 +20,8 @@ from onceward.core.error_formats import check_error_format
 from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.core.policy import Policy
 from onceward.core.tenants import SINGLE_TENANT, SingleTenant
-from onceward.errors import ConfigurationError, OncewardError
-from onceward.frameworks.asgi import BatchMiddleware, GuardMiddleware
+from onceward.errors import ConfigurationError
+from onceward.frameworks.asgi import BatchMiddleware, GuardMiddleware, LifespanMiddleware
 from onceward.frameworks.views import (
     check_endpoint,
     check_policy,
@@ -70,12 +70,6 @@ __all__ = ["Onceward"]
 
 Ready = Callable[[], Awaitable[Idempotency]]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-
-# After one of these, the app serves no more requests.
-_LAST_MESSAGES: Final = frozenset(
-    {"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"}
-)
-
 
 _log = logging.getLogger("onceward.request")
 
@@ -247,15 +241,13 @@ class Onceward(Generic[TransactionT_co]):
         )
 
     def _wrap_installed(self, app: Any) -> Any:
-        return _WithLifespan(
-            self.runtime,
-            self.runtime.middleware(
-                app,
-                items_to=self._app,
-                direct=self._find_direct(app),
-                is_batch_direct=self._is_batch_direct(),
-            ),
+        middleware = self.runtime.middleware(
+            app,
+            items_to=self._app,
+            direct=self._find_direct(app),
+            is_batch_direct=self._is_batch_direct(),
         )
+        return LifespanMiddleware(middleware, self.open, self.close)
 
     def _is_batch_direct(self) -> bool:
         """Return whether requests of a batch may pass by the middleware around the guard."""
@@ -288,7 +280,7 @@ class Onceward(Generic[TransactionT_co]):
         refuse_wsgi_app(app)
         self.runtime.routes.batch = _batch_options(batch)
         middleware = self.runtime.middleware(app)
-        return _WithLifespan(self.runtime, middleware) if lifespan else middleware
+        return LifespanMiddleware(middleware, self.open, self.close) if lifespan else middleware
 
     # -- running --------------------------------------------------------------------------
 
@@ -489,7 +481,7 @@ class Runtime:
         guard = GuardMiddleware(
             app,
             self.pipeline(),
-            table=self.routes.table,
+            routes=self.routes,
             error_format=self.config.error_format,
             batch=batch,
             direct=direct,
@@ -510,6 +502,7 @@ class Runtime:
         """Return a new pipeline; fronts may open the store and find callers themselves."""
         return Pipeline(
             ready=ready or self.ready,
+            idempotency=self.idempotency if ready is None else None,
             identify=identify or self.callers.identify,
             metrics=self.metrics,
             bodies=self.bodies,
@@ -545,6 +538,7 @@ class Runtime:
                 if self.job_metrics is not None:
                     self.depths.start()
                 self._is_open = True
+                self.idempotency.opened_in = self._loop
                 # Not in the context of the request that has opened it: that will have ended.
                 self._closing_with_loop = asyncio.create_task(
                     self._close_with_loop(), context=contextvars.Context()
@@ -555,6 +549,7 @@ class Runtime:
         async with self._opening:
             if self._is_open:
                 self._is_open = False
+                self.idempotency.opened_in = None
                 waiting, self._closing_with_loop = self._closing_with_loop, None
                 if waiting is not None and waiting is not asyncio.current_task():
                     waiting.cancel()
@@ -613,7 +608,8 @@ class Routes:
         self._limiter = limiter
         self._handlers: list[Callable[..., Any]] = []
         self._paths: list[GuardedRoute] = []
-        self._table: GuardTable | None = None
+        # None until the first request, and after a route was added.
+        self.known: GuardTable | None = None
         # Returns the routes of the framework.
         self.of_app: Callable[[], Sequence[GuardedRoute | OpenRoute]] = tuple
         # The batch endpoint, if there is one.
@@ -622,16 +618,16 @@ class Routes:
     def add_handler(self, handler: Callable[..., Any]) -> None:
         """Add a guarded handler, to which a route of the app leads."""
         self._handlers.append(handler)
-        self._table = None  # a route added after the first request is guarded too
+        self.known = None  # a route added after the first request is guarded too
 
     def add_path(self, route: GuardedRoute) -> None:
         """Add a route that is guarded by its path."""
         self._paths.append(route)
-        self._table = None
+        self.known = None
 
     def table(self) -> GuardTable:
         """Return all guarded routes. Raises ``ConfigurationError`` if one cannot be guarded."""
-        if self._table is None:
+        if self.known is None:
             if self._paths and self._callers.principal is not None:
                 raise ConfigurationError(
                     f"{self._paths[0].path} is guarded with guard_path, which has no "
@@ -649,8 +645,8 @@ class Routes:
             self._check_callers(routes)
             self._check_limits(routes)
             self._check_batch(routes)
-            self._table = GuardTable(routes)
-        return self._table
+            self.known = GuardTable(routes)
+        return self.known
 
     def _check_callers(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
         """Raise ``ConfigurationError`` for a guarded route whose caller nothing identifies."""
@@ -710,52 +706,3 @@ def _refuse_caller(head: RequestHead) -> Principal:
         "Onceward was given principal=…: use that function as the dependency, "
         "Annotated[Principal, Depends(…)]"
     )
-
-
-class _WithLifespan:
-    """Opens and closes a ``Runtime`` with the ASGI lifespan of the app."""
-
-    def __init__(self, runtime: Runtime, app: Any) -> None:
-        self._runtime = runtime
-        self._app = app
-
-    async def __call__(
-        self,
-        scope: MutableMapping[str, Any],
-        receive: Callable[[], Awaitable[Any]],
-        send: Callable[[Any], Awaitable[None]],
-    ) -> None:
-        if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
-            return
-        refusal: Exception | None = None
-
-        async def receive_and_open() -> Any:
-            nonlocal refusal
-            message = await receive()
-            if message["type"] == "lifespan.startup":
-                try:
-                    await self._runtime.open()
-                except Exception as error:
-                    refusal = error
-                    raise
-            return message
-
-        async def close_and_send(message: Any) -> None:
-            if message["type"] in _LAST_MESSAGES:
-                await self._runtime.close()
-            await send(message)
-
-        try:
-            await self._app(scope, receive_and_open, close_and_send)
-        except Exception as error:
-            # The message makes servers exit: without it they take the app for one without a
-            # lifespan. The exception ends a test client, which waits for it.
-            if error is refusal:
-                await send({"type": "lifespan.startup.failed", "message": _one_line(error)})
-            raise
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error) if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
-    return f"Onceward did not start: {' '.join(text.split())}"

@@ -15,6 +15,7 @@ from onceward.errors import (
     RateLimitedError,
     StoreUnavailableError,
 )
+from onceward.guard.request import stored_headers
 
 
 def test_formatter_gets_all_members_of_the_error_and_returns_the_body() -> None:
@@ -34,7 +35,7 @@ def test_formatter_gets_all_members_of_the_error_and_returns_the_body() -> None:
         (b"content-type", b"application/json"),
         (b"onceward-error", b"idempotency.payload_mismatch"),
     )
-    assert "onceward-error" not in response.stored_headers()
+    assert "onceward-error" not in stored_headers(response)
     title = "Key was used for another request"
     assert seen == [
         ErrorInfo(

@@ -19,8 +19,7 @@ from onceward.fastapi import Tx
 from onceward.flask import FlaskGuard
 from onceward.frameworks import sync_bridge
 from onceward.frameworks.wsgi import WsgiGuard
-from onceward.guard.exchange import Exchange
-from onceward.guard.execution import Execution, executing
+from onceward.guard.execution import Exchange, Execution, executing
 from onceward.guard.request import RequestHead, parse_request
 from onceward.guard.route_table import Match
 

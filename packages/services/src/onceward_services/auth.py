@@ -7,7 +7,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from onceward import Onceward, Principal
-from onceward.guard.exchange import exchange_of
+from onceward.guard.execution import exchange_of
 
 __all__ = ["REQUIRED", "CurrentPrincipal", "authenticate"]
 

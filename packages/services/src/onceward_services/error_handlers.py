@@ -23,7 +23,7 @@ from onceward.errors import (
     StoreUnavailableError,
 )
 from onceward.frameworks.starlette import error_format_of
-from onceward.guard.exchange import Exchange, exchange_of
+from onceward.guard.execution import Exchange, exchange_of
 from onceward.guard.request import client_times
 from onceward_services.registry import service_for_path
 

@@ -15,6 +15,7 @@ from onceward.errors import (
     VersionMismatchError,
     VersionRequiredError,
 )
+from onceward.guard.request import stored_headers
 from onceward_protocol.fingerprint import body_hash
 from onceward_protocol.keys import parse_key
 from onceward_protocol.versions import check_version, expected_version
@@ -160,7 +161,7 @@ def test_replay_response_builder_repeats_status_body_and_the_headers_that_belong
     reply = record.response()
     assert (reply.status, reply.body) == (201, b'{"id":"p"}')
     assert dict(reply.headers)[b"etag"] == b'"1"'
-    assert reply.stored_headers() == record.headers
+    assert stored_headers(reply) == record.headers
 
 
 # -- cursors --------------------------------------------------------------------------------------

@@ -26,9 +26,9 @@ from onceward.errors import (
     RequestError,
     StoreUnavailableError,
 )
-from onceward.guard.exchange import Exchange
+from onceward.guard.execution import Exchange
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.reply import REPLAYED_HEADER, Reply, complete, log_outage, render
+from onceward.guard.pipeline import REPLAYED_HEADER, Reply, complete, log_outage, render
 from onceward.guard.request import Identify, RequestHead
 from onceward.guard.request_body import (
     Disconnected,

@@ -10,7 +10,7 @@ from onceward_protocol.errors import EntryInvalidError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from onceward.guard.exchange import Exchange
+    from onceward.guard.execution import Exchange
     from onceward.guard.request import RequestHead
 
 __all__ = ["MAX_CHUNK_ITEMS", "BatchOptions", "ItemReport", "batch_header"]

@@ -27,9 +27,9 @@ from onceward.core.idempotency_record import RecordId, Response
 from onceward.core.policy import Policy
 from onceward.errors import BatchSkippedError, BodyInvalidError, RequestError, StoreUnavailableError
 from onceward.guard.chunk import RequestChunk
-from onceward.guard.exchange import Exchange, ItemContext
+from onceward.guard.execution import Exchange, ItemContext
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.reply import Reply
+from onceward.guard.pipeline import Reply
 from onceward.guard.request import Identify, Principal, RequestHead
 from onceward.guard.request_body import LARGE_BODY_BYTES
 from onceward.guard.route_table import SAFE_METHODS, Match

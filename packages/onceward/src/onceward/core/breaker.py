@@ -29,7 +29,8 @@ class Breaker:
     failure_limit: int = 5
     open_seconds: float = 1.0
     state: BreakerState = BreakerState.CLOSED
-    _failures: int = 0
+    # Since the last success; 0: it is closed, and another success changes nothing.
+    failures: int = 0
     _opened_at: float = 0.0
     _probe_at: float | None = field(default=None)
 
@@ -52,7 +53,7 @@ class Breaker:
     def succeeded(self) -> None:
         """Record a successful call: the breaker closes."""
         self.state = BreakerState.CLOSED
-        self._failures = 0
+        self.failures = 0
         self._probe_at = None
 
     def abandoned(self) -> None:
@@ -61,8 +62,8 @@ class Breaker:
 
     def failed(self, now: float) -> None:
         """Record a failed call: the breaker may open. For outages, not for errors of one call."""
-        self._failures += 1
-        if self.state is BreakerState.HALF_OPEN or self._failures >= self.failure_limit:
+        self.failures += 1
+        if self.state is BreakerState.HALF_OPEN or self.failures >= self.failure_limit:
             self.state = BreakerState.OPEN
             self._opened_at = now
             self._probe_at = None

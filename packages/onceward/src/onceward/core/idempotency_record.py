@@ -11,11 +11,6 @@ import msgspec
 
 __all__ = ["AuditEvent", "Record", "RecordId", "RequestFingerprint", "Response"]
 
-# The headers a replay repeats; all others belong to the exchange they were sent in. The encoding
-# belongs to the bytes: without it a compressed body could not be read.
-STORED_HEADERS = (b"content-type", b"content-encoding", b"etag", b"location")
-_STORED_NAMES = {name: name.decode("ascii") for name in STORED_HEADERS}
-
 
 class RecordId(NamedTuple):
     """The primary key of a record. The tenant always comes first."""
@@ -39,23 +34,6 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
 
-    def stored_headers(self, extra: tuple[str, ...] = ()) -> dict[str, str]:
-        """Return the headers that are kept in the record; ``extra`` are names in lower case.
-
-        Several values of an extra one become one, with commas, as RFC 9110 §5.3 allows.
-        """
-        stored = {
-            _STORED_NAMES[name]: value.decode("latin-1")
-            for name, value in self.headers
-            if name in _STORED_NAMES
-        }
-        for name in extra:
-            raw = name.encode("latin-1")
-            values = [value.decode("latin-1") for other, value in self.headers if other == raw]
-            if values and raw not in STORED_HEADERS:
-                stored[name] = ", ".join(values)
-        return stored
-
 
 class Record(msgspec.Struct, frozen=True, gc=False):
     """The stored outcome of one guarded request. Never changes after its commit; only expires."""
@@ -72,11 +50,6 @@ class Record(msgspec.Struct, frozen=True, gc=False):
     audit_id: str | None = None
     # When the user acted, by the device's clock; None if the request did not say.
     client_generated_at: datetime | None = None
-
-    @property
-    def cost_bytes(self) -> int:
-        """Approximate memory use: the body plus a fixed overhead."""
-        return 2048 + len(self.body)
 
     def response(self) -> Response:
         """Return the stored response, byte for byte."""

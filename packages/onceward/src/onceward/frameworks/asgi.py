@@ -14,17 +14,24 @@ from onceward.core.idempotency_record import Response
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
+    OncewardError,
     StoreUnavailableError,
     StreamingResponseError,
     UsageError,
 )
-from onceward.guard.exchange import EXCHANGE_KEY, Exchange, Headers, ItemContext
-from onceward.guard.execution import Execution
-from onceward.guard.pipeline import Body, Pipeline, response_too_large
-from onceward.guard.reply import Reply, complete, log_outage, render
-from onceward.guard.request import RequestHead
+from onceward.guard.execution import EXCHANGE_KEY, Exchange, Execution, ItemContext
+from onceward.guard.pipeline import (
+    Body,
+    Pipeline,
+    Reply,
+    complete,
+    log_outage,
+    render,
+    response_too_large,
+)
+from onceward.guard.request import Headers, RequestHead
 from onceward.guard.request_body import Message, Receive, RequestBody, WholeBody
-from onceward.guard.route_table import SAFE_METHODS, Match, RouteTable
+from onceward.guard.route_table import SAFE_METHODS, GuardTable, Match
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat
@@ -35,6 +42,7 @@ __all__ = [
     "BatchMiddleware",
     "DirectCall",
     "GuardMiddleware",
+    "LifespanMiddleware",
     "PreparedCall",
     "Send",
     "SendResponse",
@@ -60,6 +68,10 @@ _RESPONSE_EXTENSIONS: Final = "http.response."
 # Sends nothing to the client: test clients read the template and its context from it.
 _DEBUG: Final = "http.response.debug"
 _FIRST_ERROR: Final = 400
+# After one of these, the app serves no more requests.
+_LAST_MESSAGES: Final = frozenset(
+    {"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"}
+)
 
 _log = logging.getLogger("onceward.request")
 
@@ -96,6 +108,17 @@ class ResponseDiscarded(Exception):  # noqa: N818 - stops the app; not an error 
     """
 
 
+class GuardedRoutes(Protocol):
+    """The guarded routes of an app."""
+
+    @property
+    def known(self) -> GuardTable | None:
+        """The table; None if it has to be made, because a route was added."""
+
+    def table(self) -> GuardTable:
+        """Return the table, after it was made if needed."""
+
+
 class GuardMiddleware:
     """Guards the routes of an app. Other requests pass through and get a request id."""
 
@@ -104,12 +127,12 @@ class GuardMiddleware:
         app: ASGIApp,
         pipeline: Pipeline,
         *,
-        table: Callable[[], RouteTable],
+        routes: GuardedRoutes,
         error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
         batch: BatchOptions | None = None,
         direct: Callable[[Any], DirectCall | None] | None = None,
     ) -> None:
-        """Wrap an app. ``table`` is first called when a request arrives.
+        """Wrap an app. ``routes`` are first read when a request arrives.
 
         ``batch`` are the settings of the app's batch endpoint, which responses then name.
         ``direct`` finds what calls a route without the app around it, if there is such a thing.
@@ -120,7 +143,7 @@ class GuardMiddleware:
         self.pipeline = pipeline
         # Finds what calls a route directly; None: nothing does.
         self.direct = direct
-        self._table = table
+        self._routes = routes
         self._error_format = error_format
         self._batch = batch
         # The prefix of the app that was last seen, and the header for it.
@@ -134,7 +157,9 @@ class GuardMiddleware:
         # In upper case by the standard, but not every server converts it, and many apps do.
         method: str = scope["method"].upper()
         path = path_in_app(scope)
-        match = None if method in SAFE_METHODS else self._table().find(method, path)
+        match = None
+        if method not in SAFE_METHODS:
+            match = (self._routes.known or self._routes.table()).find(method, path)
         if match is None and _is_guarded(scope):  # by the guard of an app that this one is part of
             await self.app(scope, receive, send)
             return
@@ -154,7 +179,8 @@ class GuardMiddleware:
                 await send_and_close(send, reply, body, scope)
         finally:
             body.release()
-            end_visit()
+            if exchange.processor is not None and exchange.processor.is_gated:
+                end_visit()
 
     def begin(self, scope: Scope, method: str, path: str, match: Match | None) -> Exchange:
         """Read the head of a request, and let dependencies and outer middleware find it."""
@@ -421,6 +447,57 @@ class _UnguardedResponse:
         raise ResponseDiscarded from cause
 
 
+class LifespanMiddleware:
+    """Opens and closes the parts of ``Onceward`` with the ASGI lifespan of the app."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        open_all: Callable[[], Awaitable[None]],
+        close_all: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._app = app
+        self._open = open_all
+        self._close = close_all
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+        refusal: Exception | None = None
+
+        async def receive_and_open() -> Message:
+            nonlocal refusal
+            message = await receive()
+            if message["type"] == "lifespan.startup":
+                try:
+                    await self._open()
+                except Exception as error:
+                    refusal = error
+                    raise
+            return message
+
+        async def close_and_send(message: Message) -> None:
+            if message["type"] in _LAST_MESSAGES:
+                await self._close()
+            await send(message)
+
+        try:
+            await self._app(scope, receive_and_open, close_and_send)
+        except Exception as error:
+            # The message makes servers exit: without it they take the app for one without a
+            # lifespan. The exception ends a test client, which waits for it.
+            if error is refusal:
+                await send({"type": "lifespan.startup.failed", "message": _one_line(error)})
+            raise
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error) if isinstance(error, OncewardError) else f"{type(error).__name__}: {error}"
+    return f"Onceward did not start: {' '.join(text.split())}"
+
+
 # -- batches -----------------------------------------------------------------------------------
 
 
@@ -540,7 +617,8 @@ class _ItemsOfGuard(_ItemsOfApp):
                 call.take(reply)
         finally:
             body.release()
-            end_visit()
+            if exchange.processor is not None and exchange.processor.is_gated:
+                end_visit()
 
 
 class _ResponseOfItem:

@@ -72,9 +72,8 @@ from onceward.frameworks.views import (
     with_route,
 )
 from onceward.frameworks.wsgi import head_of, incomplete_body, parsed_form, with_content_type
-from onceward.guard.exchange import Headers
-from onceward.guard.reply import ADDED_HEADERS
-from onceward.guard.request import Principal, RequestHead
+from onceward.guard.pipeline import ADDED_HEADERS
+from onceward.guard.request import Headers, Principal, RequestHead
 from onceward.guard.request_thread import has_request_thread, run_in_request_thread
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.stores.errors import unstorable_error

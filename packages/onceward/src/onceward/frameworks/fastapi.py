@@ -18,8 +18,7 @@ from onceward.frameworks.views import (
     refuse_generator,
     signature_of,
 )
-from onceward.guard.exchange import PendingExecution, exchange_of
-from onceward.guard.execution import Execution
+from onceward.guard.execution import EXCHANGE_KEY, Exchange, Execution, PendingExecution
 from onceward.guard.request import Principal
 
 __all__ = ["claim_after_dependencies"]
@@ -40,8 +39,8 @@ def claim_after_dependencies(
     async def resolve(
         request: Request, principal: Annotated[Any, Depends(principal)]
     ) -> tuple[Any, Any]:
-        exchange = exchange_of(request.scope)
-        if exchange is not None and isinstance(principal, Principal):
+        exchange = request.scope.get(EXCHANGE_KEY)
+        if isinstance(exchange, Exchange) and isinstance(principal, Principal):
             exchange.principal = principal
         return request.scope, principal
 
@@ -53,9 +52,9 @@ def claim_after_dependencies(
     @wraps(handler)
     async def guarded(*args: Any, **kwargs: Any) -> Any:
         scope, caller = kwargs.pop(_PARAMETER, ({}, None))
-        exchange = exchange_of(scope)
-        if exchange is not None and exchange.is_claimed_late:
-            outcome = await exchange.claim(caller)
+        exchange = scope.get(EXCHANGE_KEY)
+        if isinstance(exchange, Exchange) and exchange.is_claimed_late:
+            outcome = await exchange.pipeline.claim(exchange, caller)
             if not isinstance(outcome, Execution):
                 return _stored(outcome.record)
             scope[SCOPE_KEY] = outcome
@@ -90,9 +89,6 @@ def claim_after_dependencies(
 
 def _stored(record: Record) -> Response:
     """Return the stored response for the app's middleware; ours sends it from the record."""
-    stored = record.response()
-    response = Response(stored.body, stored.status)
-    length = [pair for pair in response.raw_headers if pair[0] == b"content-length"]
-    response.raw_headers = [*stored.headers, *length]
+    response = Response(record.body, record.status, record.headers)
     response.background = BackgroundTasks()  # in place of the tasks of dependencies
     return response

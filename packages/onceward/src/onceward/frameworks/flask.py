@@ -65,7 +65,7 @@ from onceward.frameworks.wsgi import (
     send_served,
     with_content_type,
 )
-from onceward.guard.reply import ADDED_HEADERS
+from onceward.guard.pipeline import ADDED_HEADERS
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.ports import BlockingGate

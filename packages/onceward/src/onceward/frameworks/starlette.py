@@ -19,9 +19,8 @@ from onceward.errors import (
     StreamingResponseError,
 )
 from onceward.frameworks.asgi import ERROR_FORMAT_KEY, SCOPE_KEY
-from onceward.guard.exchange import Exchange, PendingExecution, exchange_of
-from onceward.guard.execution import Execution
-from onceward.guard.reply import log_outage, render
+from onceward.guard.execution import Exchange, Execution, PendingExecution, exchange_of
+from onceward.guard.pipeline import log_outage, render
 from onceward.guard.request import Principal
 from onceward.guard.route_table import (
     SAFE_METHODS,
@@ -69,7 +68,7 @@ async def the_transaction(request: Request) -> Any:
     if isinstance(execution, Execution):
         return execution.transaction
     exchange = _exchange(request)
-    return await exchange.steps.transaction_of(exchange)
+    return await exchange.pipeline.transaction_of(exchange)
 
 
 async def the_principal(request: Request) -> Principal:
@@ -126,7 +125,13 @@ async def _respond(request: Request, error: Exception) -> Response:
         return Response(status_code=500)  # never sent: the guard renders the error
     if isinstance(error, StoreUnavailableError):
         log_outage(error, exchange)
-    if exchange is None or exchange.match is None or exchange.is_unclaimed:
+    # Before the claim, the app responds by itself: in its own format.
+    is_unguarded = (
+        exchange is None
+        or exchange.match is None
+        or (exchange.is_claimed_late and exchange.outcome is None)
+    )
+    if exchange is None or is_unguarded:
         request_id = "" if exchange is None else exchange.head.request_id
         rendered = render_error(error, error_format_of(request), request_id)
     else:

@@ -37,13 +37,13 @@ from onceward.errors import (
     RequestError,
     StoreUnavailableError,
 )
-from onceward.guard.exchange import Exchange, Headers
-from onceward.guard.execution import Execution, executing, find_execution
+from onceward.guard.execution import Exchange, Execution, executing, find_execution
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.reply import Reply, complete, log_outage, render
+from onceward.guard.pipeline import Reply, complete, log_outage, render
 from onceward.guard.request import (
     SHARED_PRINCIPAL,
     GuardedRequest,
+    Headers,
     Identify,
     Principal,
     RequestHead,

@@ -32,6 +32,8 @@ _log = logging.getLogger("onceward.cache")
 _LIFETIME_SECONDS: Final = 1.0
 # A database that does not respond must not delay replays from memory for longer.
 _WAIT_SECONDS: Final = 0.25
+# What a record takes in memory beside its body, about.
+_RECORD_BYTES: Final = 2048
 
 
 def new_epoch() -> str:
@@ -225,7 +227,7 @@ class RecordLruCache:
 
     def put(self, record: Record, epoch: Epoch) -> None:
         """Keep a committed record, evicting the least recently used ones."""
-        cost = record.cost_bytes
+        cost = _RECORD_BYTES + len(record.body)
         if cost > self._max_bytes or epoch.value is None:
             return
         with self._lock:
@@ -243,4 +245,5 @@ class RecordLruCache:
             self.size_bytes = 0
 
     def _drop(self, record_id: RecordId) -> None:
-        self.size_bytes -= self._records.pop(record_id)[0].cost_bytes
+        record, _ = self._records.pop(record_id)
+        self.size_bytes -= _RECORD_BYTES + len(record.body)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from onceward.core.decision import Mismatched, Replayed, decide
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId, Response
 from onceward.errors import (
     AbortedTransactionError,
@@ -20,15 +19,14 @@ from onceward.errors import (
     StoreUnavailableError,
     SupersededError,
 )
-from onceward.guard.exchange import PostponedError
 from onceward.guard.execution import Execution, Replay, Writes
-from onceward.guard.idempotency import Idempotency
+from onceward.guard.idempotency import Idempotency, Mismatched, Replayed, decide
 from onceward.guard.reports import DeferredReports, report_committed
 from onceward.guard.request import GuardedRequest
 from onceward.guard.sequences import ChunkSequences, key_of, number_of
 from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
 
-__all__ = ["FAULT_POINTS", "RequestChunk"]
+__all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
 
 # Where tests kill the process, beside the points of single requests before the commit.
 FAULT_POINTS: Final = (
@@ -45,6 +43,12 @@ _FIRST_SERVER_ERROR: Final = 500
 _log = logging.getLogger("onceward.request")
 
 
+class PostponedError(RequestError):
+    """The request was rolled back and runs again, later. Its response is not used."""
+
+    kind = "overloaded"
+
+
 class RequestChunk:
     """One transaction for several requests. They run one at a time.
 
@@ -52,7 +56,7 @@ class RequestChunk:
     """
 
     session_store = None
-    gate = None
+    is_gated = False
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class RequestChunk:
         self._first: tuple[GuardedRequest, Record] | None = None
         self._held: list[tuple[Execution, asyncio.Future[bool] | None]] = []
         self._sequences = ChunkSequences(idempotency.sequences)
-        self._reports = DeferredReports()
+        self._reports = DeferredReports(idempotency.reports)
         self._has_writes = False
         self._is_closed = False
         self._current: Execution | None = None
@@ -277,7 +281,8 @@ class RequestChunk:
             raise self._postpone(is_alone=True)
         record, audit = self._idempotency.written_by(execution, response, ttl)
         self._keep(request, record, audit)
-        report_committed(self._reports, request, response, record)
+        if self._reports.are_read:
+            report_committed(self._reports, request, response, record)
 
     async def abort(self, execution: Execution) -> None:
         """Roll back a request that raised or was cancelled; it runs again, alone."""
@@ -381,7 +386,7 @@ class RequestChunk:
                     callback()
                 except Exception:  # noqa: BLE001 - the others are committed, too
                     _log.exception("a callback after the commit raised")
-        self._reports.report_to(idempotency.reports)
+        self._reports.report()
         self._sequences.leave()
         for record_id in self._led:
             idempotency.end_lead(record_id, self._records.get(record_id), self._epoch)

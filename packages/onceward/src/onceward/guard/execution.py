@@ -1,26 +1,55 @@
-"""One run of a guarded handler: the transaction it writes in and what it sets for the commit."""
+"""One request while it is served: what is known of it, and the execution that its handler gets."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from contextvars import ContextVar, Token
 from datetime import datetime, timedelta
 from enum import Enum, auto
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import msgspec
+
+from onceward.core.error_formats import ErrorFormatter
 from onceward.core.idempotency_record import AuditEvent, Record, Response
-from onceward.errors import NoTransactionError, UsageError
+from onceward.errors import NoTransactionError, RequestError, StoreUnavailableError, UsageError
 from onceward.guard.caches import Epoch
-from onceward.guard.request import GuardedRequest, NewId
-from onceward.ports import Transaction, UnitOfWork
+from onceward.guard.request import (
+    GuardedRequest,
+    Headers,
+    Identify,
+    NewId,
+    Principal,
+    RequestHead,
+    parse_request,
+)
+from onceward.guard.route_table import Match
+from onceward.ports import Store, Transaction, UnitOfWork
+from onceward_protocol.error_codes import ErrorFormat
+from onceward_protocol.fingerprint import short_hash
+
+if TYPE_CHECKING:
+    from onceward.observability.traces import SpanHandle
 
 __all__ = [
+    "EXCHANGE_KEY",
+    "Exchange",
     "Execution",
+    "ItemContext",
+    "PendingExecution",
     "Replay",
+    "RequestProcessor",
+    "RequestTransaction",
     "Writes",
     "current_execution",
+    "exchange_of",
     "executing",
     "find_execution",
     "set_current_execution",
 ]
+
+# The key of the exchange in the ASGI scope. In the request of an item that the guard has not seen
+# yet, it is the ``ItemContext``.
+EXCHANGE_KEY: Final = "onceward.exchange"
 
 _FIRST_REDIRECT: Final = 300
 _FIRST_ERROR: Final = 400
@@ -75,14 +104,11 @@ class Writes(Enum):
     UNDECIDED = auto()
 
 
-class Replay:
+class Replay(msgspec.Struct, frozen=True, gc=False):
     """The stored response is to be sent; the handler did not run, or its work was rolled back."""
 
-    __slots__ = ("record",)
-
-    def __init__(self, record: Record) -> None:
-        # That of the first request with the key.
-        self.record = record
+    # That of the first request with the key.
+    record: Record
 
 
 class Execution:
@@ -194,8 +220,9 @@ class Execution:
 
         None: it is not stored.
         """
-        status = response.status
-        ttl = self.request.policy.ttl_for(status)
+        status, policy = response.status, self.request.policy
+        # As ``ttl_for``, which is not called for most responses.
+        ttl = policy.success_ttl if status < _FIRST_REDIRECT else policy.ttl_for(status)
         if ttl is not None:
             ttl = (self.ttl or ttl) if self.is_stored else None
         if status >= _FIRST_ERROR:
@@ -222,3 +249,227 @@ class Execution:
             resource=self.resource,
             version=self.version,
         )
+
+
+class RequestProcessor(Protocol):
+    """Claims keys, commits and replays: ``Idempotency``, or the chunk of a batch."""
+
+    @property
+    def store(self) -> Store:
+        """Where records are."""
+
+    @property
+    def session_store(self) -> Store | None:
+        """The same store, if its transactions are sessions of the app."""
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether requests have to be admitted to the app's connection pool."""
+
+    async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
+        """Return a replay, or an execution with the key claimed."""
+
+    async def finish(self, execution: Execution, response: Response) -> Response | Replay:
+        """Commit the handler's response, and return what to send."""
+
+    async def abort(self, execution: Execution) -> None:
+        """Roll back and free the key. Does nothing if the execution has ended."""
+
+
+class RequestTransaction(Protocol):
+    """The transaction of dependencies before the claim, or of a request that is not guarded."""
+
+    @property
+    def handle(self) -> Any:
+        """What a dependency gets: a ``Transaction``, or a session of the app."""
+
+    async def release(self, endpoint: str) -> Mapping[str, Any]:
+        """End what ran before the claim; return the options with which to claim."""
+
+    def join(self, execution: Execution) -> None:
+        """Write in the transaction of a guarded handler from now on."""
+
+    async def finish(self, *, is_success: bool) -> None:
+        """End before the response of a request that is not guarded is sent."""
+
+    async def close(self) -> None:
+        """Roll back what has not ended. Never raises."""
+
+    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return the client's error, if ``error`` is of the transaction and means an outage."""
+
+
+class Steps(Protocol):
+    """The part of the pipeline that the app calls while it serves a request."""
+
+    @property
+    def identify(self) -> Identify: ...
+
+    async def claim(self, exchange: "Exchange", principal: object) -> Execution | Replay: ...
+
+    async def transaction_of(self, exchange: "Exchange") -> Any: ...
+
+
+class ItemContext:
+    """The context of a request that is an item of a batch, for the guard.
+
+    The same one for each attempt of an item: a request that runs again is counted once.
+    """
+
+    __slots__ = (
+        *("head", "limit_error", "limit_headers", "parsed", "principal", "processor"),
+        "seen_headers",
+    )
+
+    def __init__(self) -> None:
+        # Processes the request; None: as any other request.
+        self.processor: RequestProcessor | None = None
+        # The head, if it was read already; for the first attempt only.
+        self.head: RequestHead | None = None
+        # The body that was parsed while another item waited, and what was read from it.
+        self.parsed: tuple[bytes, GuardedRequest] | None = None
+        # The caller, if it was found in these headers already. Middleware may change them.
+        self.principal: Principal | None = None
+        self.seen_headers: Headers = ()
+        # The headers of the rate limit, once the request was counted.
+        self.limit_headers: Headers | None = None
+        # Why it was refused when it was counted.
+        self.limit_error: RequestError | None = None
+
+    def take_head(self, path: str, query: bytes, headers: Any) -> RequestHead | None:
+        """Return the head that was read before, once, unless middleware has changed the request.
+
+        If it has, the caller who was found in it does not count, either.
+        """
+        head, self.head = self.head, None
+        if (
+            head is not None
+            and (head.path, head.query) == (path, query)
+            and self.seen_headers == tuple(headers)
+        ):
+            return head
+        self.principal = None
+        return None
+
+    def parse_ahead(self, match: Match, content: bytes) -> None:
+        """Read key and fingerprint before the item's turn; errors are left for that."""
+        if (
+            self.head is not None
+            and self.principal is not None
+            and match.policy.fingerprint is None  # a function of the app
+        ):
+            with suppress(RequestError):
+                self.parsed = content, parse_request(self.head, content, match, self.principal)
+
+    def take_parsed(self, body: bytes, principal: Principal) -> GuardedRequest | None:
+        """Return what was parsed ahead, once, if body and caller are still the same.
+
+        The caller is another object if the head of the request was read again.
+        """
+        parsed, self.parsed = self.parsed, None
+        if parsed is None or parsed[0] is not body or principal is not self.principal:
+            return None
+        return parsed[1]
+
+
+class Exchange:
+    """The state of one request: passed from step to step of the pipeline."""
+
+    __slots__ = (
+        *("added_headers", "content", "error_format", "has_reply", "head", "identify"),
+        *(
+            "is_claimed_late",
+            "is_replay",
+            "item",
+            "limit_headers",
+            "match",
+            "outcome",
+            "payload_hash",
+        ),
+        *("pipeline", "principal", "processor", "request", "span", "transaction"),
+    )
+
+    def __init__(
+        self,
+        head: RequestHead,
+        match: Match | None,
+        pipeline: Steps,
+        *,
+        error_format: ErrorFormat | ErrorFormatter = ErrorFormat.PROBLEM,
+        added_headers: Headers = (),
+        item: ItemContext | None = None,
+    ) -> None:
+        self.head = head
+        # The guarded route; None for a request that is not guarded.
+        self.match = match
+        # Its key is claimed after the app's dependencies have run.
+        self.is_claimed_late = match is not None and match.is_claimed_late
+        self.pipeline = pipeline
+        # Returns the caller.
+        self.identify = pipeline.identify
+        # The format of errors outside guarded operations.
+        self.error_format = error_format
+        # Headers that every response to it has.
+        self.added_headers = added_headers
+        # The item of a batch that it is.
+        self.item = item
+        # ``RateLimit`` and ``RateLimit-Policy`` of the response, on a limited endpoint.
+        self.limit_headers: Headers = ()
+        # Set once the caller is known, for logs.
+        self.principal: Principal | None = None
+        # The body, and its hash if it was hashed before the key is known.
+        self.content = b""
+        self.payload_hash: str | None = None
+        # Set once key and fingerprint are known, for logs and traces.
+        self.request: GuardedRequest | None = None
+        # Opened by the first dependency that needs it, ended by the guard.
+        self.transaction: RequestTransaction | None = None
+        # Claims the key, commits and replays.
+        self.processor: RequestProcessor | None = None
+        # None until the claim. After the app has run, it may have refused the request by itself.
+        self.outcome: Execution | Replay | RequestError | StoreUnavailableError | None = None
+        # True once a stored response was found for it.
+        self.is_replay = False
+        # True once its reply is known; the app may still run background tasks.
+        self.has_reply = False
+        self.span: SpanHandle | None = None
+
+    def facts(self) -> dict[str, str | bool]:
+        """Return the fields for logs and traces. The key is included as a hash only."""
+        facts: dict[str, str | bool] = {
+            "request_id": self.head.request_id,
+            "correlation_id": self.head.correlation_id,
+        }
+        if self.request is not None:
+            facts |= {
+                "endpoint": self.request.endpoint,
+                "tenant": self.request.principal.tenant,
+                "replayed": self.is_replay,
+            }
+            if self.request.record_id is not None:
+                facts["key_hash"] = short_hash(self.request.record_id.key)
+        return facts
+
+
+class PendingExecution:
+    """What a dependency gets for the execution; it has the attributes of it after the claim."""
+
+    __slots__ = ("_exchange",)
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def __getattr__(self, name: str) -> Any:
+        execution = self._exchange.outcome
+        if not isinstance(execution, Execution):
+            raise NoTransactionError(
+                "dependencies run before the key is claimed, so there is no execution yet: use it "
+                "in the handler"
+            )
+        return getattr(execution, name)
+
+
+def exchange_of(scope: MutableMapping[str, Any]) -> Exchange | None:
+    """Return the exchange of an ASGI request; None if it has not reached the guard."""
+    found = scope.get(EXCHANGE_KEY)
+    return found if isinstance(found, Exchange) else None

@@ -21,19 +21,18 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, Final, assert_never
 
-from onceward.core.breaker import Breaker
-from onceward.core.decision import (
-    Decision,
-    Expired,
-    Fresh,
-    Held,
-    InProgress,
-    Mismatched,
-    Replayed,
-    decide,
-)
+import msgspec
+
+from onceward.core.breaker import Breaker, BreakerState
+from onceward.core.decision import Held
 from onceward.core.error_formats import render_error, status_of
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId, Response
+from onceward.core.idempotency_record import (
+    AuditEvent,
+    Record,
+    RecordId,
+    RequestFingerprint,
+    Response,
+)
 from onceward.core.policy import ErrorsStored
 from onceward.errors import (
     CommitUnknownError,
@@ -50,11 +49,10 @@ from onceward.guard.caches import CacheEpoch, Epoch, RecordLruCache
 from onceward.guard.execution import Execution, Replay, Writes
 from onceward.guard.limits import Limits
 from onceward.guard.record_quota import RecordQuota
-from onceward.guard.reports import Reports, RequestReports, report_committed
+from onceward.guard.reports import DeferredReports, Reports, report_committed
 from onceward.guard.request import GuardedRequest, mismatch_details, new_record, stale_error
-from onceward.guard.sequences import StrictSequences, number_of
+from onceward.guard.sequences import StrictSequences
 from onceward.guard.single_flight import Duplicates, SingleFlight
-from onceward.guard.store_calls import StoreCalls
 from onceward.guard.unstored_responses import (
     frees_the_key,
     has_written,
@@ -63,12 +61,12 @@ from onceward.guard.unstored_responses import (
 )
 from onceward.observability.noop import NullMetrics, NullStoreMetrics
 from onceward.ports import (
+    BreakerMetrics,
     Claim,
     Claimed,
     Clock,
     FaultPoints,
     Found,
-    Gate,
     Metrics,
     Outcome,
     PositionCache,
@@ -80,7 +78,17 @@ from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 from onceward_protocol.ids import new_id
 
-__all__ = ["FAULT_POINTS", "Idempotency", "IdempotencyOptions"]
+__all__ = [
+    "FAULT_POINTS",
+    "Expired",
+    "Fresh",
+    "Idempotency",
+    "IdempotencyOptions",
+    "InProgress",
+    "Mismatched",
+    "Replayed",
+    "decide",
+]
 
 # Where tests kill the process, delay it or raise.
 FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "after_commit")
@@ -90,6 +98,60 @@ _FIRST_SERVER_ERROR: Final = 500
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 _log = logging.getLogger("onceward.request")
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """The key is unknown: run the handler."""
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """The key has a record of the same request: send the stored response."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatched:
+    """The key has a record of a different request."""
+
+    expected_hash: str
+    received_hash: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class InProgress:
+    """The first request with this key is running: wait for it, or return 409."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """The key has an expired record: run the handler as if the key were unknown."""
+
+    record: Record
+
+
+Decision = Fresh | Replayed | Mismatched | InProgress | Expired
+
+_FRESH: Final = Fresh()
+_IN_PROGRESS: Final = InProgress()
+
+
+def decide(known: Record | Held | None, fingerprint: RequestFingerprint, now: datetime) -> Decision:
+    """Compare what the store has under the key with the fingerprint of this request."""
+    if known is None:
+        return _FRESH
+    if isinstance(known, Held):
+        return _IN_PROGRESS
+    if known.expires_at <= now:
+        return Expired(known)
+    if known.fingerprint == fingerprint:
+        return Replayed(known)
+    if known.fingerprint.body_hash != fingerprint.body_hash:
+        return Mismatched(known.fingerprint.body_hash, fingerprint.body_hash, known)
+    # The same body sent to another path or query: only the request hashes differ.
+    return Mismatched(known.fingerprint.request_hash, fingerprint.request_hash, known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +184,10 @@ class Idempotency:
         self.store = store
         # The same store, if its transactions are sessions of the app.
         self.session_store = store if store.has_sessions else None
+        # Whether requests have to be admitted to the app's connection pool.
+        self.is_gated = store.is_gated
+        # The event loop in which the store is open, with its background tasks.
+        self.opened_in: asyncio.AbstractEventLoop | None = None
         self.cache = cache
         self.memory = RecordLruCache(options.memory_bytes)
         self.epoch = CacheEpoch(
@@ -136,9 +202,10 @@ class Idempotency:
         self.in_flight = SingleFlight(limits.waiting_per_tenant)
         self.duplicates = Duplicates(store, clock, self.in_flight, self.reports)
         self.breaker = options.breaker or Breaker()
-        # Calls the store, unless its breaker is open.
-        self.call_store = StoreCalls(self.breaker, clock, self.reports)
-        self.sequences = StrictSequences(store, self.call_store)
+        self._breaker_metrics = metrics if isinstance(metrics, BreakerMetrics) else None
+        # What was reported last.
+        self._is_breaker_open = False
+        self.sequences = StrictSequences(store, self.call_store, clock, self.duplicates)
         self.clock = clock
         # Without metrics the clock is not read for them.
         self._times_store = type(metrics) is not NullMetrics
@@ -153,11 +220,6 @@ class Idempotency:
         # Endpoints whose unstored redirects were logged.
         self._logged_redirects: set[str] = set()
         self._cache_writes: set[asyncio.Task[None]] = set()
-
-    @property
-    def gate(self) -> Gate | None:
-        """Limits how many requests use the app's connection pool at once."""
-        return self.store.gate
 
     async def close(self) -> None:
         """Wait up to two seconds for writes to the cache."""
@@ -222,8 +284,17 @@ class Idempotency:
             # Of before the claim: a request on a connection of an earlier epoch must not put its
             # record into the caches of a later one.
             epoch = self.epoch.current
-            claiming = self.claim if request.sequence is None else self._claim_in_turn
-            claim = await claiming(request, record_id, now, deadline, sharing)
+            if request.sequence is None:
+                claim = await self.claim(request, record_id, now, deadline, sharing)
+            else:
+                # It returns with the turn, which ``_end`` passes on.
+                claim = await self.sequences.claim(
+                    request,
+                    now,
+                    deadline,
+                    lambda at, until: self.claim(request, record_id, at, until, sharing),
+                    has_session=bool(sharing),
+                )
         except BaseException:
             self.in_flight.leave(record_id, None)
             raise
@@ -255,7 +326,7 @@ class Idempotency:
         return execution
 
     async def check_claimed(
-        self, request: GuardedRequest, reports: RequestReports, *, after_expiry: bool
+        self, request: GuardedRequest, reports: Reports | DeferredReports, *, after_expiry: bool
     ) -> StaleActionError | None:
         """Check a request that has claimed its key. Raises what refuses it.
 
@@ -312,85 +383,22 @@ class Idempotency:
             pause = await self.duplicates.poll(request, pause, deadline)
             now = self.clock.now()
 
-    async def _claim_in_turn(
-        self,
-        request: GuardedRequest,
-        record_id: RecordId,
-        now: datetime,
-        deadline: float | None,
-        sharing: Mapping[str, Any],
-    ) -> Claimed | Found:
-        """Wait until no other request of the stream runs, then claim the key.
-
-        A claim returns with the turn, which ``_end`` passes on. Raises ``SequenceViolationError``
-        if the number is not the next one, unless the key has a record.
-        """
-        turns, stream = self.sequences.turns, request.stream
-        if not turns.take(stream):
-            deadline = self.duplicates.deadline_of(request) if deadline is None else deadline
-            await self.duplicates.wait_for_turn(request, turns, deadline)
-        try:
-            claim = await self._claim_next(request, record_id, now, deadline, sharing)
-        except BaseException:
-            turns.leave(stream)
-            raise
-        if isinstance(claim, Found):
-            turns.leave(stream)
-        return claim
-
-    async def _claim_next(
-        self,
-        request: GuardedRequest,
-        record_id: RecordId,
-        now: datetime,
-        deadline: float | None,
-        sharing: Mapping[str, Any],
-    ) -> Claimed | Found:
-        """Claim the key and lock the stream; while another process has it, poll as for a key."""
-        sequences, pause = self.sequences, 0.0
-        # A session of the app cannot be claimed twice, and on SQLite a statement in the transaction
-        # would take the turn to write before the handler does: those look first.
-        has_locks = sequences.numbers.has_locks
-        looks_first = not has_locks or bool(sharing) or self.store.has_thread_sessions
-        while True:
-            position = await sequences.look(request) if looks_first else None
-            if position is not None or not looks_first:
-                claim = await self.claim(request, record_id, now, deadline, sharing)
-                if isinstance(claim, Found):
-                    return claim
-                try:
-                    if has_locks:
-                        position = await sequences.lock(request, claim.unit.statements)
-                except BaseException:
-                    await claim.unit.rollback()
-                    raise
-                if position is not None and position.expected == number_of(request):
-                    return claim
-                await claim.unit.rollback()
-                if position is not None:
-                    self.reports.outcome(request.endpoint, "refused")
-                    raise await sequences.refusal(request, position)
-                if looks_first:
-                    raise self.duplicates.in_progress(request)
-            deadline = self.duplicates.deadline_of(request) if deadline is None else deadline
-            pause = await self.duplicates.poll(request, pause, deadline)
-            now = self.clock.now()
-
     def resolve(
-        self, request: GuardedRequest, decision: Decision, reports: RequestReports
+        self, request: GuardedRequest, decision: Decision, reports: Reports | DeferredReports
     ) -> Replay | None:
         """Return the replay a decision calls for, raise its error, or return None to run."""
         match decision:
             case Replayed(record):
-                reports.outcome(request.endpoint, "replayed")
-                reports.note(request, "replayed", record.status, record)
+                if reports.are_read:
+                    reports.outcome(request.endpoint, "replayed")
+                    reports.note(request, "replayed", record.status, record)
                 return Replay(record)
             case Mismatched(expected, received, record):
                 reports.outcome(request.endpoint, "mismatched")
                 code = CODES["payload_mismatch"].name(request.policy.error_format)
                 ietf_statuses = request.policy.ietf_statuses
                 status = status_of("payload_mismatch", ietf_statuses=ietf_statuses)
-                reports.note(request, "mismatched", status, record, code=code)
+                reports.note(request, "mismatched", status, record, code)
                 raise PayloadMismatchError(
                     "this key was used for a different request",
                     details=mismatch_details(request, expected, received),
@@ -478,7 +486,8 @@ class Idempotency:
         if outcome is response:
             for callback in execution.on_commit:
                 callback()
-            report_committed(self.reports, request, response, record)
+            if self.reports.are_read:
+                report_committed(self.reports, request, response, record)
         return outcome, kept
 
     def written_by(
@@ -503,7 +512,7 @@ class Idempotency:
             self.reports.outcome(request.endpoint, "rolled_back")
             internal = CODES["internal"]
             code = internal.name(request.policy.error_format)
-            self.reports.note(request, "rolled_back", internal.status, code=code)
+            self.reports.note(request, "rolled_back", internal.status, None, code)
             raise UnstoredWritesError(writes_error(execution, response))
         self.reports.outcome(request.endpoint, "refused")
         self.reports.note_response(request, "refused", response)
@@ -685,7 +694,7 @@ class Idempotency:
     def _end(self, execution: Execution, kept: Record | None) -> None:
         """Mark the end and pass the committed record, if any, to the duplicates that wait."""
         execution.ended = True
-        if self.store.is_gated:
+        if self.is_gated:
             visit = current_visit()
             if visit is not None:  # what the app does now needs no second connection
                 visit.leave()
@@ -699,6 +708,50 @@ class Idempotency:
         if kept is not None:
             self.remember(kept, epoch)
         self.in_flight.leave(record_id, kept)
+
+    # -- the store -------------------------------------------------------------------------
+
+    async def call_store(self, operation: str, work: Awaitable[Any]) -> Any:
+        """Await a call of the store. Raises ``StoreUnavailableError`` if the breaker is open."""
+        breaker, started = self.breaker, 0.0
+        if breaker.failures or self._times_store:
+            started = self.clock.monotonic()
+            wait = breaker.retry_after(started)
+            if wait is not None:
+                if asyncio.iscoroutine(work):
+                    work.close()
+                raise StoreUnavailableError(
+                    "the store is not responding; try again shortly",
+                    retry_after_seconds=wait,
+                    is_for_callers=True,
+                    reason="breaker_open",
+                )
+        try:
+            result = await work
+        except StoreUnavailableError as error:
+            if error.is_outage:
+                breaker.failed(self.clock.monotonic())
+            else:  # one statement failed: the store has responded
+                breaker.succeeded()
+            self._report_breaker()
+            raise
+        except Exception:
+            breaker.abandoned()
+            raise
+        if breaker.failures:
+            breaker.succeeded()
+            self._report_breaker()
+        if self._times_store:
+            self.reports.metrics.store_time(operation, self.clock.monotonic() - started)
+        return result
+
+    def _report_breaker(self) -> None:
+        """Report that the breaker has opened or closed. While it probes, it counts as open."""
+        is_open = self.breaker.state is not BreakerState.CLOSED
+        if is_open is not self._is_breaker_open:
+            self._is_breaker_open = is_open
+            if self._breaker_metrics is not None:
+                self._breaker_metrics.breaker_changed(is_open=is_open)
 
     # -- records ---------------------------------------------------------------------------
 

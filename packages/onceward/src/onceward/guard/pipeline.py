@@ -6,60 +6,122 @@
                   └──────────────┴─ refused, or replayed ───────────▲
 
 Where the caller is found by a dependency of the framework, the app runs first: its dependencies,
-then caller, limit, key and claim (``claim_late``), then the handler.
+then caller, limit, key and claim (``Pipeline.claim``), then the handler.
 """
 
+import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from onceward.core.idempotency_record import Response
+import msgspec
+
+from onceward.core.error_formats import render_error
+from onceward.core.idempotency_record import Record, Response
+from onceward.core.policy import Policy
 from onceward.errors import (
     AbortedTransactionError,
+    FeatureDisabledError,
+    InProgressError,
+    KeyInvalidError,
+    PayloadMismatchError,
+    QuotaExceededError,
     RateLimitedError,
+    RecordUnreadableError,
     RequestError,
     ResponseTooLargeError,
+    SequenceViolationError,
+    StaleActionError,
     StoreUnavailableError,
     SupersededError,
     UnstoredWritesError,
     UsageError,
 )
-from onceward.guard.exchange import Exchange
-from onceward.guard.execution import Execution, Replay, set_current_execution
+from onceward.guard.chunk import PostponedError, RequestChunk
+from onceward.guard.execution import (
+    Exchange,
+    Execution,
+    Replay,
+    RequestProcessor,
+    set_current_execution,
+)
 from onceward.guard.idempotency import Idempotency
 from onceward.guard.limits import QuotaReporter, RateLimiter
-from onceward.guard.reply import (
-    Reply,
-    complete,
-    log_outage,
-    note_unclaimed,
-    refusal,
-    render,
-    replay,
+from onceward.guard.request import (
+    GuardedRequest,
+    Identify,
+    Principal,
+    hash_payload,
+    parse_request,
 )
-from onceward.guard.request import GuardedRequest, Identify, Principal, hash_payload, parse_request
-from onceward.guard.request_body import LARGE_BODY_BYTES, Disconnected, RequestBodies
-from onceward.guard.request_log import RequestLog
+from onceward.guard.request_body import (
+    LARGE_BODY_BYTES,
+    Disconnected,
+    RequestBodies,
+    RequestBody,
+    WholeBody,
+)
+from onceward.guard.request_log import RequestLog, code_of
 from onceward.guard.request_transaction import Statements, open_transaction
 from onceward.guard.route_table import Match
 from onceward.observability.traces import Spans
-from onceward.ports import Metrics
+from onceward.ports import Metrics, Outcome
 from onceward.stores.errors import unstorable_error
+from onceward_protocol.fingerprint import short_hash
+from onceward_protocol.keys import parse_key
 
-__all__ = ["Body", "Front", "Pipeline", "response_too_large"]
+__all__ = [
+    "ADDED_HEADERS",
+    "REPLAYED_HEADER",
+    "Body",
+    "Front",
+    "Pipeline",
+    "Reply",
+    "complete",
+    "log_outage",
+    "render",
+    "response_too_large",
+]
+
+REPLAYED_HEADER: Final = b"idempotency-replayed"
+"""Whether a response is a stored one."""
+
+# Set here; another value of the app's would be a second one.
+_OWN_HEADERS: Final = frozenset({b"content-length", b"x-request-id", b"x-correlation-id"})
+# What the guard adds to the response of a handler.
+ADDED_HEADERS: Final = frozenset(
+    {
+        *(b"onceward-batch", b"x-request-id", b"x-correlation-id"),
+        *(b"ratelimit", b"ratelimit-policy"),
+    }
+)
+_FIRST_ERROR: Final = 400
+_FIRST_SERVER_ERROR: Final = 500
+# RFC 9110 §8.6: these carry no Content-Length.
+_WITHOUT_BODY: Final = frozenset({204, 304})
+# Refusals that point to a broken or greedy client; others are frequent in normal use.
+_LOGGED_REFUSALS: Final = frozenset({400, 429})
+# Mismatches are logged with their record. A request that runs again is logged then.
+_LOGGED_ELSEWHERE: Final = (PayloadMismatchError, InProgressError, PostponedError)
+# Refusals that were counted where they were decided.
+_COUNTED_ELSEWHERE: Final = (FeatureDisabledError, QuotaExceededError, SequenceViolationError)
 
 _log = logging.getLogger("onceward.request")
+_audit_log = logging.getLogger("onceward.audit")
 
 
-class Body(Protocol):
-    """The body of one request: ``RequestBody``, or ``WholeBody`` where it is in memory."""
+class Reply(msgspec.Struct, frozen=True, gc=False):
+    """A complete response, with the headers of this exchange. Header names are lower-case."""
 
-    def check_declared_size(self) -> None:
-        """Raise ``BodyTooLargeError`` if the head says that the body is too large."""
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    # Whether the app may go on after it, e.g. with background tasks.
+    may_go_on: bool = True
 
-    async def read(self, tenant: str | None) -> bytes:
-        """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
+
+Body = RequestBody | WholeBody
 
 
 class Front(Protocol):
@@ -87,12 +149,17 @@ class Pipeline:
         identify: Identify,
         metrics: Metrics,
         bodies: RequestBodies,
+        idempotency: Idempotency | None = None,
         limiter: RateLimiter | None = None,
         spans: Spans | None = None,
         request_log: RequestLog | None = None,
     ) -> None:
-        """``ready`` returns the opened ``Idempotency``; it is first called for a request."""
+        """``ready`` returns the opened ``Idempotency``; it is first called for a request.
+
+        With ``idempotency``, it is not called while that is open in the event loop of the request.
+        """
         self.ready = ready
+        self._idempotency = idempotency
         # Returns the caller of a request from its head.
         self.identify = identify
         self.bodies = bodies
@@ -137,11 +204,11 @@ class Pipeline:
                 request = self._parse(exchange, match, content, found) or (
                     await self._parse_large(exchange, match, content, found)
                 )
-                shared = None if exchange.item is None else exchange.item.processor
-                processor = exchange.processor = shared or await self.ready()
-                gate = processor.gate
-                if gate is not None:
-                    gate.begin()
+                processor = exchange.processor = self._open_processor(exchange) or (
+                    await self.ready()
+                )
+                if processor.is_gated and processor.store.gate is not None:
+                    processor.store.gate.begin()
                 outcome = exchange.outcome = await processor.process(request)
                 if isinstance(outcome, Replay):
                     return replay(outcome.record, exchange)
@@ -149,7 +216,7 @@ class Pipeline:
         except Disconnected:
             return None
         except (RequestError, StoreUnavailableError) as error:
-            return refusal(error, exchange, self._metrics, self._request_log)
+            return self._refuse(error, exchange)
         try:
             response = await front.run(exchange, content)
             misuse = front.misuse
@@ -170,38 +237,63 @@ class Pipeline:
         _log.error("%s", misuse or f"the handler of {match.endpoint} sent no complete response")
         return complete(render("internal", exchange), exchange)
 
+    def _open_processor(self, exchange: Exchange) -> RequestProcessor | None:
+        """Return what claims the key of a request; None if its store may have to be opened."""
+        if exchange.item is not None and exchange.item.processor is not None:
+            return exchange.item.processor
+        found = self._idempotency
+        if found is None or found.opened_in is not asyncio.get_running_loop():
+            return None
+        return found if found.store.schema.is_complete else None
+
     async def _expect_claim(self, exchange: Exchange, match: Match, content: bytes) -> None:
         """Prepare a claim after the dependencies of the app."""
         exchange.content = content
         # Before the framework parses the body, with its own idea of JSON and its own error.
-        exchange.payload_hash = await self.bodies.run_and_forget(
-            len(content), lambda: hash_payload(exchange.head, content, match.policy)
-        )
-        item = exchange.item
-        shared = None if item is None else item.processor
-        processor = exchange.processor = shared or await self.ready()
-        if processor.gate is not None:
-            await processor.gate.enter(match.endpoint)
+        if len(content) <= LARGE_BODY_BYTES:
+            exchange.payload_hash = hash_payload(exchange.head, content, match.policy)
+        else:
+            exchange.payload_hash = await self.bodies.run_and_forget(
+                len(content), lambda: hash_payload(exchange.head, content, match.policy)
+            )
+        processor = exchange.processor = self._open_processor(exchange) or await self.ready()
+        if processor.is_gated and processor.store.gate is not None:
+            await processor.store.gate.enter(match.endpoint)
 
-    async def claim_late(self, exchange: Exchange, principal: Principal) -> Execution | Replay:
-        """Take the steps from the caller to the claim, after the dependencies of the app."""
+    async def claim(self, exchange: Exchange, principal: object) -> Execution | Replay:
+        """Take the steps from the caller to the claim, after the dependencies of the app.
+
+        Raises what the client gets.
+        """
         match, processor = exchange.match, exchange.processor
         assert match is not None  # noqa: S101 - it was found, or nothing is claimed
         assert processor is not None  # noqa: S101 - set before the app runs
+        if not isinstance(principal, Principal):
+            raise UsageError(
+                f"the principal dependency returned {type(principal).__name__}: it must return "
+                "onceward.Principal(tenant=…, actor=…)"
+            )
+        if exchange.outcome is not None:
+            raise UsageError("a guarded endpoint ran twice in one request")
         exchange.principal = principal
-        if match.policy.rate_limit is not None:
-            await self._check_rate_limit(exchange, match, principal)
-        request = self._parse(exchange, match, exchange.content, principal) or (
-            await self._parse_large(exchange, match, exchange.content, principal)
-        )
         sharing: dict[str, Any] = {}
-        if exchange.transaction is not None:
-            sharing |= await exchange.transaction.release(match.endpoint)
-        outcome = await processor.process(request, **sharing)
+        try:
+            if match.policy.rate_limit is not None:
+                await self._check_rate_limit(exchange, match, principal)
+            request = self._parse(exchange, match, exchange.content, principal) or (
+                await self._parse_large(exchange, match, exchange.content, principal)
+            )
+            if exchange.transaction is not None:
+                sharing |= await exchange.transaction.release(match.endpoint)
+            outcome = await processor.process(request, **sharing)
+        except (RequestError, StoreUnavailableError) as error:
+            exchange.outcome = error
+            raise
         if isinstance(outcome, Execution):
             if exchange.transaction is not None:
                 exchange.transaction.join(outcome)
             set_current_execution(outcome)
+        exchange.outcome = outcome
         return outcome
 
     async def commit(  # noqa: PLR0911 - one per way it can end
@@ -215,7 +307,7 @@ class Pipeline:
                 committed = await exchange.processor.finish(outcome, response)
             except (RequestError, StoreUnavailableError) as error:
                 exchange.has_reply = True
-                return refusal(error, exchange, self._metrics, self._request_log)
+                return self._refuse(error, exchange)
             except (UnstoredWritesError, AbortedTransactionError) as misuse:
                 exchange.has_reply = True
                 _log.error("%s", misuse, extra=exchange.facts())
@@ -229,7 +321,7 @@ class Pipeline:
         if isinstance(outcome, Replay):
             return replay(outcome.record, exchange, may_go_on=True)
         if isinstance(outcome, RequestError | StoreUnavailableError):
-            return refusal(outcome, exchange, self._metrics, self._request_log, may_go_on=True)
+            return self._refuse(outcome, exchange, may_go_on=True)
         # Nothing to commit: not claimed, aborted, or the commit raised.
         return complete(response, exchange)
 
@@ -246,12 +338,41 @@ class Pipeline:
             if exchange.transaction is not None:
                 await exchange.transaction.close()
 
-    def note_unclaimed(self, exchange: Exchange, response: Response) -> None:
-        """Log the head of a response that the app sends without a claim."""
-        note_unclaimed(self._request_log, exchange, response)
+    def note_unclaimed(self, exchange: Exchange, head: Response) -> None:
+        """Log what the app responds without a claim, e.g. to an invalid body; ``head`` has no body.
+
+        Only if the caller is known.
+        """
+        log = self._request_log
+        refused = _FIRST_ERROR <= head.status < _FIRST_SERVER_ERROR
+        if log is not None and exchange.principal is not None and refused:
+            log.count("refused")
+            _add_to_log(log, exchange, "refused", head)
         if exchange.span is not None:
             exchange.span.describe(exchange.facts())
-            exchange.span.outcome(response.status, replayed=False)
+            exchange.span.outcome(head.status, replayed=False)
+
+    def _refuse(
+        self,
+        error: RequestError | StoreUnavailableError,
+        exchange: Exchange,
+        *,
+        may_go_on: bool = False,
+    ) -> Reply:
+        """Log an error of the guard, and return its response."""
+        assert exchange.match is not None  # noqa: S101 - only guarded requests are refused
+        log = self._request_log
+        if isinstance(error, StoreUnavailableError):
+            self._metrics.outcome(exchange.match.endpoint, "unavailable")
+            if log is not None:
+                log.count("unavailable")
+            log_outage(error, exchange)
+        response = render(error, exchange)
+        if log is not None and not isinstance(error, _LOGGED_ELSEWHERE):
+            _note_refusal(log, error, response, exchange)
+        if response.status in _LOGGED_REFUSALS or isinstance(error, RecordUnreadableError):
+            _log_refusal(error, response, exchange)
+        return complete(response, exchange, may_go_on=may_go_on)
 
     # -- parts of steps ----------------------------------------------------------------------------
 
@@ -326,7 +447,7 @@ class Pipeline:
         """
         if exchange.transaction is None:
             item = exchange.item
-            if item is not None and item.processor is not None:
+            if item is not None and isinstance(item.processor, RequestChunk):
                 exchange.transaction = Statements(item.processor)
             else:
                 idempotency = await self.ready()
@@ -355,3 +476,156 @@ def outage_of(exchange: Exchange, error: Exception) -> StoreUnavailableError | N
     if processor.session_store is not None:
         return processor.session_store.outage_of(execution.transaction, error)
     return execution.unit.outage_of(error)
+
+
+# -- replies -------------------------------------------------------------------------------------
+
+
+def complete(response: Response, exchange: Exchange, *, may_go_on: bool = True) -> Reply:
+    """Return a response with the ids of its request and the headers that the guard adds."""
+    headers = [pair for pair in response.headers if pair[0] not in _OWN_HEADERS]
+    return _reply(response.status, headers, response.body, exchange, may_go_on=may_go_on)
+
+
+def _reply(
+    status: int,
+    headers: list[tuple[bytes, bytes]],
+    body: bytes,
+    exchange: Exchange,
+    *,
+    may_go_on: bool,
+) -> Reply:
+    headers += exchange.limit_headers
+    headers += exchange.added_headers
+    if body or status not in _WITHOUT_BODY:
+        headers.append((b"content-length", b"%d" % len(body)))
+    head = exchange.head
+    request_id, correlation_id = head.request_id, head.correlation_id
+    raw_id = request_id.encode("latin-1")
+    headers += (
+        (b"x-request-id", raw_id),
+        (
+            b"x-correlation-id",
+            raw_id if correlation_id is request_id else correlation_id.encode("latin-1"),
+        ),
+    )
+    if exchange.span is not None:
+        exchange.span.describe(exchange.facts())
+        exchange.span.outcome(status, exchange.is_replay)
+    return Reply(status, headers, body, may_go_on)
+
+
+def replay(record: Record, exchange: Exchange, *, may_go_on: bool = False) -> Reply:
+    """Log a replay for the audit, and return the stored response."""
+    exchange.is_replay = True
+    if _audit_log.isEnabledFor(logging.INFO):
+        request = exchange.request
+        _audit_log.info(
+            "audit.replay",
+            extra={
+                "tenant": record.id.tenant,
+                "actor": None if request is None else request.principal.actor,
+                "endpoint": record.id.endpoint,
+                "key_hash": short_hash(record.id.key),
+                "original_audit_id": record.audit_id,
+                "original_request_id": record.request_id,
+                "original_correlation_id": record.correlation_id,
+                "request_id": exchange.head.request_id,
+                "correlation_id": exchange.head.correlation_id,
+                "status": record.status,
+            },
+        )
+    # As ``Record.response``: what is stored has none of the guard's own headers.
+    headers = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in record.headers.items()]
+    headers.append((REPLAYED_HEADER, b"true"))
+    headers.append((b"x-original-request-id", record.request_id.encode("latin-1")))
+    return _reply(record.status, headers, record.body, exchange, may_go_on=may_go_on)
+
+
+def render(error: RequestError | StoreUnavailableError | str, exchange: Exchange) -> Response:
+    """Render an error, or a kind of error, in the format of the operation."""
+    match, request_id = exchange.match, exchange.head.request_id
+    if match is None:
+        return render_error(error, exchange.error_format, request_id)
+    policy = match.policy
+    return render_error(error, policy.error_format, request_id, ietf_statuses=policy.ietf_statuses)
+
+
+def log_outage(error: StoreUnavailableError, exchange: Exchange | None) -> None:
+    """Log the message of an outage, unless the client gets it anyway."""
+    if not error.is_for_callers:
+        facts = {} if exchange is None else exchange.facts()
+        _log.warning("the store is unavailable: %s", error, extra=facts)
+
+
+def _note_refusal(
+    log: RequestLog,
+    error: RequestError | StoreUnavailableError,
+    response: Response,
+    exchange: Exchange,
+) -> None:
+    """Log a request that was refused before or after its key was looked up."""
+    if exchange.principal is None:  # a stranger must not fill the log
+        return
+    outcome: Outcome = "refused"
+    if isinstance(error, StoreUnavailableError):
+        outcome = "unavailable"
+    elif isinstance(error, RateLimitedError):
+        outcome = "limited"
+    elif isinstance(error, StaleActionError):
+        outcome = "stale"
+    if outcome == "refused" and not isinstance(error, _COUNTED_ELSEWHERE):
+        log.count("refused")
+    _add_to_log(log, exchange, outcome, response)
+
+
+def _add_to_log(log: RequestLog, exchange: Exchange, outcome: Outcome, response: Response) -> None:
+    match, head, caller = exchange.match, exchange.head, exchange.principal
+    assert match is not None  # noqa: S101
+    assert caller is not None  # noqa: S101 - the callers have checked
+    keys = head.keys(match.policy.key_header)
+    log.add(
+        tenant=caller.tenant,
+        endpoint=match.endpoint,
+        key=_key_or_text(keys, match.policy) if keys else "",
+        request_id=head.request_id,
+        correlation_id=head.correlation_id,
+        outcome=outcome,
+        status=response.status,
+        code=code_of(response),
+    )
+
+
+def _log_refusal(
+    error: RequestError | StoreUnavailableError, response: Response, exchange: Exchange
+) -> None:
+    """Log who sent what cannot be served; the key as a hash only."""
+    if not _log.isEnabledFor(logging.INFO) and not isinstance(error, RecordUnreadableError):
+        return
+    match = exchange.match
+    assert match is not None  # noqa: S101 - only guarded requests are refused
+    code = next((value for name, value in response.headers if name == b"onceward-error"), b"")
+    fields: dict[str, Any] = exchange.facts() | {
+        "endpoint": match.endpoint,
+        "status": response.status,
+        "code": code.decode("latin-1"),
+    }
+    if exchange.principal is not None:
+        fields["tenant"] = exchange.principal.tenant
+    if isinstance(error, RecordUnreadableError):
+        fields["key_hash"] = short_hash(error.record_id[2])
+        fields["reason"] = error.reason
+        _log.error("a stored record cannot be read", extra=fields)
+        return
+    keys = exchange.head.keys(match.policy.key_header)
+    if "key_hash" not in fields and keys:
+        fields["key_hash"] = short_hash(_key_or_text(keys, match.policy))
+    _log.info("request refused", extra=fields)
+
+
+def _key_or_text(keys: list[bytes], policy: Policy) -> str:
+    """Return the key; if it is malformed, the text that was sent in its place."""
+    try:
+        return parse_key(keys, policy.key_format) or ""
+    except KeyInvalidError:
+        return keys[0].decode("latin-1")

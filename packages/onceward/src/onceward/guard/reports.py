@@ -1,42 +1,16 @@
 """Reports of requests to metrics and to the log for operators: at once, or after a commit."""
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Any, Final
 
 from onceward.core.idempotency_record import Record, Response
 from onceward.guard.request import GuardedRequest
-from onceward.guard.request_log import RequestLog, code_of
+from onceward.guard.request_log import RequestLog
+from onceward.observability.noop import NullMetrics
 from onceward.ports import Metrics, Outcome
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["DeferredReports", "Reports", "RequestReports", "report_committed"]
+__all__ = ["DeferredReports", "Reports", "report_committed"]
 
 _FIRST_ERROR: Final = 400
-
-
-class RequestReports(Protocol):
-    """Where the outcome of a request is reported."""
-
-    def outcome(self, endpoint: str, outcome: Outcome) -> None:
-        """Count how a request has ended."""
-
-    def expired(self, endpoint: str) -> None:
-        """Count an expired record that was found."""
-
-    def note(
-        self,
-        request: GuardedRequest,
-        outcome: Outcome,
-        status: int | None,
-        record: Record | None = None,
-        *,
-        code: str | None = None,
-    ) -> None:
-        """Log a request; ``record`` is that of the first request with its key, if there is one."""
-
-    def note_response(self, request: GuardedRequest, outcome: Outcome, response: Response) -> None:
-        """Log a request whose handler ran, and whose response is not stored."""
 
 
 class Reports:
@@ -45,6 +19,8 @@ class Reports:
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         self.log: RequestLog | None = None
+        # False where nobody reads them: then the most frequent reports are not made.
+        self.are_read = type(metrics) is not NullMetrics
         # Not methods: each would be one call more for each request.
         self.outcome = metrics.outcome
         self.expired = metrics.expired
@@ -53,6 +29,7 @@ class Reports:
         """Log requests that do not run, and count all of them, for operators. Idempotent."""
         if self.log is None:
             self.log = log
+            self.are_read = True
             self.metrics = log.counting(self.metrics)
             self.outcome, self.expired = self.metrics.outcome, self.metrics.expired
 
@@ -62,10 +39,9 @@ class Reports:
         outcome: Outcome,
         status: int | None,
         record: Record | None = None,
-        *,
         code: str | None = None,
     ) -> None:
-        """Log a request, if they are logged."""
+        """Log a request; ``record`` is that of the first request with its key, if there is one."""
         if self.log is not None:
             self.log.note(request, outcome, status, record, code=code)
 
@@ -76,45 +52,37 @@ class Reports:
 
 
 class DeferredReports:
-    """Reports when a chunk is committed: until then its requests may run again."""
+    """Keeps reports until a chunk is committed: until then its requests may run again."""
 
-    def __init__(self) -> None:
-        self._reports: list[Callable[[Reports], None]] = []
+    def __init__(self, reports: Reports) -> None:
+        self.are_read = reports.are_read
+        self._reports = reports
+        # Names of methods and their arguments.
+        self._waiting: list[tuple[str, tuple[Any, ...]]] = []
 
-    def outcome(self, endpoint: str, outcome: Outcome) -> None:
-        """Count how a request has ended."""
-        self._reports.append(lambda reports: reports.outcome(endpoint, outcome))
+    def outcome(self, *report: Any) -> None:
+        self._waiting.append(("outcome", report))
 
-    def expired(self, endpoint: str) -> None:
-        """Count an expired record that was found."""
-        self._reports.append(lambda reports: reports.expired(endpoint))
+    def expired(self, *report: Any) -> None:
+        self._waiting.append(("expired", report))
 
-    def note(
-        self,
-        request: GuardedRequest,
-        outcome: Outcome,
-        status: int | None,
-        record: Record | None = None,
-        *,
-        code: str | None = None,
-    ) -> None:
-        """Log a request."""
-        self._reports.append(
-            lambda reports: reports.note(request, outcome, status, record, code=code)
-        )
+    def note(self, *report: Any) -> None:
+        self._waiting.append(("note", report))
 
-    def note_response(self, request: GuardedRequest, outcome: Outcome, response: Response) -> None:
-        """Log a request whose handler ran, and whose response is not stored."""
-        self.note(request, outcome, response.status, code=code_of(response))
+    def note_response(self, *report: Any) -> None:
+        self._waiting.append(("note_response", report))
 
-    def report_to(self, reports: Reports) -> None:
+    def report(self) -> None:
         """Pass everything on."""
-        for report in self._reports:
-            report(reports)
+        for name, report in self._waiting:
+            getattr(self._reports, name)(*report)
 
 
 def report_committed(
-    reports: RequestReports, request: GuardedRequest, response: Response, record: Record | None
+    reports: Reports | DeferredReports,
+    request: GuardedRequest,
+    response: Response,
+    record: Record | None,
 ) -> None:
     """Report a request whose writes were committed."""
     if response.status < _FIRST_ERROR:

@@ -42,6 +42,7 @@ from onceward_protocol.staleness import (
 __all__ = [
     "SHARED_PRINCIPAL",
     "GuardedRequest",
+    "Headers",
     "Identify",
     "NewId",
     "Principal",
@@ -53,6 +54,7 @@ __all__ = [
     "new_record",
     "parse_request",
     "stale_error",
+    "stored_headers",
 ]
 
 
@@ -75,6 +77,11 @@ _READ: Final = frozenset(
         b"x-client-generated-at",
     }
 )
+# The headers a replay repeats; all others belong to the exchange they were sent in. The encoding
+# belongs to the bytes: without it a compressed body could not be read.
+_STORED_NAMES: Final = {
+    name.encode(): name for name in ("content-type", "content-encoding", "etag", "location")
+}
 _VISIBLE: Final = frozenset(range(0x21, 0x7F))
 
 
@@ -200,6 +207,8 @@ class RequestHead:
         return None
 
 
+# Names in lower case, and values.
+Headers = tuple[tuple[bytes, bytes], ...]
 # Returns an id that begins with its time.
 NewId = Callable[[datetime], str]
 # Returns the caller, or raises NotAuthenticatedError.
@@ -262,7 +271,9 @@ def parse_request(
     ``payload_hash`` is the result of ``hash_payload``, if it was called before.
     """
     endpoint, policy, path_params = match.endpoint, match.policy, match.path_params
-    check_storable(principal.tenant, principal.actor, endpoint)
+    names = f"{principal.tenant}{principal.actor}{endpoint}"
+    if not names.isascii() or "\x00" in names:  # nearly all are storable: no call for them
+        check_storable(names)
     key_headers = head.keys(policy.key_header)
     if policy.key_field is None:
         key = parse_key(key_headers, policy.key_format)
@@ -440,7 +451,7 @@ def new_record(
         id=request.record_id,
         fingerprint=request.fingerprint,
         status=response.status,
-        headers=response.stored_headers(request.policy.replay_headers),
+        headers=stored_headers(response, request.policy.replay_headers),
         body=response.body,
         created_at=created_at,
         expires_at=_expires_at(request, created_at, ttl, made_at, succeeded=succeeded),
@@ -449,6 +460,24 @@ def new_record(
         audit_id=new_id(created_at) if request.policy.audit and succeeded else None,
         client_generated_at=made_at if made_at and made_at.year in _STORED_YEARS else None,
     )
+
+
+def stored_headers(response: Response, extra: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the headers that are kept in the record; ``extra`` are names in lower case.
+
+    Several values of an extra one become one, with commas, as RFC 9110 §5.3 allows.
+    """
+    stored = {
+        _STORED_NAMES[name]: value.decode("latin-1")
+        for name, value in response.headers
+        if name in _STORED_NAMES
+    }
+    for name in extra:
+        raw = name.encode("latin-1")
+        values = [value.decode("latin-1") for other, value in response.headers if other == raw]
+        if values and raw not in _STORED_NAMES:
+            stored[name] = ", ".join(values)
+    return stored
 
 
 def _expires_at(

@@ -6,35 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from onceward.errors import NoTransactionError, StoreUnavailableError
-from onceward.guard.execution import Execution
+from onceward.guard.execution import Execution, RequestTransaction
 from onceward.ports import Params, Row, Store, Transaction, UnitOfWork
 
-__all__ = ["RequestTransaction", "Statements", "open_transaction"]
+__all__ = ["Statements", "open_transaction"]
 
 _log = logging.getLogger("onceward.request")
-
-
-class RequestTransaction(Protocol):
-    """What a dependency gets, and how the middleware ends it."""
-
-    @property
-    def handle(self) -> Any:
-        """A ``Transaction``, or a session of the app."""
-
-    async def release(self, endpoint: str) -> Mapping[str, Any]:
-        """End what ran before the claim; return the options with which to claim."""
-
-    def join(self, execution: Execution) -> None:
-        """Write in the transaction of a guarded handler from now on."""
-
-    async def finish(self, *, is_success: bool) -> None:
-        """End before the response of a request that is not guarded is sent."""
-
-    async def close(self) -> None:
-        """Roll back what has not ended. Never raises."""
-
-    def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if ``error`` is of the transaction and means an outage."""
 
 
 def open_transaction(store: Store, sessions: Store | None) -> RequestTransaction:

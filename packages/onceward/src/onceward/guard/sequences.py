@@ -17,7 +17,8 @@ from typing import Any
 from onceward.errors import SequenceViolationError
 from onceward.guard.request import GuardedRequest
 from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread
-from onceward.ports import Store, Transaction
+from onceward.guard.single_flight import Duplicates
+from onceward.ports import Claimed, Clock, Found, Store, Transaction
 from onceward.stores.sequences import SequenceNumbers
 from onceward_protocol.sequence import Position, Stream, key_hash, violation
 
@@ -25,16 +26,91 @@ __all__ = ["ChunkSequences", "SequenceTurns", "StrictSequences", "key_of", "numb
 
 
 CallStore = Callable[[str, Awaitable[Any]], Awaitable[Any]]
+# Claims the key of a request at a time, and waits for it until a deadline.
+ClaimKey = Callable[[datetime, float | None], Awaitable[Claimed | Found]]
 
 
 class StrictSequences:
     """The streams of an app."""
 
-    def __init__(self, store: Store, call_store: CallStore) -> None:
+    def __init__(
+        self, store: Store, call_store: CallStore, clock: Clock, duplicates: Duplicates
+    ) -> None:
         """``call_store`` runs calls of the store outside a transaction."""
         self.numbers = SequenceNumbers(store)
         self.turns = SequenceTurns()
+        self._store = store
         self._call_store = call_store
+        self._clock = clock
+        self._duplicates = duplicates
+
+    async def claim(
+        self,
+        request: GuardedRequest,
+        now: datetime,
+        deadline: float | None,
+        claim: ClaimKey,
+        *,
+        has_session: bool,
+    ) -> Claimed | Found:
+        """Wait until no other request of the stream runs, then claim the key.
+
+        A claim returns with the turn. Raises ``SequenceViolationError`` if the number is not the
+        next one, unless the key has a record. ``has_session``: the claim shares one of the app.
+        """
+        stream = request.stream
+        if not self.turns.take(stream):
+            deadline = self._duplicates.deadline_of(request) if deadline is None else deadline
+            seconds = max(0.0, deadline - self._clock.monotonic())
+            await self._duplicates.wait(
+                request, lambda: self.turns.wait(stream, number_of(request), seconds)
+            )
+        try:
+            claimed = await self._claim_next(request, now, deadline, claim, has_session=has_session)
+        except BaseException:
+            self.turns.leave(stream)
+            raise
+        if isinstance(claimed, Found):
+            self.turns.leave(stream)
+        return claimed
+
+    async def _claim_next(
+        self,
+        request: GuardedRequest,
+        now: datetime,
+        deadline: float | None,
+        claim: ClaimKey,
+        *,
+        has_session: bool,
+    ) -> Claimed | Found:
+        """Claim the key and lock the stream; while another process has it, poll as for a key."""
+        pause, has_locks = 0.0, self.numbers.has_locks
+        # A session of the app cannot be claimed twice, and on SQLite a statement in the transaction
+        # would take the turn to write before the handler does: those look first.
+        looks_first = not has_locks or has_session or self._store.has_thread_sessions
+        while True:
+            position = await self.look(request) if looks_first else None
+            if position is not None or not looks_first:
+                claimed = await claim(now, deadline)
+                if isinstance(claimed, Found):
+                    return claimed
+                try:
+                    if has_locks:
+                        position = await self.lock(request, claimed.unit.statements)
+                except BaseException:
+                    await claimed.unit.rollback()
+                    raise
+                if position is not None and position.expected == number_of(request):
+                    return claimed
+                await claimed.unit.rollback()
+                if position is not None:
+                    self._duplicates.reports.outcome(request.endpoint, "refused")
+                    raise await self.refusal(request, position)
+                if looks_first:
+                    raise self._duplicates.in_progress(request)
+            deadline = self._duplicates.deadline_of(request) if deadline is None else deadline
+            pause = await self._duplicates.poll(request, pause, deadline)
+            now = self._clock.now()
 
     async def look(self, request: GuardedRequest) -> Position | None:
         """Return where the stream is, outside a transaction; None while a request of it runs."""

@@ -11,7 +11,6 @@ from onceward.errors import InProgressError
 from onceward.guard.reports import Reports
 from onceward.guard.request import GuardedRequest
 from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread, sleep
-from onceward.guard.sequences import SequenceTurns, number_of
 from onceward.ports import Clock, Store
 from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
@@ -51,15 +50,6 @@ class SingleFlight:
         self._running[record_id] = None
         return True
 
-    async def wait(self, record_id: RecordId, seconds: float) -> Record | None:
-        """Wait for the leader to end and return its record, or None if it committed none.
-
-        Raises ``TimeoutError`` when the leader takes longer, and at once when too many duplicates
-        of the tenant wait already.
-        """
-        with self.waiting(record_id.tenant):
-            return await self._wait(record_id, seconds)
-
     @contextmanager
     def waiting(self, tenant: str) -> Iterator[None]:
         """Count a duplicate that waits. Raises ``TimeoutError`` when too many of a tenant do."""
@@ -76,7 +66,11 @@ class SingleFlight:
             else:
                 del self._waiting[tenant]
 
-    async def _wait(self, record_id: RecordId, seconds: float) -> Record | None:
+    async def wait(self, record_id: RecordId, seconds: float) -> Record | None:
+        """Wait for the leader to end and return its record, or None if it committed none.
+
+        Raises ``TimeoutError`` when the leader takes longer.
+        """
         future = self._running.get(record_id)
         if future is None:
             if record_id not in self._running:
@@ -108,7 +102,7 @@ class Duplicates:
         self._store = store
         self._clock = clock
         self._in_flight = in_flight
-        self._reports = reports
+        self.reports = reports
 
     def deadline_of(self, request: GuardedRequest) -> float:
         """Return the monotonic time until which a duplicate may wait."""
@@ -117,9 +111,9 @@ class Duplicates:
     def in_progress(self, request: GuardedRequest) -> InProgressError:
         """Count a duplicate that has waited too long, and return its error."""
         code = CODES["in_progress"]
-        self._reports.outcome(request.endpoint, "in_progress")
+        self.reports.outcome(request.endpoint, "in_progress")
         name = code.name(request.policy.error_format)
-        self._reports.note(request, "in_progress", code.status, code=name)
+        self.reports.note(request, "in_progress", code.status, None, name)
         return InProgressError(
             "the first request with this key is still running"
             if request.sequence is None
@@ -132,30 +126,23 @@ class Duplicates:
     ) -> Record | None:
         """Return the record that the leader has committed, or None."""
         seconds = max(0.0, deadline - self._clock.monotonic())
-        return await self._wait(request, lambda: self._in_flight.wait(record_id, seconds))
+        return await self.wait(request, lambda: self._in_flight.wait(record_id, seconds))
 
-    async def wait_for_turn(
-        self, request: GuardedRequest, turns: SequenceTurns, deadline: float
-    ) -> None:
-        """Wait until no earlier request of the stream runs."""
-        seconds = max(0.0, deadline - self._clock.monotonic())
+    async def wait(self, request: GuardedRequest, work: Callable[[], Awaitable[T]]) -> T:
+        """Wait for what ends with another request, without a connection.
 
-        async def wait() -> None:
-            with self._in_flight.waiting(request.principal.tenant):
-                await turns.wait(request.stream, number_of(request), seconds)
-
-        await self._wait(request, wait)
-
-    async def _wait(self, request: GuardedRequest, work: Callable[[], Awaitable[T]]) -> T:
+        Raises ``InProgressError`` when it takes too long, or when too many of its tenant wait.
+        """
         started = self._clock.monotonic()
         try:
             await self.release_connection()
-            return await work()
+            with self._in_flight.waiting(request.principal.tenant):
+                return await work()
         except TimeoutError:
             raise self.in_progress(request) from None
         finally:
             waited = self._clock.monotonic() - started
-            self._reports.metrics.waited(request.endpoint, waited)
+            self.reports.metrics.waited(request.endpoint, waited)
 
     async def poll(self, request: GuardedRequest, pause: float, deadline: float) -> float:
         """Wait as a duplicate, unless the time is up or too many of its tenant wait.
