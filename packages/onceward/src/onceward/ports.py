@@ -48,7 +48,6 @@ __all__ = [
     "Retry",
     "Row",
     "Store",
-    "StoreCapabilities",
     "StoreMetrics",
     "SweepMetrics",
     "SyncFaultPoints",
@@ -125,21 +124,17 @@ class UnitOfWork(Protocol[TransactionT_co]):
     def statements(self) -> Transaction:
         """The same transaction, for Onceward's statements."""
 
-    @property
-    def superseded(self) -> bool:
-        """True if another request has committed this key since the claim: it cannot commit."""
-
-    @property
-    def is_sync(self) -> bool:
-        """Whether the handler uses ``transaction`` without ``await``."""
+    # True if another request has committed this key since the claim: it cannot commit.
+    superseded: bool
+    # Whether the handler uses ``transaction`` without ``await``.
+    is_sync: bool
 
     @property
     def is_lost(self) -> bool:
         """Whether the connection is known to have been lost while the handler ran."""
 
-    @property
-    def can_commit_after(self) -> bool:
-        """Whether it has ``commit_after``."""
+    # Whether it has ``commit_after``.
+    can_commit_after: bool
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         """Write record and audit event, and commit them together with the handler's rows.
@@ -297,110 +292,18 @@ class BlockingGate(Protocol):
         """Count the connections of this thread; wait until its hooks may take one."""
 
 
-class StoreCapabilities(Protocol):
-    """Optional capabilities of stores. ``onceward.stores.base.BaseStore`` has the defaults."""
+class Store(Protocol[TransactionT_co]):
+    """A database that holds records, audit events and the app's rows.
 
-    @property
-    def is_one_writer(self) -> bool:
-        """Whether it has one writer at a time, so that other writes give way to requests."""
+    ``onceward.stores.base.BaseStore`` has the defaults of what is optional.
+    """
 
-    async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Do as ``write``, but raise ``StoreUnavailableError`` if another process writes."""
-
-    @property
-    def chunk_items(self) -> int:
-        """How many requests of a batch share a transaction, so that others do not wait long for it.
-
-        0 if none can.
-        """
-
-    @property
-    def max_chunks(self) -> int:
-        """How many chunks may run at once, so that other requests get a connection."""
-
-    async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
-        """Return a new transaction, with a savepoint for each request.
-
-        Without ``has_savepoints`` it may do without them, where that is faster.
-        """
-
-    @property
-    def runs_in_request_thread(self) -> bool:
-        """Whether sync frameworks need no event loop for it."""
-
-    @property
-    def is_gated(self) -> bool:
-        """Whether it is on the app's own connection pool."""
-
-    @property
-    def gate(self) -> Gate | None:
-        """Limits how many guarded requests use that pool at once.
-
-        None in the thread of a request of a sync framework, where ``thread_gate`` does.
-        """
-
-    @property
-    def thread_gate(self) -> BlockingGate | None:
-        """Limits how many guarded requests of a sync framework use that pool at once."""
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether transactions are sessions of the app, so that a request can share one."""
-
-    def new_session(self) -> Any:
-        """Return a session for one request: a plain one until it is given to ``claim``."""
-
-    async def release_session(self, session: Any) -> bool:
-        """End the session's transaction before the claim; keep what it has loaded.
-
-        Returns False if it had written something, which is rolled back.
-        """
-
-    async def close_session(self, session: Any) -> None:
-        """Roll back what was not committed and return the connection. Never raises."""
-
-    def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if a method of the session raised ``error`` in an outage."""
-
-    @property
-    def has_thread_sessions(self) -> bool:
-        """Whether it shares the session that a sync app has in the thread of a request."""
-
-    async def release_connection(self) -> None:
-        """Return the connection of that session to the pool, if the session has only read.
-
-        Called before the request waits for another one, which needs a connection itself.
-        """
-
-    @property
-    def knows_durability(self) -> bool:
-        """Whether it reads if its database is replicated."""
-
-    @property
-    def is_replicated(self) -> bool | None:
-        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
-
-    async def read_durability(self) -> None:
-        """Read that again, and report it to the metrics. Raises ``StoreUnavailableError``."""
-
-    def require_durability(self) -> None:
-        """Refuse a database that is not replicated. Call it before ``open``."""
-
-
-class Store(StoreCapabilities, Protocol[TransactionT_co]):
-    """A database that holds records, audit events and the app's rows."""
-
-    @property
-    def name(self) -> str:
-        """``sqlite`` or ``postgresql``, for logs and metrics."""
-
-    @property
-    def table_names(self) -> TableNames:
-        """How Onceward's tables are named in this database; final when the store is open."""
-
-    @property
-    def schema(self) -> "Schema":
-        """The parts of the schema that are wanted, and those that the database has."""
+    # ``sqlite`` or ``postgresql``, for logs and metrics.
+    name: str
+    # How Onceward's tables are named in this database; final when the store is open.
+    table_names: TableNames
+    # The parts of the schema that are wanted, and those that the database has.
+    schema: "Schema"
 
     async def open(self) -> None:
         """Connect and create the parts of the schema that are wanted and missing. Idempotent."""
@@ -455,6 +358,79 @@ class Store(StoreCapabilities, Protocol[TransactionT_co]):
 
     async def read_epoch(self) -> EpochReading:
         """Read the epoch on a connection that may be an old one."""
+
+    # -- optional ---------------------------------------------------------------------------
+
+    # Whether it has one writer at a time, so that other writes give way to requests.
+    is_one_writer: bool
+    # How many requests of a batch share a transaction, so that others do not wait long for it.
+    # 0 if none can.
+    chunk_items: int
+    # Whether sync frameworks need no event loop for it.
+    runs_in_request_thread: bool
+    # Whether it is on the app's own connection pool.
+    is_gated: bool
+    # Whether transactions are sessions of the app, so that a request can share one.
+    has_sessions: bool
+    # Whether it shares the session that a sync app has in the thread of a request.
+    has_thread_sessions: bool
+    # Whether it reads if its database is replicated.
+    knows_durability: bool
+
+    async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
+        """Do as ``write``, but raise ``StoreUnavailableError`` if another process writes."""
+
+    @property
+    def max_chunks(self) -> int:
+        """How many chunks may run at once, so that other requests get a connection."""
+
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
+        """Return a new transaction, with a savepoint for each request.
+
+        Without ``has_savepoints`` it may do without them, where that is faster.
+        """
+
+    @property
+    def gate(self) -> Gate | None:
+        """Limits how many guarded requests use that pool at once.
+
+        None in the thread of a request of a sync framework, where ``thread_gate`` does.
+        """
+
+    @property
+    def thread_gate(self) -> BlockingGate | None:
+        """Limits how many guarded requests of a sync framework use that pool at once."""
+
+    def new_session(self) -> Any:
+        """Return a session for one request: a plain one until it is given to ``claim``."""
+
+    async def release_session(self, session: Any) -> bool:
+        """End the session's transaction before the claim; keep what it has loaded.
+
+        Returns False if it had written something, which is rolled back.
+        """
+
+    async def close_session(self, session: Any) -> None:
+        """Roll back what was not committed and return the connection. Never raises."""
+
+    def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
+        """Return the client's error, if a method of the session raised ``error`` in an outage."""
+
+    async def release_connection(self) -> None:
+        """Return the connection of that session to the pool, if the session has only read.
+
+        Called before the request waits for another one, which needs a connection itself.
+        """
+
+    @property
+    def is_replicated(self) -> bool | None:
+        """Whether acknowledged commits outlive the loss of the server; None if unknown."""
+
+    async def read_durability(self) -> None:
+        """Read that again, and report it to the metrics. Raises ``StoreUnavailableError``."""
+
+    def require_durability(self) -> None:
+        """Refuse a database that is not replicated. Call it before ``open``."""
 
 
 class Notifier(Protocol):

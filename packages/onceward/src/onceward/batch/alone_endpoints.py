@@ -28,7 +28,6 @@ class UndoneEndpoints:
         self._until: dict[str, float] = {}
 
     def add(self, endpoint: str) -> None:
-        """Note such an endpoint."""
         self._until[endpoint] = self._clock.monotonic() + self.seconds
 
     def __contains__(self, endpoint: str) -> bool:
@@ -47,7 +46,6 @@ class AloneEndpoints(UndoneEndpoints):
     seconds = _ALONE_SECONDS
 
     def add(self, endpoint: str) -> None:
-        """Run requests of this endpoint alone for a while."""
         if endpoint not in self._until:
             _log.warning(
                 "%s cannot share the transaction of a batch, so it runs alone for %d minutes: it "

@@ -80,7 +80,6 @@ class BatchEndpoint:
         self._policy = Policy(name="batch", max_body_bytes=options.max_bytes)
 
     def body_of(self, receive: Receive, head: RequestHead) -> RequestBody:
-        """Return the body of a batch that is received by ASGI."""
         return RequestBody(receive, head, self._policy, self._bodies)
 
     def whole_body_of(self, read: Callable[[], bytes], head: RequestHead) -> WholeBody:

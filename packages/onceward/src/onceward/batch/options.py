@@ -36,7 +36,6 @@ class ItemReport:
 
     @property
     def head(self) -> "RequestHead | None":
-        """Its head: ids and headers."""
         return None if self.exchange is None else self.exchange.head
 
 

@@ -145,17 +145,14 @@ class ItemCall:
 
     @property
     def context(self) -> ItemContext:
-        """The context of the item, for the guard."""
         return self._entry.context
 
     @property
     def match(self) -> Match:
-        """The guarded route."""
         assert self._entry.match is not None  # noqa: S101 - or the item is refused
         return self._entry.match
 
     def take(self, reply: Reply) -> None:
-        """Take the reply of the guard."""
         self.complete(Response(reply.status, tuple(reply.headers), reply.body))
 
     def complete(self, response: Response) -> None:
@@ -592,7 +589,6 @@ class BatchRun:
         return done, stopped
 
     async def _abandon(self, chunk: RequestChunk, call: ItemCall) -> None:
-        """Roll back a request that takes too long."""
         assert call.task is not None  # noqa: S101 - it was started
         call.is_postponed = True
         call.task.cancel()
@@ -730,7 +726,6 @@ class BatchRun:
         on_item(ItemReport(call.exchange, request.method, request.path, status, seconds))
 
     def _note(self, entry: _Entry, response: Response) -> None:
-        """Keep what later items need to know."""
         item = entry.item
         if item is None:
             return

@@ -51,7 +51,6 @@ class Breaker:
         return None
 
     def succeeded(self) -> None:
-        """Record a successful call: the breaker closes."""
         self.state = BreakerState.CLOSED
         self.failures = 0
         self._probe_at = None

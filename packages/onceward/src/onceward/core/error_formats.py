@@ -82,7 +82,6 @@ class ProblemFormat:
         return self.help_url.replace("{code}", quote(info.code, safe=".-_"))
 
     def __call__(self, info: ErrorInfo) -> tuple[str, bytes]:
-        """Return content type and body."""
         page = self.help_for(info)
         return "application/problem+json", _encode(_problem(info, page))
 

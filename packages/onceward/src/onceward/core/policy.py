@@ -290,7 +290,6 @@ class Policy:
         object.__setattr__(self, "batch_headers", names)
 
     def replace(self, **changes: Unpack[PolicyChanges]) -> "Policy":
-        """Return a copy of this policy with some settings changed."""
         return replace(self, **changes)
 
     def ttl_for(self, status: int) -> timedelta | None:

@@ -15,12 +15,10 @@ class Every:
     seconds: float
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigurationError`` for intervals below one second."""
         if not 1 <= self.seconds < float("inf"):
             raise ConfigurationError(f"interval is {self.seconds} seconds, it must be at least 1")
 
     def describe(self) -> str:
-        """Return the schedule in words, such as ``every 5 minutes``."""
         for unit, size in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
             if self.seconds % size == 0:
                 count = int(self.seconds // size)
@@ -33,7 +31,6 @@ class Every:
         return datetime.fromtimestamp(count * self.seconds, UTC)
 
     def next_slot(self, now: datetime) -> datetime:
-        """Return the slot after that."""
         return self.slot(now) + timedelta(seconds=self.seconds)
 
 
@@ -44,22 +41,18 @@ class Daily:
     at: time
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigurationError`` for a time in a zone other than UTC."""
         if self.at.tzinfo not in (None, UTC):
             raise ConfigurationError("the time of a daily job is in UTC: use a time without a zone")
 
     def describe(self) -> str:
-        """Return the schedule in words, such as ``every day at 03:00 UTC``."""
         precision = "minutes" if self.at == self.at.replace(second=0, microsecond=0) else "auto"
         return f"every day at {self.at.replace(tzinfo=None).isoformat(precision)} UTC"
 
     def slot(self, now: datetime) -> datetime:
-        """Return the newest slot that has begun."""
         today = datetime.combine(now.astimezone(UTC).date(), self.at, UTC)
         return today if today <= now else today - timedelta(days=1)
 
     def next_slot(self, now: datetime) -> datetime:
-        """Return the slot after that."""
         return self.slot(now) + timedelta(days=1)
 
 

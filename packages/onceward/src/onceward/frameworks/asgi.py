@@ -115,8 +115,7 @@ class GuardedRoutes(Protocol):
     def known(self) -> GuardTable | None:
         """The table; None if it has to be made, because a route was added."""
 
-    def table(self) -> GuardTable:
-        """Return the table, after it was made if needed."""
+    def table(self) -> GuardTable: ...
 
 
 class GuardMiddleware:
@@ -150,7 +149,6 @@ class GuardMiddleware:
         self._known_batch_headers: tuple[str, Headers] | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
@@ -363,7 +361,6 @@ class GuardedCall:
         await self._unclaimed.send(message)
 
     def _add_body(self, message: Message) -> Response | None:
-        """Return the response once it is complete."""
         chunk = message.get("body", b"")
         start = self._start
         assert start is not None  # noqa: S101 - ASGI: start comes first
@@ -440,7 +437,6 @@ class _UnguardedResponse:
         await self._send(message)
 
     async def _discard(self, error: StoreUnavailableError | str, cause: Exception) -> None:
-        """Send an error in place of the response."""
         self._is_discarded = True
         exchange = self._exchange
         await send_reply(self._send, complete(render(error, exchange), exchange))
@@ -461,7 +457,6 @@ class LifespanMiddleware:
         self._close = close_all
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         if scope["type"] != "lifespan":
             await self._app(scope, receive, send)
             return
@@ -522,7 +517,6 @@ class BatchMiddleware:
         self._is_direct = is_direct
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
         endpoint = self._endpoint
         if (
             scope["type"] != "http"
@@ -565,7 +559,6 @@ class _ItemsOfApp:
         self._scope = scope
 
     async def __call__(self, call: ItemCall) -> None:
-        """Serve one item."""
         response = _ResponseOfItem(call)
         scope = self.scope_of(call)
         scope[EXCHANGE_KEY] = call.context
@@ -598,7 +591,6 @@ class _ItemsOfGuard(_ItemsOfApp):
         self._guard = guard
 
     async def __call__(self, call: ItemCall) -> None:
-        """Serve one item."""
         guard, match = self._guard, call.match
         scope = self.scope_of(call)
         scope[EXCHANGE_KEY] = call.context
@@ -641,7 +633,6 @@ class _ResponseOfItem:
         raise AssertionError  # never: the future has no result
 
     async def send(self, message: Message) -> None:
-        """Take one ASGI message of the app."""
         if message["type"] == "http.response.start":
             self._start = message
         elif message["type"] == "http.response.body" and self._start is not None:

@@ -81,7 +81,6 @@ class CacheEpoch:
         store.report_epochs(self.learn)
 
     def is_due(self) -> bool:
-        """Return whether the last reading is too old to rely on caches."""
         return self._clock.monotonic() >= self._due
 
     def learn(self, reading: EpochReading) -> None:
@@ -114,7 +113,6 @@ class CacheEpoch:
             self._due = self._clock.monotonic() + _LIFETIME_SECONDS
 
     async def close(self) -> None:
-        """Wait for a reading that has begun."""
         if self._reading is not None:
             await asyncio.wait({self._reading}, timeout=_WAIT_SECONDS)
             self._reading = None  # one that was cancelled before it began is still here
@@ -211,7 +209,6 @@ class RecordLruCache:
         return len(self._records)
 
     def get(self, record_id: RecordId, now: datetime, epoch: Epoch) -> Record | None:
-        """Return a live record that was put in this epoch, or None."""
         if record_id not in self._records:  # most requests are no replays and need no lock
             return None
         with self._lock:
@@ -239,7 +236,6 @@ class RecordLruCache:
                 self._drop(next(iter(self._records)))
 
     def clear(self) -> None:
-        """Drop all records."""
         with self._lock:
             self._records.clear()
             self.size_bytes = 0

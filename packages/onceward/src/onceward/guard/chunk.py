@@ -99,7 +99,6 @@ class RequestChunk:
 
     @property
     def is_broken(self) -> bool:
-        """True if the transaction cannot commit any more."""
         return self._chunk is not None and self._chunk.is_broken
 
     @property
@@ -174,7 +173,6 @@ class RequestChunk:
         return await (await self._begun()).begin_item()
 
     async def process(self, request: GuardedRequest, **_sharing: Any) -> Replay | Execution:
-        """Return a replay, or an execution with the key claimed."""
         idempotency, record_id = self._idempotency, request.record_id
         if record_id is None or self._is_closed:
             raise self._postpone(is_alone=True)
@@ -206,7 +204,6 @@ class RequestChunk:
         return execution
 
     async def _claim_one(self, record_id: RecordId) -> KeyClaimed | Found:
-        """Claim a key that was not known when the chunk began."""
         try:
             claimed = await self.claim([record_id])
         except StoreUnavailableError:
@@ -378,7 +375,6 @@ class RequestChunk:
         return found is record
 
     def _settle(self) -> None:
-        """Report the commit to all that wait for it."""
         idempotency = self._idempotency
         for execution, _ in self._held:
             for callback in execution.on_commit:

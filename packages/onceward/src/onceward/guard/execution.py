@@ -234,7 +234,6 @@ class Execution:
     def audit_event(
         self, response: Response, record: Record | None, now: datetime, new_id: NewId
     ) -> AuditEvent:
-        """Return the audit event of a success."""
         request = self.request
         return AuditEvent(
             id=(None if record is None else record.audit_id) or new_id(now),

@@ -222,7 +222,6 @@ class Idempotency:
         self._cache_writes: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Wait up to two seconds for writes to the cache."""
         await self.epoch.close()
         if self.quota is not None:
             await self.quota.close()
@@ -432,7 +431,6 @@ class Idempotency:
         return new_record(request, response, policy.error_ttl, self.clock.now(), new_id)
 
     async def _refuse_stale(self, execution: Execution, error: StaleActionError) -> None:
-        """Commit the record of a stale action. The handler did not run."""
         kept: Record | None = None
         try:
             record = self.record_of_stale(execution.request, error)

@@ -247,7 +247,6 @@ class Pipeline:
         return found if found.store.schema.is_complete else None
 
     async def _expect_claim(self, exchange: Exchange, match: Match, content: bytes) -> None:
-        """Prepare a claim after the dependencies of the app."""
         exchange.content = content
         # Before the framework parses the body, with its own idea of JSON and its own error.
         if len(content) <= LARGE_BODY_BYTES:
@@ -359,7 +358,6 @@ class Pipeline:
         *,
         may_go_on: bool = False,
     ) -> Reply:
-        """Log an error of the guard, and return its response."""
         assert exchange.match is not None  # noqa: S101 - only guarded requests are refused
         log = self._request_log
         if isinstance(error, StoreUnavailableError):

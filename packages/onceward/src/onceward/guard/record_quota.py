@@ -57,7 +57,6 @@ class RecordQuota:
             )
 
     async def added(self, tenant: str) -> None:
-        """Note that a record was committed."""
         added = self._added.get(tenant, 0) + 1
         if added < self._step:
             if len(self._added) >= _MAX_TENANTS:
@@ -68,7 +67,6 @@ class RecordQuota:
         await self._count_soon(tenant)
 
     async def close(self) -> None:
-        """Wait up to two seconds for counts."""
         if self._counting:
             await asyncio.wait(self._counting.values(), timeout=2)
 

@@ -73,7 +73,6 @@ class DeferredReports:
         self._waiting.append(("note_response", report))
 
     def report(self) -> None:
-        """Pass everything on."""
         for name, report in self._waiting:
             getattr(self._reports, name)(*report)
 

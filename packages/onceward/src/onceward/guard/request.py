@@ -199,7 +199,6 @@ class RequestHead:
         return [value for name, value in self.headers if name == wanted]
 
     def header(self, name: str) -> str | None:
-        """Return the first value of a header, or None."""
         wanted = name.lower().encode("latin-1")
         for key, value in self.headers:
             if key == wanted:

@@ -77,7 +77,6 @@ class RequestBodies:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes of all counted bodies that are held now."""
         return sum(self._held.values())
 
     def hold(self, tenant: str | None, size: int) -> None:
@@ -93,7 +92,6 @@ class RequestBodies:
             self._held[tenant] = of_tenant
 
     def release(self, tenant: str | None, size: int) -> None:
-        """Take bytes off the count."""
         with self._lock:
             left = self._held[tenant] - size
             if left:
@@ -225,7 +223,6 @@ class WholeBody(_Body):
         self._content = content
 
     async def read(self, tenant: str | None) -> bytes:
-        """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
         content = self._content
         if not isinstance(content, bytes):
             content = await self._read(content)
@@ -265,7 +262,6 @@ class RequestBody(_Body):
         self.is_complete = False
 
     async def read(self, tenant: str | None) -> bytes:
-        """Return the whole body. ``tenant`` is None if the caller has not signed in yet."""
         self._tenant = tenant
         # Most bodies arrive with their head, and then nothing waits: they need no timer.
         reading = self._read()

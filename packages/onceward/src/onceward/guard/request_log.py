@@ -212,7 +212,6 @@ class RequestLog:
         self._add(found, "" if request.record_id is None else request.record_id.key)
 
     def note_response(self, request: GuardedRequest, outcome: Outcome, response: Response) -> None:
-        """Log a request whose handler ran, and whose response is not stored."""
         if self._task is not None:
             self.note(request, outcome, response.status, code=code_of(response))
 
@@ -245,7 +244,6 @@ class RequestLog:
             self._waiting.append(found)
 
     def counting(self, metrics: Metrics) -> Metrics:
-        """Return metrics that count outcomes here, too."""
         return _CountingMetrics(self, metrics)
 
     def _current_minute(self) -> int:
@@ -388,17 +386,14 @@ class _CountingMetrics:
         self.swept = metrics.swept
 
     def outcome(self, endpoint: str, outcome: Outcome) -> None:
-        """Count the outcome of a guarded request."""
         self._log.count(outcome)
         self._metrics.outcome(endpoint, outcome)
 
     def waited(self, endpoint: str, seconds: float) -> None:
-        """Count a duplicate that waited for the first request."""
         self._log.count("waited")
         self._metrics.waited(endpoint, seconds)
 
     def store_time(self, operation: str, seconds: float) -> None:
-        """Add up the time of calls to the store."""
         self._log.count("store calls")
         self._log.count("store seconds", seconds)
         self._metrics.store_time(operation, seconds)

@@ -114,11 +114,9 @@ class DirectThread:
         self._lock = lock
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a function in the request's thread and return its result."""
         return _Call(work)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end. Call it in the request's thread."""
         # A copy: what the coroutine sets is not seen by the request's other code.
         run = copy_context().run
         step: Callable[[Any], Any] = work.send
@@ -148,7 +146,6 @@ class QueueThread:
         )
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Run a function in the request's thread. Call it on the loop."""
         done: Future[T] = Future()
         self._work.put((work, done))
         return await asyncio.wrap_future(done)

@@ -39,21 +39,17 @@ class Statements:
 
     @property
     def handle(self) -> Transaction:
-        """The object itself."""
         return self
 
     async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
         transaction = await self._transaction()
         self._has_written = True
         return await transaction.execute(sql, params)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
         return await (await self._transaction()).fetch_all(sql, params)
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
         return await (await self._transaction()).fetch_one(sql, params)
 
     async def _transaction(self) -> Transaction:
@@ -76,18 +72,15 @@ class Statements:
         return {}
 
     def join(self, execution: Execution) -> None:
-        """Write in the transaction of a guarded handler from now on."""
         self._guarded = execution.statements
 
     async def finish(self, *, is_success: bool) -> None:
-        """Commit if the response is a success, else roll back."""
         self._is_ended = True
         unit, self._unit = self._unit, None
         if unit is not None:
             await (unit.commit(None, None) if is_success else unit.rollback())
 
     async def close(self) -> None:
-        """Roll back what has not ended."""
         await self.finish(is_success=False)
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
@@ -104,7 +97,6 @@ class SessionOfRequest:
 
     @property
     def handle(self) -> Any:
-        """The session."""
         return self._session
 
     async def release(self, endpoint: str) -> Mapping[str, Any]:
@@ -120,11 +112,9 @@ class SessionOfRequest:
         """Do nothing: the app commits."""
 
     async def close(self) -> None:
-        """Close the session."""
         await self._store.close_session(self._session)
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if the session raised ``error`` in an outage."""
         return self._store.outage_of(self._session, error)
 
 

@@ -148,7 +148,6 @@ class GuardTable:
             )
 
     def find(self, method: str, path: str) -> Match | None:
-        """Return the guarded route of a request, or None."""
         path = path.removesuffix("\n")  # Starlette's patterns end in ``$``, which ignores one
         match = self._fixed.get((method, path), _NOT_FOUND)
         if match is _NOT_FOUND:

@@ -219,7 +219,6 @@ class ChunkSequences:
 
     @property
     def has_numbers(self) -> bool:
-        """Whether there is something to save."""
         return any(used.added for used in self._streams.values())
 
     def leave(self) -> None:
@@ -284,7 +283,6 @@ class SequenceTurns:
             raise
 
     def leave(self, stream: Stream) -> None:
-        """Pass the turn on."""
         waiting = self._waiting[stream]
         while waiting:
             turn = heapq.heappop(waiting)[2]

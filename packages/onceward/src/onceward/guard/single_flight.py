@@ -39,7 +39,6 @@ class SingleFlight:
 
     @property
     def waiting_count(self) -> int:
-        """How many duplicates wait, of all tenants."""
         return sum(self._waiting.values())
 
     def lead(self, record_id: RecordId) -> bool:
@@ -105,7 +104,6 @@ class Duplicates:
         self.reports = reports
 
     def deadline_of(self, request: GuardedRequest) -> float:
-        """Return the monotonic time until which a duplicate may wait."""
         return self._clock.monotonic() + request.policy.wait.total_seconds()
 
     def in_progress(self, request: GuardedRequest) -> InProgressError:
