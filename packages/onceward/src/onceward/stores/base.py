@@ -1,13 +1,13 @@
 """The base class of stores, with the defaults of optional capabilities."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Generic
 
-from onceward.core.idempotency_record import Record
+from onceward.core.idempotency_record import AuditEvent, Record
 from onceward.core.table_names import TableNames
-from onceward.errors import StoreUnavailableError
+from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.ports import (
     BlockingGate,
     Chunk,
@@ -25,7 +25,7 @@ from onceward.stores.sql_loader import load_queries
 from onceward_protocol.storage.migrations import Migration
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["BaseStore", "BaseUnit"]
+__all__ = ["BaseStore", "BaseUnit", "ItemUnit", "ended"]
 
 # The parameters of SQLite's list_records, in the order of PostgreSQL's.
 _LIST_NAMES: Final = (
@@ -61,6 +61,45 @@ class BaseUnit:
     async def commit_after(self, statement: str) -> None:
         """Run a statement and commit, in one message."""
         raise NotImplementedError
+
+
+def ended() -> NoTransactionError:
+    """Return the error for a statement or a commit after the end of a unit."""
+    return NoTransactionError("the transaction has ended: it was committed or rolled back")
+
+
+class ItemUnit(BaseUnit):
+    """The part of one request of a chunk: from its savepoint to its release, or the rollback."""
+
+    __slots__ = ("_end_item", "_ended", "statements", "transaction")
+
+    def __init__(
+        self, end_item: Callable[..., Awaitable[None]], statements: Any, transaction: Any
+    ) -> None:
+        """``end_item`` releases the savepoint or rolls back to it; ``statements`` can be ended."""
+        self._end_item = end_item
+        self._ended = False
+        self.statements = statements
+        self.transaction = transaction
+
+    async def has_written(self) -> bool:
+        """Return True: it is not known."""
+        return True
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
+        """Release the savepoint. The chunk writes the record and commits."""
+        self._end()
+        await self._end_item(is_kept=True)
+
+    async def rollback(self) -> None:
+        """Roll back to the savepoint."""
+        if not self._ended:
+            self._end()
+            await self._end_item(is_kept=False)
+
+    def _end(self) -> None:
+        self._ended = True
+        self.statements.end()
 
 
 class BaseStore(Generic[TransactionT_co]):

@@ -35,6 +35,7 @@ __all__ = [
     "STILL_RUNNING",
     "AbandonedCommits",
     "CommitNotices",
+    "CommitWatch",
     "ConfirmedCommits",
     "Durability",
     "ReplicationBarrier",
@@ -286,34 +287,58 @@ class AbandonedCommits:
             )
 
 
-class watching_commit:  # noqa: N801 - used like a function; a generator would cost more
-    """Watch a COMMIT that is sent in the block. Other errors of the block are raised unchanged.
+class CommitWatch:
+    """Watches a COMMIT that is sent in a ``with`` block, on any driver. Raises nothing by itself.
 
-    Raises ``CommitUnknownError`` if the standby may not have the commit; with ``is_read``, for what
-    confirms a record that was read, ``StoreUnavailableError``. A commit that was cut is counted:
-    the server still works on it.
+    A commit that was cut is counted: the server still works on it.
     """
 
-    __slots__ = ("_abandoned", "_is_read", "_notices")
+    __slots__ = ("_abandoned", "_notices", "is_outdated")
+
+    def __init__(self, notices: "CommitNotices | Any", abandoned: AbandonedCommits) -> None:
+        self._notices = notices
+        self._abandoned = abandoned
+        # Another server was reached since the connection was opened.
+        self.is_outdated = False
+
+    def __enter__(self) -> Any:
+        self._notices.has_warned = False
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self._notices.was_cut:
+            self._abandoned.add(self._notices.backend)
+
+    def raise_if_unknown(self, *, is_read: bool = False) -> None:
+        """Raise ``CommitUnknownError`` if a COMMIT that succeeded may be lost.
+
+        With ``is_read``, for what confirms a record that was read, ``StoreUnavailableError``.
+        """
+        if not self._notices.has_warned and not self.is_outdated:
+            return
+        if is_read:
+            raise unconfirmed("the standby did not confirm it")
+        raise CommitUnknownError("the commit may not be on the standby, or on a promoted server")
+
+
+class watching_commit(CommitWatch):  # noqa: N801 - used like a function; a generator would cost more
+    """Watch a COMMIT, and raise at the end of the block if its outcome is unknown.
+
+    Other errors of the block are raised unchanged.
+    """
+
+    __slots__ = ("_is_read",)
 
     def __init__(
         self, notices: CommitNotices, abandoned: AbandonedCommits, *, is_read: bool = False
     ) -> None:
-        self._notices = notices
-        self._abandoned = abandoned
+        super().__init__(notices, abandoned)
         self._is_read = is_read
 
-    def __enter__(self) -> None:
-        self._notices.has_warned = False
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            if self._notices.was_cut:
-                self._abandoned.add(self._notices.backend)
-        elif self._notices.has_warned:
-            if self._is_read:
-                raise unconfirmed("the standby did not confirm it")
-            raise CommitUnknownError("the commit may not have been replicated")
+    def __exit__(self, kind: object, *raised: object) -> None:
+        super().__exit__(kind, *raised)
+        if kind is None:
+            self.raise_if_unknown(is_read=self._is_read)
 
 
 class ReplicationBarrier:

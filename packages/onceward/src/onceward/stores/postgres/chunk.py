@@ -2,22 +2,22 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
-from onceward.core.table_names import TableNames
 from onceward.errors import StoreUnavailableError, SupersededError
 from onceward.ports import Found, KeyClaimed
-from onceward.stores.base import BaseUnit
+from onceward.stores.base import ItemUnit
 from onceward.stores.errors import aborted, is_aborted, statement_error, unavailable
-from onceward.stores.postgres.driver import Driver
 from onceward.stores.postgres.session import UsedSession, outlives_statement
 from onceward.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
 from onceward.stores.rows import audit_values, encode_headers, record_of
-from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["PostgresChunk", "PostgresItemUnit"]
+if TYPE_CHECKING:
+    from onceward.stores.postgres.store import BasePostgresStore
+
+__all__ = ["PostgresChunk"]
 
 _ITEM: Final = "onceward_item"
 _SET: Final = f"SAVEPOINT {_ITEM}"
@@ -65,18 +65,11 @@ class PostgresChunk:
     """Owns a connection with an open transaction until commit or rollback."""
 
     def __init__(
-        self,
-        unit: PostgresUnit[Any],
-        driver: Driver,
-        sql: Queries,
-        names: TableNames,
-        *,
-        has_savepoints: bool = True,
+        self, store: "BasePostgresStore[Any]", unit: PostgresUnit[Any], *, has_savepoints: bool
     ) -> None:
+        self._store = store
         self._unit = unit
-        self._driver = driver
-        self._sql = sql
-        self._names = names
+        self._driver = store.driver
         self._used = unit.statements.used = _ChunkSession()
         # A savepoint was set for the next item, or is left from a rollback to it.
         self._has_savepoint = False
@@ -95,11 +88,12 @@ class PostgresChunk:
         """Try all locks in one statement, then look all keys up in another one.
 
         In two statements with separate snapshots: in one, the snapshot would be older than the
-        locks, and a record committed in between would be missed.
+        locks, and a record committed in between would be missed. Records are returned when they
+        are on the synchronous standby, too.
         """
         for record_id in record_ids:
             check_storable(*record_id)
-        numbers = [self._names.lock_number(*record_id) for record_id in record_ids]
+        numbers = [self._store.table_names.lock_number(*record_id) for record_id in record_ids]
         try:
             await self._release_savepoint()
             count = await self._lock(numbers)
@@ -107,7 +101,7 @@ class PostgresChunk:
             if count:
                 tenants, endpoints, keys = zip(*record_ids[:count], strict=True)
                 rows = await self._unit.connection.fetch(
-                    self._sql["find_records"], list(tenants), list(endpoints), list(keys)
+                    self._store.sql["find_records"], list(tenants), list(endpoints), list(keys)
                 )
         except BaseException as error:
             self.is_broken = True
@@ -122,6 +116,8 @@ class PostgresChunk:
             record = record_of(record_ids[place - 1], columns)
             is_live = record.expires_at > now
             claims[place - 1] = Found(record) if is_live else KeyClaimed(after_expiry=True)
+        if any(isinstance(claim, Found) for claim in claims):
+            await self._store.connections.confirm_replicated()
         return claims
 
     async def _lock(self, numbers: Sequence[int]) -> int:
@@ -130,7 +126,7 @@ class PostgresChunk:
         while count:
             await connection.execute(_SET)
             wanted = [str(number) for number in sorted(set(numbers[:count]))]
-            rows = await connection.fetch(self._sql["try_locks"], wanted)
+            rows = await connection.fetch(self._store.sql["try_locks"], wanted)
             held = {row[0] for row in rows if not row[1]}
             if not held:
                 await connection.execute(_RELEASE)
@@ -151,7 +147,7 @@ class PostgresChunk:
             raise
         return self._unit.statements
 
-    async def begin_item(self) -> "PostgresItemUnit":
+    async def begin_item(self) -> ItemUnit:
         """Set a savepoint, unless there is one already or the chunk has none."""
         if self._sets_savepoints and not self._has_savepoint:
             try:
@@ -164,7 +160,7 @@ class PostgresChunk:
         self._has_savepoint = self._used.is_touched = False
         statements = PostgresTransaction(self._unit.connection, self._driver)
         statements.used = self._used
-        return PostgresItemUnit(self, statements, self._driver.handler_transaction(statements))
+        return ItemUnit(self.end_item, statements, self._driver.handler_transaction(statements))
 
     async def end_item(self, *, is_kept: bool) -> None:
         """Release the savepoint, or roll back to it; there is one for the next item then."""
@@ -193,11 +189,11 @@ class PostgresChunk:
     async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
         """Write records and audit events in one statement, and commit."""
         try:
-            if self._names.is_distributed:
-                await self._unit.connection.execute(self._sql["two_phase_commit"])
+            if self._store.table_names.is_distributed:
+                await self._unit.connection.execute(self._store.sql["two_phase_commit"])
             if records or audits:
                 row = await self._unit.connection.fetchrow(
-                    self._sql["save_records"], *_columns(records), *_audit_columns(audits)
+                    self._store.sql["save_records"], *_columns(records), *_audit_columns(audits)
                 )
                 if row[0] != len(records):
                     raise SupersededError(  # noqa: TRY301 - rolled back below
@@ -221,37 +217,6 @@ class PostgresChunk:
         if self._has_savepoint:
             self._has_savepoint = False
             await self._unit.connection.execute(_RELEASE)
-
-
-class PostgresItemUnit(BaseUnit):
-    """The part of one request: from its savepoint to the release of it, or the rollback."""
-
-    def __init__(
-        self, chunk: PostgresChunk, statements: PostgresTransaction, transaction: Any
-    ) -> None:
-        self._chunk = chunk
-        self._ended = False
-        self.statements = statements
-        self.transaction = transaction
-
-    async def has_written(self) -> bool:
-        """Return True: it is not known."""
-        return True
-
-    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
-        """Release the savepoint. The chunk writes the record and commits."""
-        self._end()
-        await self._chunk.end_item(is_kept=True)
-
-    async def rollback(self) -> None:
-        """Roll back to the savepoint."""
-        if not self._ended:
-            self._end()
-            await self._chunk.end_item(is_kept=False)
-
-    def _end(self) -> None:
-        self._ended = True
-        self.statements.end()
 
 
 def _columns(records: Sequence[Record]) -> list[list[str | None]]:

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 from onceward.stores.postgres.driver import NEVER
 
-__all__ = ["SILENT_TICKS", "TICK_SECONDS", "ConnectionPool", "PoolTime", "StatementAges"]
+__all__ = [
+    "SILENT_TICKS",
+    "TICK_SECONDS",
+    "ConnectionPool",
+    "PoolTime",
+    "StatementAges",
+    "cut_connection",
+]
 
 # Between two looks at the deadlines. A timer for each statement would cost several microseconds.
 TICK_SECONDS: Final = 0.25
@@ -145,7 +152,7 @@ class ConnectionPool:
         self._drop_idle()
         if cut:
             for connection in [each for each in self._busy if each.deadline is not NEVER]:
-                _cut(connection)
+                cut_connection(connection)
 
     def is_outdated(self, connection: Any) -> bool:
         """Check whether a connection in use was opened before ``renew``."""
@@ -157,7 +164,7 @@ class ConnectionPool:
         was_cut = is_silent = False
         for connection, deadline, count in self._ages.look(self._busy):
             if deadline < now:
-                _cut(connection)
+                cut_connection(connection)
                 was_cut = is_silent = True
                 # Others may have had responses: then it is the statement that is slow.
                 if self._responded_at <= now - (count - 1) * TICK_SECONDS:
@@ -283,7 +290,7 @@ def _silent() -> ConnectionError:
     return ConnectionError("the server does not respond")
 
 
-def _cut(connection: Any) -> None:
+def cut_connection(connection: Any) -> None:
     """Close a connection; the statement that runs on it fails. Nothing is sent."""
     connection.was_cut = True
     connection.terminate()

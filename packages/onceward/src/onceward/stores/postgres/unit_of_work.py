@@ -1,14 +1,14 @@
 """The transaction of one guarded request or job on PostgreSQL."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final, Generic, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from onceward.core.idempotency_record import AuditEvent, Record
-from onceward.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
+from onceward.errors import StoreUnavailableError
 from onceward.ports import Params, Row, TransactionT_co
-from onceward.stores.base import BaseUnit
+from onceward.stores.base import BaseUnit, ended
 from onceward.stores.errors import (
     aborted,
     is_read_only,
@@ -16,49 +16,28 @@ from onceward.stores.errors import (
     raise_unstorable,
     unavailable,
 )
+from onceward.stores.postgres.connections import sending_commit
 from onceward.stores.postgres.driver import NEVER, Driver
 from onceward.stores.postgres.params import finish_statement, positional, rows_changed
 from onceward.stores.postgres.session import UsedSession
 from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values
-from onceward_protocol.storage.sql_files import Queries
+
+if TYPE_CHECKING:
+    from onceward.stores.postgres.store import BasePostgresStore
 
 __all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
 
+T = TypeVar("T")
+
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
-
-
-class _Connections(Protocol):
-    """Takes connections back; implemented by ``PostgresStore``."""
-
-    sql: Queries
-    finish_function: str
-    driver: Driver
-
-    def begin_commit(self) -> int:
-        """Return a number for a commit that begins now; 0 if it waits for no standby."""
-
-    def confirm_commit(self, started: int) -> None:
-        """Note that a commit that began at ``started`` wrote WAL and ended without a warning."""
-
-    def is_outdated(self, connection: Any) -> bool:
-        """Check whether another server was reached since the connection was opened."""
-
-    def abandon(self, connection: Any) -> None:
-        """Note a connection that was cut during COMMIT: the server still works on it."""
-
-    def release(self, connection: Any) -> None:
-        """Return a connection to the pool."""
-
-    async def undo(self, connection: Any, used: UsedSession | None = None) -> None:
-        """Roll back, clean the session and return a connection to the pool."""
 
 
 class _Ended:
     """Replaces the connection of an ended unit, which may serve another request by now."""
 
     def __getattr__(self, _name: str) -> Any:
-        raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        raise ended()
 
 
 _ENDED: Final = _Ended()
@@ -84,64 +63,43 @@ class PostgresTransaction:
         """Refuse further statements: the connection may serve another request by now."""
         self._on = self.raw = _ENDED
 
-    async def execute(self, sql: str, params: Params = None) -> int:
+    def execute(self, sql: str, params: Params = None) -> Coroutine[Any, Any, int]:
         """Run a statement and return how many rows it changed."""
-        text, values = positional(sql, params)
-        self.used.note_statement(sql)
-        on, driver = self._on, self._driver
-        try:
-            on.deadline = driver.time.now + driver.deadlines.statement_seconds
-            return rows_changed(await on.execute(text, *values))
-        except driver.outages as error:
-            _translate(on, driver, error)
-        except driver.errors as error:
-            self.used.note_failure()
-            raise_unstorable(error)
-            raise
-        finally:
-            on.deadline = NEVER
+        return self._run("execute", sql, params, rows_changed)
 
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+    def fetch_all(self, sql: str, params: Params = None) -> Coroutine[Any, Any, Sequence[Row]]:
         """Return all rows of a query."""
-        text, values = positional(sql, params)
-        self.used.note_statement(sql)
-        on, driver = self._on, self._driver
-        try:
-            on.deadline = driver.time.now + driver.deadlines.statement_seconds
-            return [dict(row) for row in await on.fetch(text, *values)]
-        except driver.outages as error:
-            _translate(on, driver, error)
-        except driver.errors as error:
-            self.used.note_failure()
-            raise_unstorable(error)
-            raise
-        finally:
-            on.deadline = NEVER
+        return self._run("fetch", sql, params, _dicts)
 
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+    def fetch_one(self, sql: str, params: Params = None) -> Coroutine[Any, Any, Row | None]:
         """Return the first row of a query, or None."""
+        return self._run("fetchrow", sql, params, _dict_or_none)
+
+    async def _run(self, method: str, sql: str, params: Params, convert: Callable[[Any], T]) -> T:
         text, values = positional(sql, params)
         self.used.note_statement(sql)
         on, driver = self._on, self._driver
         try:
             on.deadline = driver.time.now + driver.deadlines.statement_seconds
-            row = await on.fetchrow(text, *values)
+            return convert(await getattr(on, method)(text, *values))
         except driver.outages as error:
-            _translate(on, driver, error)
+            if is_read_only(error):
+                on.is_read_only = True
+            driver.translate_error(error)
         except driver.errors as error:
             self.used.note_failure()
             raise_unstorable(error)
             raise
         finally:
             on.deadline = NEVER
-        return None if row is None else dict(row)
 
 
-def _translate(connection: Any, driver: Driver, error: BaseException) -> NoReturn:
-    """Raise an outage as ``StoreUnavailableError``; note a server that became read-only."""
-    if is_read_only(error):
-        connection.is_read_only = True
-    driver.translate_error(error)
+def _dicts(rows: Sequence[Any]) -> Sequence[Row]:
+    return [dict(row) for row in rows]
+
+
+def _dict_or_none(row: Any) -> Row | None:
+    return None if row is None else dict(row)
 
 
 class SharedPostgresTransaction(PostgresTransaction):
@@ -151,20 +109,9 @@ class SharedPostgresTransaction(PostgresTransaction):
         super().__init__(connection, driver)
         self.lock = asyncio.Lock()
 
-    async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
+    async def _run(self, method: str, sql: str, params: Params, convert: Callable[[Any], T]) -> T:
         async with self.lock:
-            return await super().execute(sql, params)
-
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
-        async with self.lock:
-            return await super().fetch_all(sql, params)
-
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
-        async with self.lock:
-            return await super().fetch_one(sql, params)
+            return await super()._run(method, sql, params, convert)
 
 
 class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
@@ -173,31 +120,24 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
     can_commit_after = True
 
     def __init__(
-        self, store: _Connections, connection: Any, *, is_kept_alive: bool = False
+        self, store: "BasePostgresStore[Any]", connection: Any, *, is_kept_alive: bool = False
     ) -> None:
         self._store = store
-        self._connection = connection
+        self._connections = store.connections
+        # The connection, for statements of the store.
+        self.connection = connection
         self._ended = False
         self._is_ending = False
         self.is_sync = store.driver.is_sync
         kind = SharedPostgresTransaction if is_kept_alive else PostgresTransaction
         self.statements: PostgresTransaction = kind(connection, store.driver)
-        self._transaction: TransactionT_co = store.driver.handler_transaction(self.statements)
-
-    @property
-    def transaction(self) -> TransactionT_co:
-        """What the handler gets. It depends on the driver."""
-        return self._transaction
-
-    @property
-    def connection(self) -> Any:
-        """The connection, for statements of the store."""
-        return self._connection
+        # What the handler gets. It depends on the driver.
+        self.transaction: TransactionT_co = store.driver.handler_transaction(self.statements)
 
     @property
     def is_lost(self) -> bool:
         """Whether the connection was lost before the end of the transaction."""
-        return not self._ended and bool(self._connection.is_closed())
+        return not self._ended and bool(self.connection.is_closed())
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
         """Return the client's error, if a statement on the driver's connection failed with it."""
@@ -221,7 +161,7 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
             return
         async with shared.lock:
             with suppress(Exception):  # the next statement fails
-                await self._connection.execute("SELECT 1")
+                await self.connection.execute("SELECT 1")
 
     def commit(self, record: Record | None, audit: AuditEvent | None) -> Coroutine[Any, Any, None]:
         """Write record and audit event and commit, in one round trip."""
@@ -235,65 +175,39 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
         self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
     ) -> None:
         if self._ended:  # the connection may serve another request by now
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        self._is_ending = True
+            raise ended()
         if isinstance(self.statements, SharedPostgresTransaction):
             await self._stop_keep_alive()
-        store, connection, used = self._store, self._connection, self.statements.used
-        tag, started = await self._send_commit(record, audit, last_statement)
-        self._ended = True
-        self.statements.end()
-        is_outdated = store.is_outdated(connection)
-        if used.may_have_names or used.is_raw:
-            await self._release(tag)
-        else:
-            store.release(connection)
-        if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
-            raise aborted()
-        if is_outdated or connection.has_warned:
-            raise CommitUnknownError("the commit may not be on the server that was promoted")
-        if started and record is not None:  # so it has written WAL
-            store.confirm_commit(started)
-
-    async def _send_commit(
-        self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
-    ) -> tuple[str, int]:
-        """Send the last message; return its command tag and the number of the commit."""
-        store, driver, connection = self._store, self._store.driver, self._connection
-        is_sent = False
+        connections, connection, used = self._connections, self.connection, self.statements.used
+        driver = connections.driver
         try:
             message = self._last_message(record, audit, last_statement)
             if message is None:
                 await self._save_separately(record, audit)
                 message = self._last_message(None, None, None)
-            started = store.begin_commit()
-            connection.has_warned, is_sent = False, True
-            connection.deadline = driver.time.now + driver.deadlines.commit_seconds
-            return await connection.execute(message), started
-        except driver.errors as error:
-            self._note_cut()
+            started = connections.begin_commit()
+            with sending_commit(connections, connection) as commit:
+                tag = await connection.execute(message)
+        except (*driver.errors, *driver.outages) as error:
             await self._fail()
-            is_cleaned = self.statements.used.is_used
             raise_commit_error(
-                error, driver.outages, is_cleaned=is_cleaned, is_cut=connection.was_cut
+                error, driver.outages, is_cleaned=used.is_used, is_cut=connection.was_cut
             )
-        except driver.outages as error:
-            self._note_cut()
-            await self._fail()
-            raise CommitUnknownError(str(error), is_cut=connection.was_cut) from error
         except BaseException:
-            # Cancelled while COMMIT may wait for a standby. A request to cancel would end the wait.
             connection.terminate()
-            if is_sent:
-                store.abandon(connection)
             await self._fail()
             raise
-        finally:
-            connection.deadline = NEVER
-
-    def _note_cut(self) -> None:
-        if self._connection.was_cut:
-            self._store.abandon(self._connection)
+        self._ended = True
+        self.statements.end()
+        if used.may_have_names or used.is_raw:
+            await self._release(tag)
+        else:
+            connections.release(connection)
+        if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
+            raise aborted()
+        commit.raise_if_unknown()
+        if started and record is not None:  # so it has written WAL
+            connections.confirm_commit(started)
 
     def _last_message(
         self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
@@ -312,7 +226,7 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
         return used.ending(f"{finish};COMMIT")
 
     async def _save_separately(self, record: Record | None, audit: AuditEvent | None) -> None:
-        sql, connection = self._store.sql, self._connection
+        sql, connection = self._store.sql, self.connection
         if record is not None:
             await connection.execute(sql["finish"], *finish_values(record, audit))
         elif audit is not None:
@@ -322,18 +236,18 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
 
     async def _release(self, tag: str) -> None:
         """Return the connection after COMMIT; close it if it cannot be cleaned."""
-        connection, used, store = self._connection, self.statements.used, self._store
+        connection, used, connections = self.connection, self.statements.used, self._connections
         try:
             if used.is_used:
                 await used.drop_names(connection, tag)
-            if used.is_raw and not store.driver.restore(connection):
+            if used.is_raw and not connections.driver.restore(connection):
                 connection.terminate()
         except BaseException as error:
             connection.terminate()
             if not isinstance(error, Exception):
                 raise
         finally:
-            store.release(connection)
+            connections.release(connection)
 
     async def rollback(self) -> None:
         """Roll back."""
@@ -342,14 +256,13 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
 
     async def _stop_keep_alive(self) -> None:
         """Wait for a ``keep_alive`` under way, and refuse further ones."""
-        self._is_ending = True
-        if isinstance(self.statements, SharedPostgresTransaction):
+        is_first, self._is_ending = not self._is_ending, True
+        if is_first and isinstance(self.statements, SharedPostgresTransaction):
             async with self.statements.lock:
                 pass
 
     async def _fail(self) -> None:
         self._ended = True
-        if not self._is_ending:
-            await self._stop_keep_alive()
+        await self._stop_keep_alive()
         self.statements.end()
-        await self._store.undo(self._connection, self.statements.used)
+        await self._connections.undo(self.connection, self.statements.used)

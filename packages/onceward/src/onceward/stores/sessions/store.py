@@ -30,7 +30,7 @@ from onceward.stores.replication import STILL_RUNNING
 from onceward.stores.rows import audit_values, finish_values, record_of, record_values
 from onceward.stores.sessions.messages import Messages, SessionLimits
 from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.file import reading_of
+from onceward.stores.sqlite.store import reading_of
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 

@@ -8,11 +8,11 @@ from typing import Any, Final
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.ports import Found, KeyClaimed
-from onceward.stores.base import BaseUnit
+from onceward.stores.base import ItemUnit
 from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit, find_any
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["SqliteChunk", "SqliteItemUnit"]
+__all__ = ["SqliteChunk"]
 
 _SET: Final = "SAVEPOINT onceward_item"
 _RELEASE: Final = "RELEASE onceward_item"
@@ -82,13 +82,13 @@ class SqliteChunk:
 
     async def statements(self) -> SqliteTransaction:
         """Return the transaction. The savepoint of the last item may not be released yet."""
-        return SqliteTransaction(self)
+        return SqliteTransaction(self._unit.run)
 
-    async def begin_item(self) -> "SqliteItemUnit":
-        """Begin the part of a request."""
+    async def begin_item(self) -> ItemUnit:
         self._is_touched = False
         self._items += 1
-        return SqliteItemUnit(self)
+        transaction = SqliteTransaction(self.run_in_item)
+        return ItemUnit(self.end_item, transaction, transaction)
 
     async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
         """Write records and audit events, and commit."""
@@ -97,10 +97,6 @@ class SqliteChunk:
     async def rollback(self) -> None:
         """Roll everything back and pass the turn on."""
         await self._unit.rollback()
-
-    async def run(self, work: Any, *, is_quick: bool = False) -> Any:
-        """Run a function in the transaction."""
-        return await self._unit.run(work, is_quick=is_quick)
 
     async def run_in_item(self, work: Any, *, is_quick: bool = False) -> Any:
         """Run a function in the savepoint of the current item."""
@@ -135,56 +131,6 @@ class SqliteChunk:
             self._before = ()
         except (sqlite3.Error, StoreUnavailableError, NoTransactionError):
             self.is_broken = True
-
-
-class SqliteItemUnit(BaseUnit):
-    """The part of one request: from its savepoint to the release of it, or the rollback."""
-
-    __slots__ = ("_chunk", "_ended", "_transaction", "superseded")
-
-    def __init__(self, chunk: SqliteChunk) -> None:
-        self._chunk = chunk
-        self._ended = False
-        self._transaction: SqliteTransaction | None = None
-        self.superseded = False
-
-    @property
-    def transaction(self) -> SqliteTransaction:
-        """The handler's transaction."""
-        if self._transaction is None:
-            self._transaction = SqliteTransaction(self)
-        return self._transaction
-
-    @property
-    def statements(self) -> SqliteTransaction:
-        """The same transaction."""
-        return self.transaction
-
-    async def has_written(self) -> bool:
-        """Return True: it is not known."""
-        return True
-
-    async def run(self, work: Any, *, is_quick: bool = False) -> Any:
-        """Run a function in the transaction."""
-        if self._ended:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        return await self._chunk.run_in_item(work, is_quick=is_quick)
-
-    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
-        """Release the savepoint. The chunk writes the record and commits."""
-        self._end()
-        await self._chunk.end_item(is_kept=True)
-
-    async def rollback(self) -> None:
-        """Roll back to the savepoint."""
-        if not self._ended:
-            self._end()
-            await self._chunk.end_item(is_kept=False)
-
-    def _end(self) -> None:
-        self._ended = True
-        # Breaks the reference cycle between unit and transaction.
-        self._transaction = None
 
 
 def _roll_back(db: sqlite3.Connection) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from onceward.core.decision import Held
 from onceward.core.idempotency_record import Record, RecordId
@@ -18,7 +19,6 @@ from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_sqlite_busy, is_sqlite_outage
 from onceward.stores.rows import rows_of, to_text, to_values
 from onceward.stores.sqlite.chunk import SqliteChunk
-from onceward.stores.sqlite.file import FileIdentity, file_identity, reading_of
 from onceward.stores.sqlite.group_commit import ConnectionThread, Writer
 from onceward.stores.sqlite.notifier import SocketNotifier
 from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit, find_any
@@ -26,9 +26,14 @@ from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
-__all__ = ["SqliteStore"]
+__all__ = ["FileIdentity", "SqliteStore", "file_identity", "open_exclusively", "reading_of"]
 
 _log = logging.getLogger("onceward.stores")
+
+# The device and the inode of a file.
+FileIdentity = tuple[int, int]
+# Another process may have the file open for an instant, such as a command that ends.
+_LOCK_SECONDS: Final = 0.5
 
 
 class SqliteStore(BaseStore[SqliteTransaction]):
@@ -41,6 +46,8 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     """
 
     is_one_writer = True
+    # Not a property: every request asks for it.
+    gate = None
     # Other requests wait for the write turn meanwhile.
     chunk_items = 16
 
@@ -316,3 +323,45 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             db.close()
             raise
         return db
+
+
+def file_identity(path: str | None) -> FileIdentity | None:
+    """Return which file is at a path; None if there is none, or without a path."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)  # noqa: PTH116 - for each request, and pathlib takes twice as long
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def reading_of(path: str | None, cache_epoch: str) -> EpochReading:
+    """Return the epoch of a file: another file at the same path is another database."""
+    device, inode = file_identity(path) or (0, 0)
+    return EpochReading(f"{device}/{inode}", cache_epoch)
+
+
+def open_exclusively(path: str, *, purpose: str) -> sqlite3.Connection:
+    """Return a connection that keeps the lock of the file until it is closed.
+
+    Raises ``ConfigurationError`` if any other connection is open, even an idle one, and SQLite's
+    error if the file is damaged. ``purpose`` completes the sentence "stop the server and its
+    workers first, …".
+    """
+    db = sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None)
+    try:
+        # With this mode SQLite takes the lock before its first transaction and keeps it.
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        db.close()
+        if is_sqlite_busy(error):
+            raise ConfigurationError(
+                f"{path} is open in another process: stop the server and its workers first, "
+                f"{purpose}"
+            ) from error
+        raise
+    return db

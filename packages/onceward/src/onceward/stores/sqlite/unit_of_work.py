@@ -2,15 +2,15 @@
 
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
-from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
+from onceward.errors import StoreUnavailableError, SupersededError
 from onceward.ports import Params, Row
-from onceward.stores.base import BaseUnit
-from onceward.stores.errors import is_sqlite_outage
+from onceward.stores.base import BaseUnit, ended
+from onceward.stores.errors import SUPERSEDED, is_sqlite_outage
 from onceward.stores.rows import audit_values, record_of, record_values, rows_of, to_text, to_values
 from onceward.stores.sqlite.group_commit import Writer
 from onceward.stores.statements import refuse_transaction_control
@@ -24,36 +24,30 @@ _INSERTS_VALUES: Final = re.compile(
 _SELECTS: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
 
 
-class _Runs(Protocol):
-    """Runs functions in a transaction: ``SqliteUnit``, or the part of one request in a batch."""
-
-    async def run(self, work: Any, *, is_quick: bool = False) -> Any:
-        """Run a function with the connection."""
-
-
 class SqliteTransaction:
     """The ``Transaction`` of a handler on SQLite."""
 
-    __slots__ = ("_unit",)
+    __slots__ = ("_run",)
 
-    def __init__(self, unit: "_Runs") -> None:
-        self._unit = unit
+    def __init__(self, run: Callable[..., Awaitable[Any]]) -> None:
+        """``run`` runs a function in the transaction of a unit, or in the part of one request."""
+        self._run = run
+
+    def end(self) -> None:
+        """Refuse further statements: the transaction goes on with another request."""
+        self._run = _refuse
 
     async def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
-        refuse_transaction_control(sql)
-        values = to_values(params)
-        changed: int = await self._unit.run(
-            lambda db: db.execute(sql, values).rowcount, is_quick=is_quick(sql)
-        )
+        quick, values = is_quick(sql), to_values(params)
+        changed: int = await self._run(lambda db: db.execute(sql, values).rowcount, is_quick=quick)
         return max(changed, 0)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
-        refuse_transaction_control(sql)
-        values = to_values(params)
-        rows: list[Row] = await self._unit.run(
-            lambda db: rows_of(db.execute(sql, values)), is_quick=is_quick(sql)
+        quick, values = is_quick(sql), to_values(params)
+        rows: list[Row] = await self._run(
+            lambda db: rows_of(db.execute(sql, values)), is_quick=quick
         )
         return rows
 
@@ -61,6 +55,10 @@ class SqliteTransaction:
         """Return the first row of a query, or None."""
         rows = await self.fetch_all(sql, params)
         return rows[0] if rows else None
+
+
+async def _refuse(_work: object, *, is_quick: bool) -> None:  # noqa: ARG001
+    raise ended()
 
 
 class SqliteUnit(BaseUnit):
@@ -79,6 +77,7 @@ class SqliteUnit(BaseUnit):
         "_writer",
         "superseded",
     )
+    is_lost = False
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class SqliteUnit(BaseUnit):
     def transaction(self) -> SqliteTransaction:
         """The handler's transaction."""
         if self._transaction is None:
-            self._transaction = SqliteTransaction(self)
+            self._transaction = SqliteTransaction(self.run)
         return self._transaction
 
     @property
@@ -139,9 +138,9 @@ class SqliteUnit(BaseUnit):
     async def run(self, work: Any, *, is_quick: bool = False) -> Any:
         """Run a function in the transaction; begin it first if necessary."""
         if self._ended:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+            raise ended()
         if self.superseded:
-            raise SupersededError("another request with this key was committed first")
+            raise SupersededError(SUPERSEDED)
         try:
             if self._has_turn:
                 return await self._writer.run(work, is_quick=is_quick)
@@ -165,12 +164,12 @@ class SqliteUnit(BaseUnit):
             for record in records:
                 if db.execute(sql["save_record"], record_values(record)).rowcount == 0:
                     self.superseded = True
-                    raise SupersededError("another request with this key was committed first")
+                    raise SupersededError(SUPERSEDED)
             for audit in audits:
                 db.execute(sql["save_audit_event"], audit_values(audit, to_text(audit.created_at)))
 
         if self._ended:
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+            raise ended()
         try:
             if not self._has_turn:
                 await self._begin(_nothing, is_quick=True)
@@ -207,7 +206,7 @@ class SqliteUnit(BaseUnit):
                 db, self._sql, self._record_id, self._claimed_at
             ):
                 self.superseded = True
-                raise SupersededError("another request with this key was committed first")
+                raise SupersededError(SUPERSEDED)
             return work(db)
 
         await self._writer.take_turn(is_chunk=self._is_chunk)
@@ -217,7 +216,11 @@ class SqliteUnit(BaseUnit):
 
 @lru_cache(maxsize=1024)
 def is_quick(sql: str) -> bool:
-    """Check whether a statement only inserts given values, which takes microseconds."""
+    """Check whether a handler's statement only inserts given values, which takes microseconds.
+
+    Raises ``UsageError`` for one that begins or ends the transaction.
+    """
+    refuse_transaction_control(sql)
     return _INSERTS_VALUES.match(sql) is not None and _SELECTS.search(sql) is None
 
 
