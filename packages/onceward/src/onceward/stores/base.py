@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final, Generic
+from typing import Any, Generic
 
 from onceward.core.idempotency_record import AuditEvent, Record
 from onceward.core.table_names import TableNames
@@ -27,12 +27,6 @@ from onceward_protocol.storage.sql_files import Queries
 
 __all__ = ["BaseStore", "BaseUnit", "ItemUnit", "ended"]
 
-# The parameters of SQLite's list_records, in the order of PostgreSQL's.
-_LIST_NAMES: Final = (
-    *("tenant", "endpoint", "key"),
-    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
-)
-
 
 class BaseUnit:
     """The defaults of what not every unit of work can do."""
@@ -55,11 +49,9 @@ class BaseUnit:
         """Do nothing: the database does not end an idle transaction, or none is idle for long."""
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:  # noqa: ARG002
-        """Return None: statements of the handler raise outages as what they are."""
         return None
 
     async def commit_after(self, statement: str) -> None:
-        """Run a statement and commit, in one message."""
         raise NotImplementedError
 
 
@@ -87,12 +79,10 @@ class ItemUnit(BaseUnit):
         return True
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
-        """Release the savepoint. The chunk writes the record and commits."""
         self._end()
         await self._end_item(is_kept=True)
 
     async def rollback(self) -> None:
-        """Roll back to the savepoint."""
         if not self._ended:
             self._end()
             await self._end_item(is_kept=False)
@@ -158,7 +148,6 @@ class BaseStore(Generic[TransactionT_co]):
         """Run one of Onceward's queries and return its rows."""
 
     async def ping(self) -> None:
-        """Run a query."""
         await self.read("SELECT 1 AS one")
 
     async def secret(self) -> bytes:
@@ -169,9 +158,7 @@ class BaseStore(Generic[TransactionT_co]):
         """List records, newest first, for operators."""
         after = query.after or (None, None, None, None)
         at = None if after[0] is None else self.instant(after[0])
-        values: Any = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
-        if self.is_sqlite:
-            values = dict(zip(_LIST_NAMES, values, strict=True))
+        values = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
         rows = await self._list(self.sql["list_records"], values)
         return [listed_record(tuple(row)) for row in rows]
 
@@ -198,11 +185,9 @@ class BaseStore(Generic[TransactionT_co]):
 
     @property
     def max_chunks(self) -> int:
-        """How many chunks may run at once."""
         return 1
 
     async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
-        """Return a transaction for several requests, if ``chunk_items`` says that there are."""
         raise NotImplementedError
 
     @property
@@ -212,23 +197,18 @@ class BaseStore(Generic[TransactionT_co]):
 
     @property
     def thread_gate(self) -> BlockingGate | None:
-        """None: it has a pool of its own."""
         return None
 
     def new_session(self) -> Any:
-        """Return a session for one request, if it ``has_sessions``."""
         raise NotImplementedError
 
     async def release_session(self, session: Any) -> bool:
-        """End the session's transaction before the claim."""
         raise NotImplementedError
 
     async def close_session(self, session: Any) -> None:
-        """Roll back what was not committed."""
         raise NotImplementedError
 
     def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if a method of the session raised ``error`` in an outage."""
         raise NotImplementedError
 
     async def release_connection(self) -> None:
@@ -243,5 +223,4 @@ class BaseStore(Generic[TransactionT_co]):
         """Do nothing: it is unknown."""
 
     def require_durability(self) -> None:
-        """Refuse a database that is not replicated, if the store ``knows_durability``."""
         raise NotImplementedError

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import lru_cache, partial
 from hashlib import sha256
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -78,16 +79,10 @@ class RedisRecords:
     async def get(self, record_id: RecordId, now: datetime, *, epoch: str = "") -> Record | None:
         """Return a verified record that was put under this epoch, or None."""
         secret = self._secret or await self._known_secret()
-        if secret is None or self._is_paused():
+        if secret is None:
             return None
         name = self._name(record_id)
-        try:
-            value = await self._redis.get(name)
-        except OUTAGES as error:
-            self._failed(error)
-            return None
-        if self._is_down:
-            self._recovered()
+        value = await self._try(lambda: self._redis.get(name))
         if value is None:
             return None
         record = None
@@ -96,7 +91,7 @@ class RedisRecords:
             if record is None:
                 _log.warning("a cached record does not verify: dropped")
         if record is None or record.expires_at <= now:
-            await self._try(lambda redis: redis.delete(name))
+            await self._run("delete", name)
             return None
         return record
 
@@ -112,15 +107,7 @@ class RedisRecords:
             return
         mac = _mac(secret, (_CONTEXT, *map(_utf8, (epoch, *record.id))), payload)
         value = mac + _epoch_digest(epoch) + payload
-        if self._is_paused():
-            return
-        try:
-            await self._redis.set(self._name(record.id), value, life_ms)
-        except OUTAGES as error:
-            self._failed(error)
-        else:
-            if self._is_down:
-                self._recovered()
+        await self._try(lambda: self._redis.set(self._name(record.id), value, life_ms))
 
     async def highest_position(self, epoch: str) -> int | None:
         """Return the position that was kept for this epoch, 0 without one; None if unavailable."""
@@ -129,7 +116,7 @@ class RedisRecords:
             return None
         name = self._position_name(epoch)
         # A list: the position may be missing, which is no outage.
-        found = await self._try(lambda redis: redis.mget(name))
+        found = await self._run("mget", name)
         if found is None:
             return None
         value = found[0] or b""
@@ -145,14 +132,14 @@ class RedisRecords:
         payload = str(position).encode()
         value = _mac(secret, (_POSITION_CONTEXT, _utf8(epoch)), payload) + payload
         name = self._position_name(epoch)
-        await self._try(lambda redis: redis.set(name, value, ex=_POSITION_SECONDS))
+        await self._run("set", name, value, ex=_POSITION_SECONDS)
 
     async def forget(self, record_ids: Iterable[RecordId]) -> None:
         """Drop records. Never raises."""
         names = [self._name(record_id) for record_id in record_ids]
         for start in range(0, len(names), _MAX_DELETED):
             batch = names[start : start + _MAX_DELETED]
-            await self._try(partial(_delete, names=batch))
+            await self._run("delete", *batch)
 
     async def forget_tenant(self, tenant: str) -> int:
         """Delete all values of a tenant and return how many, for operators.
@@ -182,36 +169,30 @@ class RedisRecords:
         except OUTAGES as error:
             _log.debug("Redis connections were not closed cleanly: %s", error)
 
-    async def _try(self, command: Callable[["Redis"], Awaitable[Any]]) -> Any:
-        """Run a command on its own; return None after an error."""
-        if self._is_paused():
+    async def _run(self, command: str, *values: Any, **options: Any) -> Any:
+        """Run a command of redis-py on its own; return None after an error."""
+        run = methodcaller(command, *values, **options)
+        return await self._try(lambda: self._redis.run(run))
+
+    async def _try(self, send: Callable[[], Awaitable[Any]]) -> Any:
+        """Send a command unless Redis is closed or has failed just now; None after an error."""
+        is_paused = self._is_down and self._breaker.retry_after(self._clock()) is not None
+        if is_paused or self._is_closed:
             return None
         try:
-            result = await self._redis.run(command)
+            result = await send()
         except OUTAGES as error:
-            self._failed(error)
+            self._breaker.failed(self._clock())
+            if not self._is_down:
+                self._is_down = True
+                reason = str(error) or type(error).__name__
+                _log.warning("Redis is unavailable, continuing without it: %s", reason)
             return None
         if self._is_down:
-            self._recovered()
+            self._breaker.succeeded()
+            self._is_down = False
+            _log.info("Redis is available again")
         return result
-
-    def _is_paused(self) -> bool:
-        """Return whether to do without Redis: it is closed, or has failed just now."""
-        if self._is_down and self._breaker.retry_after(self._clock()) is not None:
-            return True
-        return self._is_closed
-
-    def _failed(self, error: Exception) -> None:
-        self._breaker.failed(self._clock())
-        if not self._is_down:
-            self._is_down = True
-            reason = str(error) or type(error).__name__
-            _log.warning("Redis is unavailable, continuing without it: %s", reason)
-
-    def _recovered(self) -> None:
-        self._breaker.succeeded()
-        self._is_down = False
-        _log.info("Redis is available again")
 
     async def _known_secret(self) -> bytes | None:
         if self._secret is None:
@@ -227,10 +208,6 @@ class RedisRecords:
 
     def _name(self, record_id: RecordId) -> bytes:
         return _utf8(f"{self._prefix}:{record_id.tenant}:{record_id.endpoint}:{record_id.key}")
-
-
-async def _delete(redis: "Redis", names: list[bytes]) -> None:
-    await redis.delete(*names)
 
 
 async def _delete_matching(redis: "Redis", pattern: bytes, cursor: int) -> tuple[int, int]:

@@ -69,7 +69,6 @@ class RedisBatches:
         return value
 
     async def set(self, name: bytes, value: bytes, life_ms: int) -> None:
-        """Set a value for this many milliseconds."""
         commands = self._by_loop.get(get_running_loop()) or await self._new_commands()
         if len(value) <= _MAX_BATCHED_BYTES:
             life = b"%d" % life_ms
@@ -86,7 +85,6 @@ class RedisBatches:
         return await commands.run(command, timeout_seconds)
 
     async def close(self) -> None:
-        """Wait for running commands, which have a time limit, and disconnect. Idempotent."""
         self._is_closed = True
         for loop, commands in tuple(self._by_loop.items()):
             if loop is get_running_loop():
@@ -184,7 +182,6 @@ class _Commands:
     async def run(
         self, command: Callable[[Redis], Awaitable[T]], timeout_seconds: float | None = None
     ) -> T:
-        """Run a command on its own."""
         if self._is_closed:
             raise RedisConnectionError("the connection was closed")
         self._running += 1

@@ -111,7 +111,6 @@ class Durability:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Durability":
-        """Return what ``READ_DURABILITY`` has read."""
         standbys, commit, fsync, pages, is_in_recovery = row
         return cls(str(standbys), str(commit), str(fsync), str(pages), bool(is_in_recovery))
 
@@ -148,7 +147,6 @@ class Durability:
         return tuple(found)
 
     def describe(self) -> str:
-        """Return the settings in one line."""
         standbys = self.synchronous_standby_names or "none"
         return (
             f"fsync {self.fsync}, full_page_writes {self.full_page_writes}, synchronous_commit "
@@ -207,7 +205,6 @@ class AbandonedCommits:
         """Refuse work from half of ``connections`` on; as many again may wait on the server."""
         # Gets the number after each change.
         self.report: Callable[[int], None] | None = None
-        self._limit = _LIMIT
         self._backends: set[int] = set()
         self._check_at = 0.0
         # True from the limit on, so that requests read one attribute.
@@ -241,26 +238,18 @@ class AbandonedCommits:
 
         Raises ``StoreUnavailableError`` if too many are left, and what ``connect`` raises.
         """
-
-        async def read(asked: list[int]) -> Any:
+        if self._is_due():
+            asked = self._backends
             connection = await connect()
             try:
-                return await connection.fetch(STILL_RUNNING, asked)
+                self._forget_ended(asked, await connection.fetch(STILL_RUNNING, sorted(asked)))
             finally:
                 with suppress(OSError):
                     connection.terminate()
-
-        await self.check_by(read)
-
-    async def check_by(self, read: Callable[[list[int]], Awaitable[Iterable[Any]]]) -> None:
-        """Do the same with ``read``, which runs ``STILL_RUNNING`` with its argument."""
-        if self._is_due():
-            asked = self._backends
-            self._forget_ended(asked, await read(sorted(asked)))
         self._refuse_if_full()
 
     def check_blocking(self, read: Callable[[list[int]], Iterable[Any]]) -> None:
-        """Do the same with a driver that blocks."""
+        """Do the same with a function that runs ``STILL_RUNNING`` with its argument, and blocks."""
         if self._is_due():
             asked = self._backends
             self._forget_ended(asked, read(sorted(asked)))

@@ -308,7 +308,6 @@ class Connections:
         return self._pool is not None and self._pool.is_outdated(connection)
 
     def begin_commit(self) -> int:
-        """Return a number for a commit that begins now; 0 if it waits for no standby."""
         return self._commits.mark() if self.waits_for_standby else 0
 
     def confirm_commit(self, started: int) -> None:

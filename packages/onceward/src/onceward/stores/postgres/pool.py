@@ -103,7 +103,6 @@ class ConnectionPool:
         self._is_closed = False
 
     async def fill(self, count: int) -> None:
-        """Open connections in advance; raises what ``connect`` raises."""
         if self._timer is None:
             self._tick()
         opened = [await self._open() for _ in range(min(count, self._limit))]
@@ -115,7 +114,6 @@ class ConnectionPool:
         return None if self._waiting else self._take_idle()
 
     async def acquire(self, timeout_seconds: float) -> Any:
-        """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
         connection = self.take()
         if connection is not None:
             return connection
@@ -155,7 +153,6 @@ class ConnectionPool:
                 cut_connection(connection)
 
     def is_outdated(self, connection: Any) -> bool:
-        """Check whether a connection in use was opened before ``renew``."""
         return connection in self._outdated
 
     def _tick(self) -> None:
@@ -177,7 +174,6 @@ class ConnectionPool:
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def close(self, timeout_seconds: float) -> None:
-        """Wait for connections in use or being opened, then close all."""
         self._is_closed = True
         try:
             await self._close(timeout_seconds)

@@ -25,15 +25,19 @@ from onceward.ports import (
 )
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_read_only, statement_error, unavailable
-from onceward.stores.migrations import MIGRATION_LOCK
-from onceward.stores.postgres.chunk import PostgresChunk
+from onceward.stores.parts import MIGRATION_LOCK
 from onceward.stores.postgres.connections import Connections
 from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, DriverMaker
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.postgres.hosts import check_dsn
 from onceward.stores.postgres.params import claim_literals, instant_literal, positional
 from onceward.stores.postgres.session import UsedSession, outlives_statement
-from onceward.stores.postgres.unit_of_work import PostgresTransaction, PostgresUnit
+from onceward.stores.postgres.unit_of_work import (
+    PostgresChunk,
+    PostgresTransaction,
+    PostgresUnit,
+)
+from onceward.stores.replication import Durability
 from onceward.stores.rows import record_of
 from onceward.stores.urls import parse_store_url
 from onceward_protocol.storage.migrations import Migration, run_steps_async
@@ -154,7 +158,6 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
         self.connections.report_to(metrics)
 
     async def open(self) -> None:
-        """Connect and bring the schema up to date. Idempotent."""
         if self.connections.is_open:
             if not self.schema.is_complete:
                 await self._migrate()
@@ -168,7 +171,6 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
             raise
 
     async def close(self) -> None:
-        """Wait for running transactions, then disconnect."""
         await self.connections.close()
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
@@ -257,7 +259,6 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
             self.connections.release(connection)
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run one statement, which commits at once."""
         return await self.read(sql, params)
 
     def notifier(self) -> Notifier:
@@ -281,16 +282,19 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
         return await self.connections.apart(self.connections.read_epoch)
 
     @property
+    def durability(self) -> Durability | None:
+        """What the server guarantees, as far as it was read; None before ``open``."""
+        return self.connections.epochs.durability
+
+    @property
     def is_replicated(self) -> bool | None:
-        durability = self.connections.epochs.durability
+        durability = self.durability
         return None if durability is None else durability.is_replicated
 
     async def read_durability(self) -> None:
-        """Read what the server guarantees, and which of the cut commits have ended."""
         await self.connections.read_durability()
 
     def require_durability(self) -> None:
-        """Refuse a database that is not replicated. Call it before ``open``."""
         self.connections.required = "replicated"
 
     def lift_statement_limit(self) -> None:

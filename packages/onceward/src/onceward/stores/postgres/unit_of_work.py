@@ -1,36 +1,53 @@
-"""The transaction of one guarded request or job on PostgreSQL."""
+"""Transactions on PostgreSQL: of one guarded request or job, and of several in one batch."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from onceward.core.idempotency_record import AuditEvent, Record
-from onceward.errors import StoreUnavailableError
-from onceward.ports import Params, Row, TransactionT_co
-from onceward.stores.base import BaseUnit, ended
+from onceward.core.idempotency_record import AuditEvent, Record, RecordId
+from onceward.core.storable_text import check_storable
+from onceward.errors import StoreUnavailableError, SupersededError
+from onceward.ports import Found, KeyClaimed, Params, Row, TransactionT_co
+from onceward.stores.base import BaseUnit, ItemUnit, ended
 from onceward.stores.errors import (
     aborted,
+    is_aborted,
     is_read_only,
     raise_commit_error,
     raise_unstorable,
+    statement_error,
     unavailable,
 )
 from onceward.stores.postgres.connections import sending_commit
 from onceward.stores.postgres.driver import NEVER, Driver
 from onceward.stores.postgres.params import finish_statement, positional, rows_changed
-from onceward.stores.postgres.session import UsedSession
-from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values
+from onceward.stores.postgres.session import UsedSession, outlives_statement
+from onceward.stores.rows import (
+    HAS_WRITTEN,
+    audit_values,
+    finish_values,
+    record_of,
+    record_values,
+    to_text,
+)
 
 if TYPE_CHECKING:
     from onceward.stores.postgres.store import BasePostgresStore
 
-__all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
+__all__ = ["PostgresChunk", "PostgresTransaction", "PostgresUnit"]
 
 T = TypeVar("T")
 
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
+
+
+_ITEM: Final = "onceward_item"
+_SET: Final = f"SAVEPOINT {_ITEM}"
+_RELEASE: Final = f"RELEASE SAVEPOINT {_ITEM}"
+_ROLL_BACK: Final = f"ROLLBACK TO SAVEPOINT {_ITEM}"
 
 
 class _Ended:
@@ -64,15 +81,12 @@ class PostgresTransaction:
         self._on = self.raw = _ENDED
 
     def execute(self, sql: str, params: Params = None) -> Coroutine[Any, Any, int]:
-        """Run a statement and return how many rows it changed."""
         return self._run("execute", sql, params, rows_changed)
 
     def fetch_all(self, sql: str, params: Params = None) -> Coroutine[Any, Any, Sequence[Row]]:
-        """Return all rows of a query."""
         return self._run("fetch", sql, params, _dicts)
 
     def fetch_one(self, sql: str, params: Params = None) -> Coroutine[Any, Any, Row | None]:
-        """Return the first row of a query, or None."""
         return self._run("fetchrow", sql, params, _dict_or_none)
 
     async def _run(self, method: str, sql: str, params: Params, convert: Callable[[Any], T]) -> T:
@@ -136,17 +150,14 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection was lost before the end of the transaction."""
         return not self._ended and bool(self.connection.is_closed())
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if a statement on the driver's connection failed with it."""
         driver = self._store.driver
         is_of_driver = isinstance(error, (*driver.outages, *driver.errors))
         return unavailable(error) if is_of_driver and self.is_lost else None
 
     async def has_written(self) -> bool:
-        """Return whether the handler has written."""
         row = await self.statements.fetch_one(HAS_WRITTEN)
         return row is None or bool(row["written"])
 
@@ -250,7 +261,6 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
             connections.release(connection)
 
     async def rollback(self) -> None:
-        """Roll back."""
         if not self._ended:
             await self._fail()
 
@@ -266,3 +276,209 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
         await self._stop_keep_alive()
         self.statements.end()
         await self._connections.undo(self.connection, self.statements.used)
+
+
+class _ChunkSession(UsedSession):
+    """Also notes statements whose effect lasts until the end of the transaction."""
+
+    __slots__ = ("has_failed", "is_lasting", "is_touched")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_lasting = False
+        # A statement of the current item has run, or may have.
+        self.is_touched = False
+        # One of them has failed, so that the transaction is aborted.
+        self.has_failed = False
+
+    def note_statement(self, sql: str) -> None:
+        super().note_statement(sql)
+        self.is_touched = True
+        if not self.is_lasting and outlives_statement(sql):
+            self.is_lasting = True
+
+    def note_failure(self) -> None:
+        self.has_failed = True
+
+    def note_raw(self) -> None:
+        """Raise: with the driver's connection, a handler could commit the other items.
+
+        Its request becomes a 503, which is rolled back, and runs again alone.
+        """
+        raise StoreUnavailableError(
+            "a handler that uses the driver's connection does not share a transaction",
+            is_outage=False,
+            is_for_callers=True,
+        )
+
+
+class PostgresChunk:
+    """Owns a connection with an open transaction until commit or rollback."""
+
+    def __init__(
+        self, store: "BasePostgresStore[Any]", unit: PostgresUnit[Any], *, has_savepoints: bool
+    ) -> None:
+        self._store = store
+        self._unit = unit
+        self._driver = store.driver
+        self._used = unit.statements.used = _ChunkSession()
+        # A savepoint was set for the next item, or is left from a rollback to it.
+        self._has_savepoint = False
+        self._sets_savepoints = has_savepoints
+        self.is_broken = False
+        self.needs_savepoints = False
+
+    @property
+    def must_end(self) -> bool:
+        """True after a SET, a temporary table and the like, which the next item would see."""
+        return self._used.is_lasting
+
+    async def claim(
+        self, record_ids: Sequence[RecordId], now: datetime
+    ) -> Sequence[KeyClaimed | Found]:
+        """Try all locks in one statement, then look all keys up in another one.
+
+        In two statements with separate snapshots: in one, the snapshot would be older than the
+        locks, and a record committed in between would be missed. Records are returned when they
+        are on the synchronous standby, too.
+        """
+        for record_id in record_ids:
+            check_storable(*record_id)
+        numbers = [self._store.table_names.lock_number(*record_id) for record_id in record_ids]
+        try:
+            await self._release_savepoint()
+            count = await self._lock(numbers)
+            rows = []
+            if count:
+                tenants, endpoints, keys = zip(*record_ids[:count], strict=True)
+                rows = await self._unit.connection.fetch(
+                    self._store.sql["find_records"], list(tenants), list(endpoints), list(keys)
+                )
+        except BaseException as error:
+            self.is_broken = True
+            if isinstance(error, self._driver.outages):
+                self._driver.translate_error(error)
+            if isinstance(error, self._driver.errors):
+                raise statement_error(error) from error
+            raise
+        claims: list[KeyClaimed | Found] = [KeyClaimed() for _ in range(count)]
+        for row in rows:
+            place, *columns = tuple(row)
+            record = record_of(record_ids[place - 1], columns)
+            is_live = record.expires_at > now
+            claims[place - 1] = Found(record) if is_live else KeyClaimed(after_expiry=True)
+        if any(isinstance(claim, Found) for claim in claims):
+            await self._store.connections.confirm_replicated()
+        return claims
+
+    async def _lock(self, numbers: Sequence[int]) -> int:
+        """Lock the numbers up to the first that is held elsewhere; return how many."""
+        connection, count = self._unit.connection, len(numbers)
+        while count:
+            await connection.execute(_SET)
+            wanted = [str(number) for number in sorted(set(numbers[:count]))]
+            rows = await connection.fetch(self._store.sql["try_locks"], wanted)
+            held = {row[0] for row in rows if not row[1]}
+            if not held:
+                await connection.execute(_RELEASE)
+                return count
+            # Frees the locks behind the first that is held, too.
+            await connection.execute(f"{_ROLL_BACK};{_RELEASE}")
+            count = next(at for at, number in enumerate(numbers) if number in held)
+        return 0
+
+    async def statements(self) -> PostgresTransaction:
+        """Return the transaction, outside the savepoints of items."""
+        try:
+            await self._release_savepoint()
+        except BaseException as error:
+            self.is_broken = True
+            if isinstance(error, self._driver.outages):
+                raise unavailable(error) from error
+            raise
+        return self._unit.statements
+
+    async def begin_item(self) -> ItemUnit:
+        """Set a savepoint, unless there is one already or the chunk has none."""
+        if self._sets_savepoints and not self._has_savepoint:
+            try:
+                await self._unit.connection.execute(_SET)
+            except BaseException as error:
+                self.is_broken = True
+                if isinstance(error, self._driver.outages):
+                    raise unavailable(error) from error
+                raise
+        self._has_savepoint = self._used.is_touched = False
+        statements = PostgresTransaction(self._unit.connection, self._driver)
+        statements.used = self._used
+        return ItemUnit(self.end_item, statements, self._driver.handler_transaction(statements))
+
+    async def end_item(self, *, is_kept: bool) -> None:
+        """Release the savepoint, or roll back to it; there is one for the next item then."""
+        used = self._used
+        if not self._sets_savepoints:
+            if used.has_failed or (used.is_touched and not is_kept):
+                self.is_broken = self.needs_savepoints = True
+            return
+        if not used.is_touched:  # nothing to keep or to undo: the next item has the same one
+            self._has_savepoint = True
+            return
+        try:
+            await self._unit.connection.execute(f"{_RELEASE};{_SET}" if is_kept else _ROLL_BACK)
+            self._has_savepoint = True
+        except self._driver.errors as error:
+            if is_kept and is_aborted(error):
+                await self.end_item(is_kept=False)
+                raise aborted() from error
+            self.is_broken = True
+        except self._driver.outages:
+            self.is_broken = True
+        except BaseException:
+            self.is_broken = True
+            raise
+
+    async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
+        """Write records and audit events in one statement, and commit."""
+        try:
+            if self._store.table_names.is_distributed:
+                await self._unit.connection.execute(self._store.sql["two_phase_commit"])
+            if records or audits:
+                saved = _columns([record_values(record) for record in records], 14)
+                # Without the reason, which a request does not have.
+                events = [audit_values(audit, to_text(audit.created_at))[:11] for audit in audits]
+                row = await self._unit.connection.fetchrow(
+                    self._store.sql["save_records"], *saved, *_columns(events, 11)
+                )
+                if row[0] != len(records):
+                    raise SupersededError(  # noqa: TRY301 - rolled back below
+                        "another request with one of these keys was committed first"
+                    )
+        except BaseException as error:
+            await self._unit.rollback()
+            if isinstance(error, self._driver.outages):
+                raise unavailable(error) from error
+            if isinstance(error, self._driver.errors):
+                raise statement_error(error) from error
+            raise
+        await self._unit.commit(None, None)
+
+    async def rollback(self) -> None:
+        await self._unit.rollback()
+
+    async def _release_savepoint(self) -> None:
+        """Release an empty savepoint: a rollback to it would free the locks taken after it."""
+        if self._has_savepoint:
+            self._has_savepoint = False
+            await self._unit.connection.execute(_RELEASE)
+
+
+def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[str | None]]:
+    """Return rows by column, as text, for ``save_records``."""
+    columns = zip(*rows, strict=True) if rows else [()] * width
+    return [[_text(value) for value in column] for column in columns]
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    return None if value is None else str(value)

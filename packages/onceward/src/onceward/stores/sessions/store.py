@@ -22,8 +22,8 @@ from onceward.ports import (
 )
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import SUPERSEDED
-from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.notifier import LocalNotifier
+from onceward.stores.parts import MIGRATION_LOCK, MigrationTable
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.postgres.params import instant_literal, text_literals
 from onceward.stores.replication import STILL_RUNNING

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onceward.core.decision import Held
 from onceward.core.idempotency_record import Record, RecordId
@@ -18,15 +18,21 @@ from onceward.ports import Claimed, EpochReading, Found, Params, Row
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_sqlite_busy, is_sqlite_outage
 from onceward.stores.rows import rows_of, to_text, to_values
-from onceward.stores.sqlite.chunk import SqliteChunk
 from onceward.stores.sqlite.group_commit import ConnectionThread, Writer
 from onceward.stores.sqlite.notifier import SocketNotifier
-from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit, find_any
+from onceward.stores.sqlite.unit_of_work import (
+    SqliteChunk,
+    SqliteTransaction,
+    SqliteUnit,
+    find_any,
+)
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
 __all__ = ["FileIdentity", "SqliteStore", "file_identity", "open_exclusively", "reading_of"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("onceward.stores")
 
@@ -161,14 +167,12 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query on the reading connection."""
         values = to_values(params)
-        rows: list[Row] = await self._read(lambda db: rows_of(db.execute(sql, values)))
-        return rows
+        return await self._read(lambda db: rows_of(db.execute(sql, values)))
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run one statement in its own transaction."""
         values = to_values(params)
-        rows: list[Row] = await self._in_transaction(lambda db: rows_of(db.execute(sql, values)))
-        return rows
+        return await self._in_transaction(lambda db: rows_of(db.execute(sql, values)))
 
     async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run one statement in its own transaction, after the requests that already wait.
@@ -176,10 +180,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         Raises ``StoreUnavailableError`` at once if another process writes.
         """
         values = to_values(params)
-        rows: list[Row] = await self._in_transaction(
-            lambda db: rows_of(db.execute(sql, values)), waits=False
-        )
-        return rows
+        return await self._in_transaction(lambda db: rows_of(db.execute(sql, values)), waits=False)
 
     def notifier(self) -> SocketNotifier:
         """Return a notifier for the processes that use this file."""
@@ -187,15 +188,13 @@ class SqliteStore(BaseStore[SqliteTransaction]):
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records, in its own transaction."""
-        instant = to_text(now)
-        deleted: int = await self._in_transaction(
-            lambda db: db.execute(self.sql["sweep_records"], (instant, limit)).rowcount
+        values = (to_text(now), limit)
+        return await self._in_transaction(
+            lambda db: db.execute(self.sql["sweep_records"], values).rowcount
         )
-        return deleted
 
     async def _list(self, sql: str, values: Any) -> Sequence[Any]:
-        rows: Sequence[Any] = await self._read(lambda db: db.execute(sql, values).fetchall())
-        return rows
+        return await self._read(lambda db: db.execute(sql, values).fetchall())
 
     def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
         """Report the epoch of each file that is opened."""
@@ -233,10 +232,12 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         self._reader = ConnectionThread("onceward-sqlite-reader", self._connect)
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
 
-    async def _in_transaction(self, work: Any, *, waits: bool = True) -> Any:
+    async def _in_transaction(
+        self, work: Callable[[sqlite3.Connection], T], *, waits: bool = True
+    ) -> T:
         unit = SqliteUnit(self._writer, self.sql, None, "", waits=waits)
         try:
-            result = await unit.run(work)
+            result: T = await unit.run(work)
         except BaseException:
             await unit.rollback()
             raise
@@ -277,12 +278,11 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         try:
             return find_any(self._lookup, self.sql, record_id)
         except sqlite3.OperationalError:  # SQLite would have to wait, which must not block the loop
-            record: Record | None = await self._read(lambda db: find_any(db, self.sql, record_id))
-            return record
+            return await self._read(lambda db: find_any(db, self.sql, record_id))
 
     # -- the two threads ------------------------------------------------------------------
 
-    async def _read(self, work: Any) -> Any:
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return await self._reader.run(work)
         except sqlite3.OperationalError as error:

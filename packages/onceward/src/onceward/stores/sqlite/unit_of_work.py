@@ -1,27 +1,38 @@
-"""The transaction of one guarded request or job on SQLite. Begins with its first statement."""
+"""Transactions on SQLite: of one guarded request or job, and of several in one batch.
+
+They begin with their first statement.
+"""
 
 import re
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
-from onceward.errors import StoreUnavailableError, SupersededError
-from onceward.ports import Params, Row
-from onceward.stores.base import BaseUnit, ended
+from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
+from onceward.ports import Found, KeyClaimed, Params, Row
+from onceward.stores.base import BaseUnit, ItemUnit, ended
 from onceward.stores.errors import SUPERSEDED, is_sqlite_outage
 from onceward.stores.rows import audit_values, record_of, record_values, rows_of, to_text, to_values
 from onceward.stores.sqlite.group_commit import Writer
 from onceward.stores.statements import refuse_transaction_control
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["SqliteTransaction", "SqliteUnit", "exists", "find_any"]
+__all__ = ["SqliteChunk", "SqliteTransaction", "SqliteUnit", "exists", "find_any"]
 
 _INSERTS_VALUES: Final = re.compile(
     r"\s*INSERT\s+(OR\s+\w+\s+)?INTO\s+\w+\s*(\([^)]*\))?\s*VALUES\b", re.IGNORECASE
 )
 _SELECTS: Final = re.compile(r"\bSELECT\b", re.IGNORECASE)
+
+
+_SET: Final = "SAVEPOINT onceward_item"
+_RELEASE: Final = "RELEASE onceward_item"
+_ROLL_BACK: Final = "ROLLBACK TO onceward_item"
+# So many requests run before a chunk ends early.
+_LEAST_ITEMS: Final = 4
 
 
 class SqliteTransaction:
@@ -38,13 +49,11 @@ class SqliteTransaction:
         self._run = _refuse
 
     async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
         quick, values = is_quick(sql), to_values(params)
         changed: int = await self._run(lambda db: db.execute(sql, values).rowcount, is_quick=quick)
         return max(changed, 0)
 
     async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
         quick, values = is_quick(sql), to_values(params)
         rows: list[Row] = await self._run(
             lambda db: rows_of(db.execute(sql, values)), is_quick=quick
@@ -52,7 +61,6 @@ class SqliteTransaction:
         return rows
 
     async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
         rows = await self.fetch_all(sql, params)
         return rows[0] if rows else None
 
@@ -108,7 +116,6 @@ class SqliteUnit(BaseUnit):
 
     @property
     def transaction(self) -> SqliteTransaction:
-        """The handler's transaction."""
         if self._transaction is None:
             self._transaction = SqliteTransaction(self.run)
         return self._transaction
@@ -129,7 +136,6 @@ class SqliteUnit(BaseUnit):
         return self._has_turn and not self._ended
 
     async def has_written(self) -> bool:
-        """Return whether the handler has changed a row."""
         if not self.has_begun:
             return False
         changes: int = await self.run(lambda db: db.total_changes)
@@ -151,7 +157,6 @@ class SqliteUnit(BaseUnit):
             raise
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event and commit; may share the commit with other requests."""
         await self.commit_all(
             () if record is None else (record,), () if audit is None else (audit,)
         )
@@ -188,7 +193,6 @@ class SqliteUnit(BaseUnit):
             raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
 
     async def rollback(self) -> None:
-        """Roll back and pass the turn on."""
         if not self._ended:
             self._end()
             if self._has_turn:
@@ -237,3 +241,117 @@ def find_any(db: sqlite3.Connection, sql: Queries, record_id: RecordId) -> Recor
 def exists(db: sqlite3.Connection, sql: Queries, record_id: RecordId, instant: str) -> bool:
     """Check whether a key has a record that is not expired."""
     return db.execute(sql["live_record_exists"], (*record_id, instant)).fetchone() is not None
+
+
+class SqliteChunk:
+    """Holds the write turn from the first claim on, so no other request can commit its keys.
+
+    A savepoint is released, and the next one set, with the first statement of the next request.
+    """
+
+    def __init__(
+        self,
+        unit: SqliteUnit,
+        sql: Queries,
+        probe: Callable[[RecordId], Awaitable[Record | None]],
+    ) -> None:
+        """``probe`` looks a key up outside the transaction."""
+        self._unit = unit
+        self._sql = sql
+        self._probe = probe
+        # What comes before the first statement of the next item.
+        self._before: tuple[str, ...] = (_SET,)
+        # A statement of the current item has run, or may have.
+        self._is_touched = False
+        self._items = 0
+        self.is_broken = False
+        self.needs_savepoints = False
+
+    @property
+    def must_end(self) -> bool:
+        """True if a single request waits for the write turn, and some of this chunk have run."""
+        return self._items >= _LEAST_ITEMS and self._unit.is_awaited
+
+    async def claim(
+        self, record_ids: Sequence[RecordId], now: datetime
+    ) -> Sequence[KeyClaimed | Found]:
+        """Look the keys up; from the first without a record on, in the transaction.
+
+        Only one process writes at a time, so none of them is held by another.
+        """
+        claims: list[KeyClaimed | Found] = []
+        # Without the write turn first: after a lost response, all keys have records.
+        for record_id in record_ids:
+            record = await self._probe(record_id)
+            if record is None or record.expires_at <= now:
+                break
+            claims.append(Found(record))
+        first_free = len(claims)
+        if first_free < len(record_ids):
+            wanted = record_ids[first_free:]
+
+            def find(db: sqlite3.Connection) -> list[Record | None]:
+                return [find_any(db, self._sql, record_id) for record_id in wanted]
+
+            found: list[Record | None] = await self._unit.run(find, is_quick=True)
+            for record in found:
+                if record is None:
+                    claims.append(KeyClaimed())
+                else:
+                    is_live = record.expires_at > now
+                    claims.append(Found(record) if is_live else KeyClaimed(after_expiry=True))
+        return claims
+
+    async def statements(self) -> SqliteTransaction:
+        """Return the transaction. The savepoint of the last item may not be released yet."""
+        return SqliteTransaction(self._unit.run)
+
+    async def begin_item(self) -> ItemUnit:
+        self._is_touched = False
+        self._items += 1
+        transaction = SqliteTransaction(self.run_in_item)
+        return ItemUnit(self.end_item, transaction, transaction)
+
+    async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
+        await self._unit.commit_all(records, audits)
+
+    async def rollback(self) -> None:
+        await self._unit.rollback()
+
+    async def run_in_item(self, work: Any, *, is_quick: bool = False) -> Any:
+        """Run a function in the savepoint of the current item."""
+        if self._is_touched:
+            return await self._unit.run(work, is_quick=is_quick)
+        self._is_touched = True
+
+        def work_in_savepoint(db: sqlite3.Connection) -> Any:
+            try:
+                for sql in self._before:
+                    db.execute(sql)
+            except sqlite3.Error:
+                self.is_broken = True
+                raise
+            return work(db)
+
+        return await self._unit.run(work_in_savepoint, is_quick=is_quick)
+
+    async def end_item(self, *, is_kept: bool) -> None:
+        """Keep the savepoint until the next one is set, or roll back to it.
+
+        If that fails, the chunk is broken.
+        """
+        if not self._is_touched:  # nothing to keep or to undo
+            return
+        self._is_touched = False
+        if is_kept:
+            self._before = (_RELEASE, _SET)
+            return
+        try:
+            await self._unit.run(_roll_back, is_quick=True)
+            self._before = ()
+        except (sqlite3.Error, StoreUnavailableError, NoTransactionError):
+            self.is_broken = True
+
+
+def _roll_back(db: sqlite3.Connection) -> None:
+    db.execute(_ROLL_BACK)
