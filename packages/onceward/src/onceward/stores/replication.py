@@ -31,7 +31,6 @@ from onceward.errors import CommitUnknownError, StoreUnavailableError
 
 __all__ = [
     "CONFIRMING_COMMIT",
-    "READ_DURABILITY",
     "STILL_RUNNING",
     "AbandonedCommits",
     "CommitNotices",
@@ -48,12 +47,6 @@ __all__ = [
 # transaction that only has a number (``pg_current_xact_id``) does not wait. Run it by itself: it
 # commits at once.
 CONFIRMING_COMMIT: Final = "SELECT pg_logical_emit_message(true, 'onceward', '')"
-
-# Columns in the order of ``Durability``. Every role may read them.
-READ_DURABILITY: Final = (
-    "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'),"
-    " current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery()"
-)
 
 _WARNING: Final = "WARNING"
 # A cancelled wait has the general state of warnings; the end of a backend has that of a shutdown.
@@ -111,6 +104,7 @@ class Durability:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Durability":
+        """Return what ``epoch.sql`` has read."""
         standbys, commit, fsync, pages, is_in_recovery = row
         return cls(str(standbys), str(commit), str(fsync), str(pages), bool(is_in_recovery))
 

@@ -160,9 +160,7 @@ class Connections:
             if self.abandoned.is_full:
                 await self.abandoned.check(self.driver.connect)
             connection = await self._pool.acquire(self._acquire_seconds)
-        except self.driver.outages as error:
-            raise unavailable(error) from error
-        except self.driver.errors as error:
+        except (*self.driver.outages, *self.driver.errors) as error:
             raise unavailable(error) from error
         if self.required is not None and self._is_checked:
             await self._refuse_weak_server(connection)
@@ -196,14 +194,19 @@ class Connections:
             connection.terminate()
             if self._pool is not None:
                 self._pool.renew()
+        await self.give_back(connection, used or UsedSession())
+
+    async def give_back(self, connection: Any, used: UsedSession, tag: str | None = None) -> None:
+        """Clean and release a connection; without the ``tag`` of COMMIT, roll back first.
+
+        It is closed if that fails.
+        """
         try:
-            if used is None or not used.is_used:
-                await self.driver.roll_back(connection, "ROLLBACK")
-            else:
+            if tag is None:
                 tag = await self.driver.roll_back(connection, used.ending("ROLLBACK"))
-                await used.drop_names(connection, tag)
-                if used.is_raw and not self.driver.restore(connection):
-                    connection.terminate()
+            await used.drop_names(connection, tag)
+            if used.is_raw and not self.driver.restore(connection):
+                connection.terminate()
         except BaseException as error:
             with suppress(*self.driver.outages):  # closed already
                 connection.terminate()

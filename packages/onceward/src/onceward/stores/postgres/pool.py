@@ -222,7 +222,11 @@ class ConnectionPool:
         try:
             connection = await self._connect()
             if self._on_connect is not None:
-                await self._prepare(connection, self._on_connect)
+                try:
+                    await self._on_connect(connection)
+                except BaseException:
+                    connection.terminate()
+                    raise
         except BaseException as error:
             self._connecting -= 1
             if isinstance(error, TimeoutError):
@@ -236,14 +240,6 @@ class ConnectionPool:
             raise ConnectionError("the pool is closed")
         self._busy.add(connection)
         return connection
-
-    @staticmethod
-    async def _prepare(connection: Any, on_connect: Callable[[Any], Awaitable[None]]) -> None:
-        try:
-            await on_connect(connection)
-        except BaseException:
-            connection.terminate()
-            raise
 
     async def _wait(self) -> Any:
         """Wait for a connection, or for capacity to open one."""

@@ -136,6 +136,8 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
         )
         self.driver = driver(target.location, deadlines)
         self._min = chosen.min_connections
+        # How many transactions can be open at once.
+        self.max_connections = chosen.max_connections
         self.connections = Connections(
             self.driver,
             self.schema,
@@ -144,11 +146,6 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
             acquire_seconds=chosen.acquire_seconds,
             required=chosen.require_durability,
         )
-
-    @property
-    def max_connections(self) -> int:
-        """How many transactions can be open at once."""
-        return self.connections.limit
 
     def report_to(self, metrics: StoreMetrics) -> None:
         """Report waits for a connection to ``metrics``. Call it before ``open``.

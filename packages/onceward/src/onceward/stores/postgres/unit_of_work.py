@@ -211,7 +211,7 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
         self._ended = True
         self.statements.end()
         if used.may_have_names or used.is_raw:
-            await self._release(tag)
+            await connections.give_back(connection, used, tag)
         else:
             connections.release(connection)
         if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
@@ -244,21 +244,6 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
             await connection.execute(
                 sql["save_audit_event"], *audit_values(audit, audit.created_at)
             )
-
-    async def _release(self, tag: str) -> None:
-        """Return the connection after COMMIT; close it if it cannot be cleaned."""
-        connection, used, connections = self.connection, self.statements.used, self._connections
-        try:
-            if used.is_used:
-                await used.drop_names(connection, tag)
-            if used.is_raw and not connections.driver.restore(connection):
-                connection.terminate()
-        except BaseException as error:
-            connection.terminate()
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            connections.release(connection)
 
     async def rollback(self) -> None:
         if not self._ended:
@@ -389,25 +374,13 @@ class PostgresChunk:
 
     async def statements(self) -> PostgresTransaction:
         """Return the transaction, outside the savepoints of items."""
-        try:
-            await self._release_savepoint()
-        except BaseException as error:
-            self.is_broken = True
-            if isinstance(error, self._driver.outages):
-                raise unavailable(error) from error
-            raise
+        await self._release_savepoint()
         return self._unit.statements
 
     async def begin_item(self) -> ItemUnit:
         """Set a savepoint, unless there is one already or the chunk has none."""
         if self._sets_savepoints and not self._has_savepoint:
-            try:
-                await self._unit.connection.execute(_SET)
-            except BaseException as error:
-                self.is_broken = True
-                if isinstance(error, self._driver.outages):
-                    raise unavailable(error) from error
-                raise
+            await self._send(_SET)
         self._has_savepoint = self._used.is_touched = False
         statements = PostgresTransaction(self._unit.connection, self._driver)
         statements.used = self._used
@@ -469,7 +442,16 @@ class PostgresChunk:
         """Release an empty savepoint: a rollback to it would free the locks taken after it."""
         if self._has_savepoint:
             self._has_savepoint = False
-            await self._unit.connection.execute(_RELEASE)
+            await self._send(_RELEASE)
+
+    async def _send(self, sql: str) -> None:
+        try:
+            await self._unit.connection.execute(sql)
+        except BaseException as error:
+            self.is_broken = True
+            if isinstance(error, self._driver.outages):
+                raise unavailable(error) from error
+            raise
 
 
 def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[str | None]]:

@@ -75,7 +75,8 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             raise ConfigurationError(
                 "SqliteStore takes the path of a file: give a URL to open_store instead"
             )
-        self._path = str(path)
+        # The file, as it was given.
+        self.sqlite_path = str(path)
         self._busy_seconds = busy_seconds
         names = TableNames.chosen(table_prefix, None, is_sqlite=True)
         super().__init__("sqlite", names, migrations)
@@ -85,11 +86,6 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         self._is_open = False
         self._make_threads()
 
-    @property
-    def sqlite_path(self) -> str:
-        """The file, as it was given."""
-        return self._path
-
     async def open(self) -> None:
         """Open the file with WAL and ``synchronous=FULL``, and migrate it. Idempotent."""
         if self._is_open:
@@ -98,7 +94,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             return
         # New ones: a thread starts only once, and a lock belongs to one event loop.
         self._make_threads()
-        create_database_file(self._path)
+        create_database_file(self.sqlite_path)
         self._reopening = asyncio.Lock()
         try:
             await self._writing.start()
@@ -107,11 +103,11 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             await self._reader.run(self._connect_lookup)
         except sqlite3.Error as error:
             await self.close()
-            raise StoreUnavailableError(f"cannot open {self._path}: {error}") from error
+            raise StoreUnavailableError(f"cannot open {self.sqlite_path}: {error}") from error
         except ConfigurationError:
             await self.close()
             raise
-        self._file = file_identity(self._path)
+        self._file = file_identity(self.sqlite_path)
         self._is_open = True
 
     async def close(self) -> None:
@@ -184,7 +180,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
 
     def notifier(self) -> SocketNotifier:
         """Return a notifier for the processes that use this file."""
-        return SocketNotifier(self._path, channel=self.table_names.channel)
+        return SocketNotifier(self.sqlite_path, channel=self.table_names.channel)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records, in its own transaction."""
@@ -203,7 +199,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     async def read_epoch(self) -> EpochReading:
         """Read the epoch of the file that is at the path now."""
         await self._follow_file()
-        reading = reading_of(self._path, await self._cache_epoch())
+        reading = reading_of(self.sqlite_path, await self._cache_epoch())
         for report in self._reports:
             report(reading)
         return reading
@@ -214,15 +210,15 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         The connections would go on using the old file, of which nothing is left in the end. Units
         that have begun on it fail.
         """
-        if not self._is_open or file_identity(self._path) == self._file:
+        if not self._is_open or file_identity(self.sqlite_path) == self._file:
             return
         async with self._reopening:
-            found = file_identity(self._path)
+            found = file_identity(self.sqlite_path)
             if found is None:
-                raise StoreUnavailableError(f"{self._path} does not exist any more")
+                raise StoreUnavailableError(f"{self.sqlite_path} does not exist any more")
             if found == self._file or not self._is_open:
                 return
-            _log.warning("%s was replaced by another file: it is opened again", self._path)
+            _log.warning("%s was replaced by another file: it is opened again", self.sqlite_path)
             await self.close()
             await self.open()
             await self.read_epoch()
@@ -308,7 +304,10 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     def _connect(self) -> sqlite3.Connection:
         # isolation_level=None: the module does not begin transactions by itself.
         db = sqlite3.connect(
-            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
+            self.sqlite_path,
+            timeout=self._busy_seconds,
+            isolation_level=None,
+            check_same_thread=False,
         )
         try:
             until_free(

@@ -82,8 +82,8 @@ class SqliteUnit(BaseUnit):
         "_sql",
         "_transaction",
         "_waits",
-        "_writer",
         "superseded",
+        "writer",
     )
     is_lost = False
 
@@ -103,7 +103,7 @@ class SqliteUnit(BaseUnit):
         """
         self._waits = waits
         self._is_chunk = is_chunk
-        self._writer = writer
+        self.writer = writer
         self._sql = sql
         self._record_id = record_id
         self._claimed_at = claimed_at
@@ -125,18 +125,8 @@ class SqliteUnit(BaseUnit):
         """The same transaction."""
         return self.transaction
 
-    @property
-    def is_awaited(self) -> bool:
-        """True while a single request waits for the write turn."""
-        return self._writer.has_waiting_single
-
-    @property
-    def has_begun(self) -> bool:
-        """True while it holds the write turn, so that nothing else can write."""
-        return self._has_turn and not self._ended
-
     async def has_written(self) -> bool:
-        if not self.has_begun:
+        if not self._has_turn or self._ended:
             return False
         changes: int = await self.run(lambda db: db.total_changes)
         return changes != self._changes_before
@@ -149,7 +139,7 @@ class SqliteUnit(BaseUnit):
             raise SupersededError(SUPERSEDED)
         try:
             if self._has_turn:
-                return await self._writer.run(work, is_quick=is_quick)
+                return await self.writer.run(work, is_quick=is_quick)
             return await self._begin(work, is_quick=is_quick)
         except sqlite3.OperationalError as error:
             if is_sqlite_outage(error):
@@ -188,7 +178,7 @@ class SqliteUnit(BaseUnit):
         # here would come after the turn was passed on, and undo another request.
         self._end()
         try:
-            await self._writer.commit(write_records, is_chunk=self._is_chunk)
+            await self.writer.commit(write_records, is_chunk=self._is_chunk)
         except sqlite3.Error as error:
             raise StoreUnavailableError(f"SQLite could not commit: {error}") from error
 
@@ -196,7 +186,7 @@ class SqliteUnit(BaseUnit):
         if not self._ended:
             self._end()
             if self._has_turn:
-                await self._writer.rollback()
+                await self.writer.rollback()
 
     def _end(self) -> None:
         self._ended = True
@@ -213,9 +203,9 @@ class SqliteUnit(BaseUnit):
                 raise SupersededError(SUPERSEDED)
             return work(db)
 
-        await self._writer.take_turn(is_chunk=self._is_chunk)
+        await self.writer.take_turn(is_chunk=self._is_chunk)
         self._has_turn = True
-        return await self._writer.begin(check_and_work, is_quick=is_quick, waits=self._waits)
+        return await self.writer.begin(check_and_work, is_quick=is_quick, waits=self._waits)
 
 
 @lru_cache(maxsize=1024)
@@ -270,7 +260,7 @@ class SqliteChunk:
     @property
     def must_end(self) -> bool:
         """True if a single request waits for the write turn, and some of this chunk have run."""
-        return self._items >= _LEAST_ITEMS and self._unit.is_awaited
+        return self._items >= _LEAST_ITEMS and self._unit.writer.has_waiting_single
 
     async def claim(
         self, record_ids: Sequence[RecordId], now: datetime
