@@ -51,11 +51,9 @@ MANY_PARAMETERS = {
     "cli/commands.py: worker",
     "sign_in/jwt_auth.py: JwtIdentify.__init__",
     "sign_in/jwt_auth.py: mint_token",
-    "stores/postgres/store.py: BasePostgresStore.__init__",
 }
 MANY_METHODS = {
     "jobs/job_store.py: JobStore",
-    "stores/postgres/store.py: BasePostgresStore",
 }
 
 

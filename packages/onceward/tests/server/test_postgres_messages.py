@@ -38,9 +38,9 @@ async def test_messages_of_a_first_request_a_replay_and_a_refusal(postgres_url: 
     await onceward.open()
     try:
         await store.write("CREATE TABLE boots (id text PRIMARY KEY)")
-        connection = await store._acquire()
+        connection = await store.connections.acquire()
         connection.add_query_logger(lambda query: sent.append(query.query))
-        store.release(connection)
+        store.connections.release(connection)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             claim = 'BEGIN;SELECT "onceward".claim'

@@ -11,7 +11,7 @@ from onceward import GuardConfig, Onceward, Transaction, open_store
 from onceward.app import _Options
 from onceward.ports import Store
 from onceward.stores.postgres import PostgresStore
-from onceward.stores.postgres.store import BasePostgresStore, PostgresOptions
+from onceward.stores.postgres.store import Options, PostgresOptions
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.psycopg import (
     PsycopgStore,
@@ -68,7 +68,7 @@ def mistakes_are_found() -> None:
 def test_options_in_types_are_those_of_the_signatures() -> None:
     for function, options, others in (
         (Onceward.__init__, _Options, {"self", "store"}),
-        (BasePostgresStore.__init__, PostgresOptions, {"self", "url", "driver"}),
+        (Options.__init__, PostgresOptions, {"self"}),
     ):
         parameters = set(inspect.signature(function).parameters) - others
         assert parameters == set(options.__annotations__)

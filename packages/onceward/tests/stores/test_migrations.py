@@ -14,7 +14,7 @@ import pytest
 from onceward.cli.database import migrate, opened
 from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
-from onceward.stores.migrations import MigrationTable
+from onceward.stores.parts import MigrationTable
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.cli.output import CommandError
 from onceward_protocol.storage.migrations import (

@@ -23,7 +23,7 @@ from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.maintenance.retention import DEAD_LETTERS, Retention
 from onceward.ports import Store
-from onceward.stores import migrations as migrations_module
+from onceward.stores import parts as migrations_module
 from onceward.stores.parts import GUARD, JOBS, LIBRARY_PARTS, Part, create_within, installed_parts
 from onceward_protocol.cli.output import CommandError
 from onceward_protocol.storage.migrations import Migration
@@ -325,7 +325,7 @@ async def test_lost_table_of_a_part_is_refused(url: str, open_with: Open, part: 
 KILLED = """
 import asyncio, os, sys
 from onceward import open_store
-from onceward.stores.migrations import MigrationTable
+from onceward.stores.parts import MigrationTable
 from onceward.stores.parts import installed_parts
 url, part, after = sys.argv[1], sys.argv[2], int(sys.argv[3])
 right = MigrationTable.apply

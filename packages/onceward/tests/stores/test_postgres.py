@@ -138,15 +138,15 @@ async def test_guarded_request_needs_no_more_round_trips_than_a_bare_one(
     store = PostgresStore(postgres_url, max_connections=1)
     await store.open()
     try:
-        connection = await store._acquire()
+        connection = await store.connections.acquire()
         await connection.execute("CREATE TABLE boots (id text PRIMARY KEY)")
         connection.add_query_logger(lambda query: sent.append(query.query))
-        store.release(connection)
+        store.connections.release(connection)
 
-        bare = await store._acquire()
+        bare = await store.connections.acquire()
         async with bare.transaction():
             await bare.execute("INSERT INTO boots VALUES ($1)", "bare")
-        store.release(bare)
+        store.connections.release(bare)
         await asyncio.sleep(0)  # the logger runs in the next iteration of the loop
         round_trips, sent[:] = len(sent), []
 
@@ -190,7 +190,7 @@ async def test_connection_released_after_the_store_has_closed_is_closed(
     await store.open()
     await store.close()
     connection = await asyncpg.connect(clean_postgres_url)
-    store.release(connection)
+    store.connections.release(connection)
     assert connection.is_closed()
 
 

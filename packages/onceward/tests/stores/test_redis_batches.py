@@ -14,8 +14,8 @@ from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import InvalidResponse, RedisError, ResponseError
 
-from onceward.stores import redis_batches
-from onceward.stores.redis_batches import OUTAGES, RedisBatches
+from onceward.stores import redis as redis_batches
+from onceward.stores.redis import OUTAGES, RedisBatches
 from onceward_testing.network_link import NetworkLink
 from onceward_testing.servers import RealRedis
 
@@ -365,7 +365,7 @@ def run_with_warnings_as_errors(code: str, *arguments: str) -> None:
 async def test_event_loops_one_after_another_leave_no_connection(redis_url, raw, module):
     code = """
         import asyncio, importlib, sys
-        from onceward.stores.redis_batches import RedisBatches
+        from onceward.stores.redis import RedisBatches
 
         batches = RedisBatches(sys.argv[2], timeout_seconds=20)
         run = importlib.import_module(sys.argv[1]).run

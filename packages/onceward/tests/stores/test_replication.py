@@ -10,7 +10,6 @@ import pytest
 from onceward.errors import StoreUnavailableError
 from onceward.stores.replication import (
     CONFIRMING_COMMIT,
-    READ_DURABILITY,
     CommitNotices,
     ConfirmedCommits,
     Durability,
@@ -20,6 +19,12 @@ from onceward.stores.replication import (
 )
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.standby import HANG_SECONDS, absent_standby, until_waiting
+
+# The columns of ``epoch.sql`` that are about durability.
+READ_DURABILITY = (
+    "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'),"
+    " current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery()"
+)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from onceward.core.policy import Policy
 from onceward.errors import InProgressError
 from onceward.guard import request as guarded_request
 from onceward.guard.chunk import RequestChunk
-from onceward.stores.sqlite.chunk import SqliteItemUnit
+from onceward.stores.base import ItemUnit
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_protocol.batch import Results
 
@@ -98,9 +98,9 @@ def failed_item_keeps_its_savepoint() -> list[Replacement]:
     async def rollback(self: Any) -> None:
         if not self._ended:
             self._end()
-            await self._chunk.end_item(is_kept=True)
+            await self._end_item(is_kept=True)
 
-    return [(SqliteItemUnit, "rollback", rollback)]
+    return [(ItemUnit, "rollback", rollback)]
 
 
 @bug

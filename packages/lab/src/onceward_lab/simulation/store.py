@@ -21,8 +21,8 @@ from onceward.ports import Found, KeyClaimed
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.replication import ConfirmedCommits, ReplicationBarrier
 from onceward.stores.sqlite import SqliteStore
-from onceward.stores.sqlite.chunk import SqliteChunk
 from onceward.stores.sqlite.group_commit import Writer
+from onceward.stores.sqlite.unit_of_work import SqliteChunk
 from onceward_lab.simulation.database import ServerDatabase
 from onceward_lab.simulation.loop import Process
 from onceward_lab.simulation.standby import Standby

@@ -1,13 +1,13 @@
 """The base class of stores, with the defaults of optional capabilities."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
-from typing import Any, Final, Generic
+from typing import Any, Generic
 
-from onceward.core.idempotency_record import Record
+from onceward.core.idempotency_record import AuditEvent, Record
 from onceward.core.table_names import TableNames
-from onceward.errors import StoreUnavailableError
+from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.ports import (
     BlockingGate,
     Chunk,
@@ -25,13 +25,7 @@ from onceward.stores.sql_loader import load_queries
 from onceward_protocol.storage.migrations import Migration
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["BaseStore", "BaseUnit"]
-
-# The parameters of SQLite's list_records, in the order of PostgreSQL's.
-_LIST_NAMES: Final = (
-    *("tenant", "endpoint", "key"),
-    *("after_at", "after_tenant", "after_endpoint", "after_key", "limit"),
-)
+__all__ = ["BaseStore", "BaseUnit", "ItemUnit", "ended"]
 
 
 class BaseUnit:
@@ -55,12 +49,47 @@ class BaseUnit:
         """Do nothing: the database does not end an idle transaction, or none is idle for long."""
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:  # noqa: ARG002
-        """Return None: statements of the handler raise outages as what they are."""
         return None
 
     async def commit_after(self, statement: str) -> None:
-        """Run a statement and commit, in one message."""
         raise NotImplementedError
+
+
+def ended() -> NoTransactionError:
+    """Return the error for a statement or a commit after the end of a unit."""
+    return NoTransactionError("the transaction has ended: it was committed or rolled back")
+
+
+class ItemUnit(BaseUnit):
+    """The part of one request of a chunk: from its savepoint to its release, or the rollback."""
+
+    __slots__ = ("_end_item", "_ended", "statements", "transaction")
+
+    def __init__(
+        self, end_item: Callable[..., Awaitable[None]], statements: Any, transaction: Any
+    ) -> None:
+        """``end_item`` releases the savepoint or rolls back to it; ``statements`` can be ended."""
+        self._end_item = end_item
+        self._ended = False
+        self.statements = statements
+        self.transaction = transaction
+
+    async def has_written(self) -> bool:
+        """Return True: it is not known."""
+        return True
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:  # noqa: ARG002
+        self._end()
+        await self._end_item(is_kept=True)
+
+    async def rollback(self) -> None:
+        if not self._ended:
+            self._end()
+            await self._end_item(is_kept=False)
+
+    def _end(self) -> None:
+        self._ended = True
+        self.statements.end()
 
 
 class BaseStore(Generic[TransactionT_co]):
@@ -119,7 +148,6 @@ class BaseStore(Generic[TransactionT_co]):
         """Run one of Onceward's queries and return its rows."""
 
     async def ping(self) -> None:
-        """Run a query."""
         await self.read("SELECT 1 AS one")
 
     async def secret(self) -> bytes:
@@ -130,9 +158,7 @@ class BaseStore(Generic[TransactionT_co]):
         """List records, newest first, for operators."""
         after = query.after or (None, None, None, None)
         at = None if after[0] is None else self.instant(after[0])
-        values: Any = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
-        if self.is_sqlite:
-            values = dict(zip(_LIST_NAMES, values, strict=True))
+        values = (query.only_tenant, query.endpoint, query.key, at, *after[1:], query.limit)
         rows = await self._list(self.sql["list_records"], values)
         return [listed_record(tuple(row)) for row in rows]
 
@@ -159,11 +185,9 @@ class BaseStore(Generic[TransactionT_co]):
 
     @property
     def max_chunks(self) -> int:
-        """How many chunks may run at once."""
         return 1
 
     async def begin_chunk(self, *, has_savepoints: bool = True) -> Chunk:
-        """Return a transaction for several requests, if ``chunk_items`` says that there are."""
         raise NotImplementedError
 
     @property
@@ -173,23 +197,18 @@ class BaseStore(Generic[TransactionT_co]):
 
     @property
     def thread_gate(self) -> BlockingGate | None:
-        """None: it has a pool of its own."""
         return None
 
     def new_session(self) -> Any:
-        """Return a session for one request, if it ``has_sessions``."""
         raise NotImplementedError
 
     async def release_session(self, session: Any) -> bool:
-        """End the session's transaction before the claim."""
         raise NotImplementedError
 
     async def close_session(self, session: Any) -> None:
-        """Roll back what was not committed."""
         raise NotImplementedError
 
     def outage_of(self, session: Any, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if a method of the session raised ``error`` in an outage."""
         raise NotImplementedError
 
     async def release_connection(self) -> None:
@@ -204,5 +223,4 @@ class BaseStore(Generic[TransactionT_co]):
         """Do nothing: it is unknown."""
 
     def require_durability(self) -> None:
-        """Refuse a database that is not replicated, if the store ``knows_durability``."""
         raise NotImplementedError

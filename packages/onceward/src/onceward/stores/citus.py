@@ -1,6 +1,6 @@
 """Tables that are distributed over the nodes of Citus by tenant.
 
-The functions yield statements and get their rows, like those of ``onceward.stores.migrations``;
+The functions yield statements and get their rows, like those of ``onceward.stores.parts``;
 they do no I/O. All statements run in one transaction on the coordinator.
 """
 

@@ -158,7 +158,7 @@ def raise_unstorable(error: Exception) -> None:
 
 
 def raise_commit_error(
-    error: Exception,
+    error: BaseException,
     outages: tuple[type[BaseException], ...],
     *,
     is_cleaned: bool,

@@ -8,25 +8,46 @@ known to have jobs, gets their tables in that transaction (``create_within``).
 A part has its own numbers in the table of migrations. Its tables are in ``schema/PART``, and its
 functions of PostgreSQL in ``sql/PART``: a file each, named after the function. A file
 ``NAME.citus.sql`` takes the place of ``NAME.sql`` where the tables are distributed by Citus.
+
+A store runs ``MigrationTable.apply`` inside one transaction that excludes other processes.
+Afterwards ``MigrationTable.names`` are the names of the database's tables.
+
+A row with the number 0 is about the functions of a part: the version that has created them, and
+their hash. Where the hash differs they are replaced, except by an older version: it uses those that
+it finds. So a function keeps its arguments and its meaning; another one gets another name, or comes
+with a migration, which older versions refuse.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import cache
-from importlib.metadata import entry_points
+from hashlib import sha256
+from importlib.metadata import entry_points, version
 from importlib.resources import files
 from typing import Final
 
 from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.ports import Row, Store, Transaction
-from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
+from onceward.stores.citus import (
+    IS_CITUS,
+    SEQUENTIAL,
+    distribute,
+    is_distributed,
+    refuse_other_nodes,
+)
+from onceward.stores.errors import is_denied
 from onceward_protocol.storage.migrations import (
+    Applied,
     Migration,
     Rows,
+    Statement,
     Steps,
     T,
+    apply_migrations,
     load_migrations,
     run_steps_async,
 )
@@ -37,8 +58,10 @@ __all__ = [
     "GUARD",
     "JOBS",
     "LIBRARY_PARTS",
+    "MIGRATION_LOCK",
     "REQUEST_LOG",
     "SEQUENCES",
+    "MigrationTable",
     "Part",
     "Schema",
     "create_within",
@@ -47,6 +70,30 @@ __all__ = [
     "run_within",
 ]
 
+# The advisory lock of PostgreSQL that every store takes before it migrates: "once" in ASCII.
+MIGRATION_LOCK: Final = 0x6F6E6365
+
+_FIRST: Final = ("guard", 1)
+_FUNCTIONS: Final = 0
+_SERVER: Final = f"SELECT current_setting('server_encoding'), ({IS_CITUS})"
+_CREATED: Final = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\S+) \(", re.MULTILINE)
+_HAS_TENANT: Final = (
+    "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass($1::text)"
+    " AND attname = 'tenant' AND NOT attisdropped)"
+)
+# Tables of migrations, whatever the prefix: those of 0.1 have the same columns but the first.
+_LEDGERS_ON_SQLITE: Final = """SELECT '"' || replace(name, '"', '""') || '"'
+  FROM sqlite_schema AS found
+ WHERE type = 'table' AND substr(name, -11) = '_migrations'
+   AND (SELECT count(*) FROM pragma_table_info(found.name)
+         WHERE name IN ('number', 'name', 'applied_at')) = 3
+"""
+_LEDGERS: Final = """SELECT oid::regclass::text FROM pg_class
+ WHERE relkind = 'r' AND relpersistence <> 't' AND right(relname, 11) = '_migrations'
+   AND has_table_privilege(oid, 'SELECT')
+   AND (SELECT count(*) FROM pg_attribute
+         WHERE attrelid = pg_class.oid AND attname IN ('number', 'name', 'applied_at')) = 3
+"""
 _LOCK: Final = f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"
 _GROUP: Final = "onceward.parts"
 # A parameter in the style of a driver: ``$1`` or ``?``.
@@ -85,6 +132,195 @@ def installed_parts() -> dict[str, Part]:
     """Return the parts of this library and of installed packages, by name."""
     others = [part for point in entry_points(group=_GROUP) for part in point.load()]
     return {part.name: part for part in (*LIBRARY_PARTS, *others)}
+
+
+class MigrationTable:
+    """The table ``onceward_migrations``, for SQLite and for PostgreSQL."""
+
+    def __init__(
+        self,
+        names: TableNames,
+        *,
+        is_sqlite: bool,
+        wanted: Sequence[Part] = (),
+        optional: Sequence[Part] = (),
+        others: Sequence[Migration] = (),
+    ) -> None:
+        """Migrate the ``wanted`` parts, those ``optional`` ones that are there, and ``others``."""
+        # The names that the tables have; ``read`` finds out if they are distributed.
+        self.names = names
+        # The parts that the database has in the end.
+        self.parts: Sequence[Part] = wanted
+        self._is_sqlite = is_sqlite
+        self._optional = optional
+        self._others = others
+        self._table = names.table("migrations")
+        # What is recorded about the functions of each part.
+        self._functions: dict[str, str] = {}
+
+    def apply(self) -> Steps[None]:
+        with _refusing(
+            "the role may not create or change Onceward's tables and functions: run onceward "
+            "migrate with a role that may"
+        ):
+            yield from apply_migrations(self)
+
+    def read(self) -> Steps[Applied]:
+        """Create the table if it is missing; return the applied (namespace, number) pairs.
+
+        Raises ``ConfigurationError`` if the database cannot store every text, or is one of 0.1.
+        """
+        is_citus = False
+        if not self._is_sqlite:
+            [(encoding, is_citus)] = yield _SERVER, ()
+            _refuse_encoding(encoding)
+            if is_citus:
+                yield from refuse_other_nodes()
+        columns = {row[0] for row in (yield self._columns(), ())}
+        applied: Applied = set()
+        if "namespace" in columns:
+            rows = yield f"SELECT namespace, number, name FROM {self._table}", ()  # noqa: S608
+            applied = {(row[0], row[1]) for row in rows if row[1] != _FUNCTIONS}
+            self._functions = {row[0]: row[2] for row in rows if row[1] == _FUNCTIONS}
+        if _FIRST not in applied:
+            yield from self._refuse_database_of_0_1()
+        if not columns:  # looked up first: a role that may not create tables can use them
+            yield from self._create()
+        if is_citus and (yield from is_distributed(self.names)):
+            self.names = replace(self.names, is_distributed=True)
+            yield SEQUENTIAL, ()
+        return applied
+
+    def known(self, applied: Applied, /) -> Sequence[Migration]:
+        """Return the migrations of all parts that the database has or gets."""
+        present = {namespace for namespace, _ in applied} - {part.name for part in self.parts}
+        self.parts = [*self.parts, *(part for part in self._optional if part.name in present)]
+        own = [m for part in self.parts for m in part.migrations(is_sqlite=self._is_sqlite)]
+        return [*own, *self._others]
+
+    def check(self, applied: Applied, known: Sequence[Migration], /) -> Steps[None]:
+        """Raise ``ConfigurationError`` for a table of a part without its migration, or the reverse.
+
+        An empty table in place of a lost one would forget keys and jobs without a sign. Other
+        tables are not checked: an app may drop its own without a migration.
+        """
+        parts = {part.name for part in self.parts}
+        is_recorded = {
+            name: migration.id in applied
+            for migration in known
+            if migration.namespace in parts
+            for name in _CREATED.findall(self.names.render(migration.sql))
+        }
+        if not is_recorded:
+            return
+        present = {row[0] for row in (yield self._present(is_recorded), ())}
+        if missing := [
+            name for name, found in is_recorded.items() if found and name not in present
+        ]:
+            raise ConfigurationError(
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing although "
+                f"{self._table} records the migration: restore a backup, or drop all tables of "
+                "Onceward, which loses what they hold, and migrate again"
+            )
+        if extra := [name for name in is_recorded if not is_recorded[name] and name in present]:
+            raise ConfigurationError(
+                f"{', '.join(extra)} {'exists' if len(extra) == 1 else 'exist'} although "
+                f"{self._table} does not record the migration: restore a backup, choose another "
+                "table_prefix, or drop all tables of Onceward, which loses what they hold"
+            )
+
+    def render(self, script: str) -> str:
+        return self.names.render(script)
+
+    def record(self, migration: Migration) -> Statement:
+        """Return the statement that records a migration as applied now, or what it is now."""
+        now = datetime.now(UTC)
+        applied_at = f"{now:%Y-%m-%dT%H:%M:%S.%fZ}" if self._is_sqlite else now
+        placeholders = "?, ?, ?, ?" if self._is_sqlite else "$1, $2, $3, $4"
+        insert = (
+            f"INSERT INTO {self._table} (namespace, number, name, applied_at)"  # noqa: S608
+            f" VALUES ({placeholders}) ON CONFLICT (namespace, number) DO UPDATE"
+            " SET name = excluded.name, applied_at = excluded.applied_at"
+        )
+        return insert, (migration.namespace, migration.number, migration.name, applied_at)
+
+    def finish(self, new: Sequence[Migration]) -> Steps[None]:
+        """Distribute new tables where Citus has those of the database; replace old functions."""
+        if self._is_sqlite:
+            return
+        if new and self.names.is_distributed:
+            tables: dict[str, str | None] = {}
+            for migration in new:
+                for table in _CREATED.findall(self.names.render(migration.sql)):
+                    has_tenant = (yield _HAS_TENANT, (table,))[0][0]
+                    tables[table] = "tenant" if has_tenant else None
+            yield from distribute(self.names, tables.items())
+        yield from self._replace_functions()
+
+    def distribute(self, tables: Iterable[tuple[str, str | None]]) -> Steps[list[str]]:
+        """Distribute the tables of an up-to-date database; see ``onceward.stores.citus``."""
+        self.known((yield from self.read()))
+        changed = yield from distribute(self.names, tables)
+        self.names = replace(self.names, is_distributed=True)
+        yield from self._replace_functions()
+        return changed
+
+    def _replace_functions(self) -> Steps[None]:
+        here = version("onceward")
+        for part in self.parts:
+            functions = part.functions(self.names)
+            digest = sha256("\0".join(functions).encode()).hexdigest()
+            found, _, recorded = self._functions.get(part.name, "").partition(" ")
+            if not functions or recorded == digest or _numbers(found) > _numbers(here):
+                continue
+            for function in functions:
+                yield function, ()
+            yield self.record(Migration(part.name, _FUNCTIONS, f"{here} {digest}", ""))
+
+    def _refuse_database_of_0_1(self) -> Steps[None]:
+        for (table,) in (yield _LEDGERS_ON_SQLITE if self._is_sqlite else _LEDGERS, ()):
+            first = f"SELECT 1 FROM {table} WHERE number = 1 AND name = 'records'"  # noqa: S608
+            if (yield first, ()):
+                raise ConfigurationError(
+                    f"this is a database of version 0.1 (table {table}), which 0.2 does not read: "
+                    "use another database, or drop the tables of 0.1, which loses what they hold"
+                )
+
+    def _columns(self) -> str:
+        if self._is_sqlite:
+            return f"SELECT name FROM pragma_table_info('{self._table}')"  # noqa: S608
+        return (
+            "SELECT attname FROM pg_attribute"  # noqa: S608
+            f" WHERE attrelid = to_regclass('{self._table}') AND attnum > 0 AND NOT attisdropped"
+        )
+
+    def _present(self, names: Iterable[str]) -> str:
+        listed = ", ".join(f"'{name}'" for name in names)
+        if self._is_sqlite:
+            return f"SELECT name FROM sqlite_schema WHERE name IN ({listed})"  # noqa: S608
+        return (
+            f"SELECT name FROM unnest(ARRAY[{listed}]) AS name"  # noqa: S608
+            " WHERE to_regclass(name) IS NOT NULL"
+        )
+
+    def _create(self) -> Steps[None]:
+        schema = self.names.schema
+        if schema is not None:
+            found = yield f"SELECT 1 FROM pg_namespace WHERE nspname = '{schema}'", ()  # noqa: S608
+            if not found:
+                with _refusing(
+                    f"the role may not create the schema {schema}: run CREATE SCHEMA "
+                    f'"{schema}" AUTHORIZATION role as the owner of the database, or use '
+                    'schema="public"'
+                ):
+                    yield f'CREATE SCHEMA "{schema}"', ()
+        timestamp = "TEXT" if self._is_sqlite else "timestamptz"
+        create = (
+            f"CREATE TABLE {self._table} (namespace TEXT NOT NULL,"
+            f" number INTEGER NOT NULL, name TEXT NOT NULL, applied_at {timestamp} NOT NULL,"
+            " PRIMARY KEY (namespace, number))"
+        )
+        yield create, ()
 
 
 class Schema:
@@ -193,3 +429,29 @@ def _functions(part: Part, names: TableNames) -> tuple[str, ...]:
         chosen |= {name.split(".")[0]: name for name in found if name.endswith(".citus.sql")}
     texts = (found[file].read_text(encoding="utf-8") for _, file in sorted(chosen.items()))
     return tuple(names.render(without_comments(text)).strip() for text in texts)
+
+
+@contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Raise ``ConfigurationError`` with this message for a statement that the role may not run."""
+    try:
+        yield
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        if is_denied(error):
+            raise ConfigurationError(f"{message} ({error})") from error
+        raise
+
+
+def _numbers(release: str) -> tuple[int, ...]:
+    """Return the numbers of a version, without those of a pre-release: ``0.2.0rc1`` is 0.2.0."""
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:3])
+
+
+def _refuse_encoding(encoding: str) -> None:
+    if encoding != "UTF8":
+        raise ConfigurationError(
+            f"the encoding of the database is {encoding}, which cannot store every text: create it "
+            "with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0"
+        )

@@ -31,10 +31,10 @@ from onceward.errors import CommitUnknownError, StoreUnavailableError
 
 __all__ = [
     "CONFIRMING_COMMIT",
-    "READ_DURABILITY",
     "STILL_RUNNING",
     "AbandonedCommits",
     "CommitNotices",
+    "CommitWatch",
     "ConfirmedCommits",
     "Durability",
     "ReplicationBarrier",
@@ -47,12 +47,6 @@ __all__ = [
 # transaction that only has a number (``pg_current_xact_id``) does not wait. Run it by itself: it
 # commits at once.
 CONFIRMING_COMMIT: Final = "SELECT pg_logical_emit_message(true, 'onceward', '')"
-
-# Columns in the order of ``Durability``. Every role may read them.
-READ_DURABILITY: Final = (
-    "SELECT current_setting('synchronous_standby_names'), current_setting('synchronous_commit'),"
-    " current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery()"
-)
 
 _WARNING: Final = "WARNING"
 # A cancelled wait has the general state of warnings; the end of a backend has that of a shutdown.
@@ -110,7 +104,7 @@ class Durability:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Durability":
-        """Return what ``READ_DURABILITY`` has read."""
+        """Return what ``epoch.sql`` has read."""
         standbys, commit, fsync, pages, is_in_recovery = row
         return cls(str(standbys), str(commit), str(fsync), str(pages), bool(is_in_recovery))
 
@@ -147,7 +141,6 @@ class Durability:
         return tuple(found)
 
     def describe(self) -> str:
-        """Return the settings in one line."""
         standbys = self.synchronous_standby_names or "none"
         return (
             f"fsync {self.fsync}, full_page_writes {self.full_page_writes}, synchronous_commit "
@@ -206,7 +199,6 @@ class AbandonedCommits:
         """Refuse work from half of ``connections`` on; as many again may wait on the server."""
         # Gets the number after each change.
         self.report: Callable[[int], None] | None = None
-        self._limit = _LIMIT
         self._backends: set[int] = set()
         self._check_at = 0.0
         # True from the limit on, so that requests read one attribute.
@@ -240,26 +232,18 @@ class AbandonedCommits:
 
         Raises ``StoreUnavailableError`` if too many are left, and what ``connect`` raises.
         """
-
-        async def read(asked: list[int]) -> Any:
+        if self._is_due():
+            asked = self._backends
             connection = await connect()
             try:
-                return await connection.fetch(STILL_RUNNING, asked)
+                self._forget_ended(asked, await connection.fetch(STILL_RUNNING, sorted(asked)))
             finally:
                 with suppress(OSError):
                     connection.terminate()
-
-        await self.check_by(read)
-
-    async def check_by(self, read: Callable[[list[int]], Awaitable[Iterable[Any]]]) -> None:
-        """Do the same with ``read``, which runs ``STILL_RUNNING`` with its argument."""
-        if self._is_due():
-            asked = self._backends
-            self._forget_ended(asked, await read(sorted(asked)))
         self._refuse_if_full()
 
     def check_blocking(self, read: Callable[[list[int]], Iterable[Any]]) -> None:
-        """Do the same with a driver that blocks."""
+        """Do the same with a function that runs ``STILL_RUNNING`` with its argument, and blocks."""
         if self._is_due():
             asked = self._backends
             self._forget_ended(asked, read(sorted(asked)))
@@ -286,34 +270,58 @@ class AbandonedCommits:
             )
 
 
-class watching_commit:  # noqa: N801 - used like a function; a generator would cost more
-    """Watch a COMMIT that is sent in the block. Other errors of the block are raised unchanged.
+class CommitWatch:
+    """Watches a COMMIT that is sent in a ``with`` block, on any driver. Raises nothing by itself.
 
-    Raises ``CommitUnknownError`` if the standby may not have the commit; with ``is_read``, for what
-    confirms a record that was read, ``StoreUnavailableError``. A commit that was cut is counted:
-    the server still works on it.
+    A commit that was cut is counted: the server still works on it.
     """
 
-    __slots__ = ("_abandoned", "_is_read", "_notices")
+    __slots__ = ("_abandoned", "_notices", "is_outdated")
+
+    def __init__(self, notices: "CommitNotices | Any", abandoned: AbandonedCommits) -> None:
+        self._notices = notices
+        self._abandoned = abandoned
+        # Another server was reached since the connection was opened.
+        self.is_outdated = False
+
+    def __enter__(self) -> Any:
+        self._notices.has_warned = False
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is not None and self._notices.was_cut:
+            self._abandoned.add(self._notices.backend)
+
+    def raise_if_unknown(self, *, is_read: bool = False) -> None:
+        """Raise ``CommitUnknownError`` if a COMMIT that succeeded may be lost.
+
+        With ``is_read``, for what confirms a record that was read, ``StoreUnavailableError``.
+        """
+        if not self._notices.has_warned and not self.is_outdated:
+            return
+        if is_read:
+            raise unconfirmed("the standby did not confirm it")
+        raise CommitUnknownError("the commit may not be on the standby, or on a promoted server")
+
+
+class watching_commit(CommitWatch):  # noqa: N801 - used like a function; a generator would cost more
+    """Watch a COMMIT, and raise at the end of the block if its outcome is unknown.
+
+    Other errors of the block are raised unchanged.
+    """
+
+    __slots__ = ("_is_read",)
 
     def __init__(
         self, notices: CommitNotices, abandoned: AbandonedCommits, *, is_read: bool = False
     ) -> None:
-        self._notices = notices
-        self._abandoned = abandoned
+        super().__init__(notices, abandoned)
         self._is_read = is_read
 
-    def __enter__(self) -> None:
-        self._notices.has_warned = False
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            if self._notices.was_cut:
-                self._abandoned.add(self._notices.backend)
-        elif self._notices.has_warned:
-            if self._is_read:
-                raise unconfirmed("the standby did not confirm it")
-            raise CommitUnknownError("the commit may not have been replicated")
+    def __exit__(self, kind: object, *raised: object) -> None:
+        super().__exit__(kind, *raised)
+        if kind is None:
+            self.raise_if_unknown(is_read=self._is_read)
 
 
 class ReplicationBarrier:

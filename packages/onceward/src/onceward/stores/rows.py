@@ -186,9 +186,10 @@ def to_values(params: Params) -> dict[str, Any]:
     """Convert parameters to types that SQLite stores."""
     if params is None:
         return {}
+    given = params if type(params) is dict else named_parameters(params)
     return {
         name: to_text(value) if isinstance(value, datetime) else value
-        for name, value in named_parameters(params).items()
+        for name, value in given.items()
     }
 
 

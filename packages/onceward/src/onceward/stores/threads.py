@@ -103,7 +103,6 @@ class StoreThreads:
         return True
 
     def free_slot(self) -> None:
-        """Return a slot."""
         self._taken -= 1
         self._slots.release()
 
@@ -164,16 +163,13 @@ class SyncTransaction:
         self._transaction = transaction
 
     def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
         changed: int = self._wait(self._transaction.execute(sql, params))
         return changed
 
     def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
         rows: Sequence[Row] = self._wait(self._transaction.fetch_all(sql, params))
         return rows
 
     def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
         row: Row | None = self._wait(self._transaction.fetch_one(sql, params))
         return row

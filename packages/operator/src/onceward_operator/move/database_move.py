@@ -24,8 +24,7 @@ from onceward.core.table_names import DEFAULT_PREFIX, TableNames
 from onceward.errors import ConfigurationError, StoreError
 from onceward.ports import FaultPoints
 from onceward.stores.factory import migrations_for
-from onceward.stores.migrations import MIGRATION_LOCK
-from onceward.stores.parts import GUARD, Part, Schema, installed_parts
+from onceward.stores.parts import GUARD, MIGRATION_LOCK, Part, Schema, installed_parts
 from onceward.stores.postgres.asyncpg_driver import AsyncpgDriver
 from onceward_operator.move.source import Source, SourceMark
 from onceward_operator.move.target import MoveState, Target, TargetTable, connect

@@ -10,7 +10,7 @@ import asyncpg
 from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.stores.errors import unavailable
-from onceward.stores.migrations import MigrationTable
+from onceward.stores.parts import MigrationTable
 from onceward.stores.postgres.asyncpg_driver import AsyncpgDriver
 from onceward.stores.postgres.hosts import check_dsn
 from onceward.stores.postgres.session import STARTUP_PARAMETERS

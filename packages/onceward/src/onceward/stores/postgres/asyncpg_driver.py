@@ -106,7 +106,6 @@ class AsyncpgDriver:
         self.time = PoolTime()
 
     async def connect(self, *, is_limited: bool = True) -> Any:
-        """Open a connection to the writable server."""
         limit = self.deadlines.statement_seconds
         limit_or_none = limit if is_limited and limit < math.inf else None
         is_first = self.deadlines.timelines.is_empty
@@ -142,7 +141,6 @@ class AsyncpgDriver:
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
         on_silence: Callable[[], None] | None = None,
     ) -> ConnectionPool:
-        """Return an empty pool."""
         return ConnectionPool(
             self.connect,
             limit=limit,
@@ -153,7 +151,6 @@ class AsyncpgDriver:
         )
 
     async def roll_back(self, connection: Any, message: str) -> str:
-        """Send ROLLBACK, and wait at most five seconds."""
         tag: str = await connection.execute(message, timeout=_ROLLBACK_SECONDS)
         return tag
 
@@ -162,11 +159,9 @@ class AsyncpgDriver:
         return not any(getattr(connection, name, None) for name in _CALLBACKS)
 
     def raw(self, connection: Any) -> Any:
-        """Return the connection, which is asyncpg's."""
         return connection
 
     def handler_transaction(self, statements: PostgresTransaction) -> PostgresTransaction:
-        """Return the same transaction."""
         return statements
 
     def translate_error(self, error: BaseException) -> NoReturn:
@@ -182,7 +177,6 @@ class AsyncpgDriver:
         raise unavailable(error) from error
 
     def notifier(self, run: Callable[[str], Awaitable[Any]], channel: str) -> PostgresNotifier:
-        """Return a notifier that uses asyncpg's listeners."""
         return PostgresNotifier(
             self.connect,
             run,
@@ -198,7 +192,6 @@ class AsyncpgDriver:
         notify: Callable[[], Awaitable[None]],
         seconds: float,
     ) -> bool:
-        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
         arrived = asyncio.Event()
 
         def receive(*_: Any) -> None:

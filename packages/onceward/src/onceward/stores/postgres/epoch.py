@@ -9,8 +9,8 @@ them: only its WAL position is below one that was seen before.
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, Final, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
 
 from onceward.core.table_names import TableNames
 from onceward.ports import EpochReading
@@ -18,6 +18,7 @@ from onceward.stores.errors import DENIED_STATES, LOST_STATES, NO_TABLE_STATES, 
 from onceward.stores.postgres.hosts import Timelines
 from onceward.stores.replication import Durability
 from onceward.stores.sql_loader import load_queries
+from onceward_protocol.storage.migrations import Steps, run_steps, run_steps_async
 
 __all__ = ["EpochReader", "backend_of"]
 
@@ -28,15 +29,6 @@ _UNKNOWN: Final = EpochReading(None)
 Report = Callable[[EpochReading], None]
 
 
-class _Attempt(NamedTuple):
-    """One reading that has begun, and what was known before it."""
-
-    sql: str
-    is_by_start: bool
-    identity: str | None
-    position: int
-
-
 class EpochReader:
     """Reads the epoch on connections of one store, and reports it. May be used in any thread."""
 
@@ -45,18 +37,13 @@ class EpochReader:
         self._lock = threading.Lock()
         self._is_denied = False
         self._is_unknown = False
-        # The last epoch, and its highest WAL position.
-        self._identity: str | None = None
+        # The last epoch, None before the first reading, and its highest WAL position.
+        self.identity: str | None = None
         self._position = 0
         self.timelines = Timelines()
         # What the server guaranteed at the last reading, and when that was (monotonic).
         self.durability: Durability | None = None
         self.durability_at = 0.0
-
-    @property
-    def identity(self) -> str | None:
-        """The identity that was read last; None before the first reading."""
-        return self._identity
 
     def report_to(self, report: Report) -> None:
         """Call ``report`` after each reading, in the thread of the reading."""
@@ -70,19 +57,11 @@ class EpochReader:
         outages: tuple[type[BaseException], ...] = (),
     ) -> EpochReading:
         """Read and report. Raises ``outages`` unchanged; of ``errors`` none."""
-        is_by_start = False
-        while True:
-            attempt = self._begin(names, is_by_start=is_by_start)
-            try:
-                row = await fetch_row(attempt.sql)
-            except outages:
-                raise
-            except errors as error:
-                is_by_start = self._falls_back(attempt, error)
-                if not is_by_start:
-                    return self._finish(attempt, None)
-            else:
-                return self._finish(attempt, row)
+
+        async def fetch(sql: str, _values: object) -> Sequence[Any]:
+            return (await fetch_row(sql),)
+
+        return await run_steps_async(self._read(names, errors, outages), fetch)
 
     def read_blocking(
         self,
@@ -91,33 +70,43 @@ class EpochReader:
         errors: tuple[type[BaseException], ...],
     ) -> EpochReading:
         """Do the same with a sync driver. A lost connection is not reported: nothing is known."""
+        steps = self._read(names, errors, ignores_lost=True)
+        return run_steps(steps, lambda sql, _values: (fetch_row(sql),))
+
+    def _read(
+        self,
+        names: TableNames,
+        errors: tuple[type[BaseException], ...],
+        outages: tuple[type[BaseException], ...] = (),
+        *,
+        ignores_lost: bool = False,
+    ) -> Steps[EpochReading]:
+        """Yield the queries of a reading."""
+        queries = load_queries("onceward.stores.postgres", "epoch.sql", names=names)
         is_by_start = False
         while True:
-            attempt = self._begin(names, is_by_start=is_by_start)
+            with self._lock:
+                is_by_start = is_by_start or self._is_denied
+                before = self.identity, self._position
             try:
-                row = fetch_row(attempt.sql)
+                (row,) = yield queries["read_epoch_by_start" if is_by_start else "read_epoch"], ()
+            except outages:
+                raise
             except errors as error:
-                if _state_of(error).startswith(LOST_STATES):
+                state = state_of(error) or "08006"  # without one, the connection was lost
+                if ignores_lost and state.startswith(LOST_STATES):
                     return _UNKNOWN
-                is_by_start = self._falls_back(attempt, error)
-                if not is_by_start:
-                    return self._finish(attempt, None)
+                if not self._falls_back(error, state, is_by_start=is_by_start):
+                    return self._finish(None, before)
+                is_by_start = True
             else:
-                return self._finish(attempt, row)
+                return self._finish(row, before)
 
-    def _begin(self, names: TableNames, *, is_by_start: bool) -> _Attempt:
-        sql = load_queries("onceward.stores.postgres", "epoch.sql", names=names)
-        with self._lock:
-            is_by_start = is_by_start or self._is_denied
-            name = "read_epoch_by_start" if is_by_start else "read_epoch"
-            return _Attempt(sql[name], is_by_start, self._identity, self._position)
-
-    def _falls_back(self, attempt: _Attempt, error: BaseException) -> bool:
+    def _falls_back(self, error: BaseException, state: str, *, is_by_start: bool) -> bool:
         """Return whether to read the start time of the server instead of its identity."""
-        state = _state_of(error)
         if state in NO_TABLE_STATES:
             return False
-        if attempt.is_by_start:
+        if is_by_start:
             if not self._is_unknown:
                 self._is_unknown = True
                 _log.warning("the epoch of the database is unknown, nothing is cached: %s", error)
@@ -131,7 +120,8 @@ class EpochReader:
             )
         return True
 
-    def _finish(self, attempt: _Attempt, row: Any) -> EpochReading:
+    def _finish(self, row: Any, before: tuple[str | None, int]) -> EpochReading:
+        """Report what was read; ``before`` is what was known before the statement began."""
         reading = _UNKNOWN
         if row is not None:
             self._see_durability(Durability.of(tuple(row)[3:8]))
@@ -140,13 +130,9 @@ class EpochReader:
             if not self.timelines.see_identity(identity):
                 # The server was replaced: what it says of its data does not count.
                 return EpochReading(None, is_replaced=True)
-            # Compared with what was known before the statement began: of two connections, the one
-            # that has read first may be the second to report.
-            went_back = (
-                attempt.identity == identity
-                and position is not None
-                and position < attempt.position
-            )
+            # Not with what is known now: of two connections, the one that has read first may be the
+            # second to report.
+            went_back = before[0] == identity and position is not None and position < before[1]
             reading = EpochReading(identity, cache_epoch, position, went_back=went_back)
             self._see(identity, position or 0, went_back=went_back)
             self._is_unknown = False
@@ -168,15 +154,10 @@ class EpochReader:
 
     def _see(self, identity: str, position: int, *, went_back: bool) -> None:
         with self._lock:
-            if went_back or identity != self._identity or position > self._position:
-                self._identity, self._position = identity, position
+            if went_back or identity != self.identity or position > self._position:
+                self.identity, self._position = identity, position
 
 
 def backend_of(row: Any) -> int:
     """Return the process id of the backend that has read an epoch; a pooler says others."""
     return int(row[8])
-
-
-def _state_of(error: BaseException) -> str:
-    """Return a SQLSTATE. Without one, the connection was lost: that of a connection failure."""
-    return state_of(error) or "08006"

@@ -14,7 +14,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 from onceward.errors import ConfigurationError
@@ -38,20 +38,7 @@ _ATTRIBUTE: Final = "target_session_attrs"
 _WRITABLE: Final = "read-write"
 
 
-class _BlockingConnection(Protocol):
-    def close(self) -> None:
-        """Close."""
-
-
-B = TypeVar("B", bound=_BlockingConnection)
-
-
-class _Closable(Protocol):
-    def terminate(self) -> None:
-        """Close at once."""
-
-
-C = TypeVar("C", bound=_Closable)
+C = TypeVar("C")
 F = TypeVar("F", "asyncio.Future[Any]", "Future[Any]")
 
 
@@ -107,18 +94,16 @@ async def connect_to_writable(
     if len(urls) == 1:
         return (await connect(urls[0]))[1]
     attempts = [asyncio.ensure_future(connect(url)) for url in urls]
-    chosen: asyncio.Future[tuple[int, C]] | None = None
+    chosen = None
     try:
         pending = set(attempts)
         while pending and not _connected(attempts):
             _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         if pending and compare_seconds:
             await asyncio.wait(pending, timeout=compare_seconds)
-        connected = _connected(attempts)
-        if not connected:
-            return attempts[-1].result()[1]
-        chosen = max(connected, key=lambda attempt: attempt.result()[0])
-        return chosen.result()[1]
+        chosen = _newest(attempts)
+        connection: C = chosen.result()[1]
+        return connection
     finally:
         for attempt in attempts:
             if attempt is not chosen:
@@ -132,18 +117,26 @@ def _connected(attempts: Sequence[F]) -> list[F]:
     ]
 
 
-def _close(attempt: "asyncio.Future[tuple[int, C]]") -> None:
+def _newest(attempts: Sequence[F]) -> F:
+    """Return the attempt with the newest timeline; if all have failed, the last one."""
+    connected = _connected(attempts)
+    return max(connected, key=lambda each: int(each.result()[0]), default=attempts[-1])
+
+
+def _close(attempt: F) -> None:
     """Close a connection that is not used, and mark an error as seen."""
     if not attempt.cancelled() and attempt.exception() is None:
-        attempt.result()[1].terminate()
+        connection = attempt.result()[1]
+        # The names of asyncpg and of psycopg.
+        (connection.terminate if isinstance(attempt, asyncio.Future) else connection.close)()
 
 
 def connect_blocking_to_writable(
     urls: Sequence[str],
-    connect: Callable[[str], tuple[int, B]],
+    connect: Callable[[str], tuple[int, C]],
     *,
     compare_seconds: float = 0.0,
-) -> B:
+) -> C:
     """Do the same with a driver that blocks, in a thread for each host."""
     if len(urls) == 1:
         return connect(urls[0])[1]
@@ -153,19 +146,17 @@ def connect_blocking_to_writable(
         _, pending = wait(pending, return_when=FIRST_COMPLETED)
     if pending and compare_seconds:
         wait(pending, timeout=compare_seconds)
-    connected = _connected(attempts)
-    if not connected:
-        return attempts[-1].result()[1]
-    chosen: Future[tuple[int, B]] = max(connected, key=lambda attempt: attempt.result()[0])
+    chosen = _newest(attempts)
     for attempt in attempts:
         if attempt is not chosen:
-            attempt.add_done_callback(_close_blocking)
-    return chosen.result()[1]
+            attempt.add_done_callback(_close)
+    connection: C = chosen.result()[1]
+    return connection
 
 
-def _in_thread(connect: Callable[[str], tuple[int, B]], url: str) -> "Future[tuple[int, B]]":
+def _in_thread(connect: Callable[[str], tuple[int, C]], url: str) -> "Future[tuple[int, C]]":
     """Connect in a thread that does not keep the process alive."""
-    attempt: Future[tuple[int, B]] = Future()
+    attempt: Future[tuple[int, C]] = Future()
 
     def run() -> None:
         try:
@@ -175,11 +166,6 @@ def _in_thread(connect: Callable[[str], tuple[int, B]], url: str) -> "Future[tup
 
     threading.Thread(target=run, name="onceward-connect", daemon=True).start()
     return attempt
-
-
-def _close_blocking(attempt: "Future[tuple[int, B]]") -> None:
-    if attempt.exception() is None:
-        attempt.result()[1].close()
 
 
 _HIGHEST_PORT: Final = 65_535

@@ -68,7 +68,6 @@ class PostgresNotifier(LocalNotifier):
             await listening
 
     async def close(self) -> None:
-        """Stop listening; wait for a notification that is being sent."""
         listener, self._listener = self._listener, None
         if listener is not None:
             listener.cancel()

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 from onceward.stores.postgres.driver import NEVER
 
-__all__ = ["SILENT_TICKS", "TICK_SECONDS", "ConnectionPool", "PoolTime", "StatementAges"]
+__all__ = [
+    "SILENT_TICKS",
+    "TICK_SECONDS",
+    "ConnectionPool",
+    "PoolTime",
+    "StatementAges",
+    "cut_connection",
+]
 
 # Between two looks at the deadlines. A timer for each statement would cost several microseconds.
 TICK_SECONDS: Final = 0.25
@@ -96,7 +103,6 @@ class ConnectionPool:
         self._is_closed = False
 
     async def fill(self, count: int) -> None:
-        """Open connections in advance; raises what ``connect`` raises."""
         if self._timer is None:
             self._tick()
         opened = [await self._open() for _ in range(min(count, self._limit))]
@@ -108,7 +114,6 @@ class ConnectionPool:
         return None if self._waiting else self._take_idle()
 
     async def acquire(self, timeout_seconds: float) -> Any:
-        """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
         connection = self.take()
         if connection is not None:
             return connection
@@ -145,10 +150,9 @@ class ConnectionPool:
         self._drop_idle()
         if cut:
             for connection in [each for each in self._busy if each.deadline is not NEVER]:
-                _cut(connection)
+                cut_connection(connection)
 
     def is_outdated(self, connection: Any) -> bool:
-        """Check whether a connection in use was opened before ``renew``."""
         return connection in self._outdated
 
     def _tick(self) -> None:
@@ -157,7 +161,7 @@ class ConnectionPool:
         was_cut = is_silent = False
         for connection, deadline, count in self._ages.look(self._busy):
             if deadline < now:
-                _cut(connection)
+                cut_connection(connection)
                 was_cut = is_silent = True
                 # Others may have had responses: then it is the statement that is slow.
                 if self._responded_at <= now - (count - 1) * TICK_SECONDS:
@@ -170,7 +174,6 @@ class ConnectionPool:
         self._timer = asyncio.get_running_loop().call_later(TICK_SECONDS, self._tick)
 
     async def close(self, timeout_seconds: float) -> None:
-        """Wait for connections in use or being opened, then close all."""
         self._is_closed = True
         try:
             await self._close(timeout_seconds)
@@ -219,7 +222,11 @@ class ConnectionPool:
         try:
             connection = await self._connect()
             if self._on_connect is not None:
-                await self._prepare(connection, self._on_connect)
+                try:
+                    await self._on_connect(connection)
+                except BaseException:
+                    connection.terminate()
+                    raise
         except BaseException as error:
             self._connecting -= 1
             if isinstance(error, TimeoutError):
@@ -233,14 +240,6 @@ class ConnectionPool:
             raise ConnectionError("the pool is closed")
         self._busy.add(connection)
         return connection
-
-    @staticmethod
-    async def _prepare(connection: Any, on_connect: Callable[[Any], Awaitable[None]]) -> None:
-        try:
-            await on_connect(connection)
-        except BaseException:
-            connection.terminate()
-            raise
 
     async def _wait(self) -> Any:
         """Wait for a connection, or for capacity to open one."""
@@ -283,7 +282,7 @@ def _silent() -> ConnectionError:
     return ConnectionError("the server does not respond")
 
 
-def _cut(connection: Any) -> None:
+def cut_connection(connection: Any) -> None:
     """Close a connection; the statement that runs on it fails. Nothing is sent."""
     connection.was_cut = True
     connection.terminate()

@@ -68,7 +68,6 @@ class UsedSession:
         self.may_have_names = False
 
     def note_statement(self, sql: str) -> None:
-        """Note a statement of the app."""
         self.is_used = True
         if not self.may_have_names and _prepares(sql):
             self.may_have_names = True

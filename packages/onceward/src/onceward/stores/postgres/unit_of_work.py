@@ -1,64 +1,60 @@
-"""The transaction of one guarded request or job on PostgreSQL."""
+"""Transactions on PostgreSQL: of one guarded request or job, and of several in one batch."""
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final, Generic, NoReturn, Protocol
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from onceward.core.idempotency_record import AuditEvent, Record
-from onceward.errors import CommitUnknownError, NoTransactionError, StoreUnavailableError
-from onceward.ports import Params, Row, TransactionT_co
-from onceward.stores.base import BaseUnit
+from onceward.core.idempotency_record import AuditEvent, Record, RecordId
+from onceward.core.storable_text import check_storable
+from onceward.errors import StoreUnavailableError, SupersededError
+from onceward.ports import Found, KeyClaimed, Params, Row, TransactionT_co
+from onceward.stores.base import BaseUnit, ItemUnit, ended
 from onceward.stores.errors import (
     aborted,
+    is_aborted,
     is_read_only,
     raise_commit_error,
     raise_unstorable,
+    statement_error,
     unavailable,
 )
+from onceward.stores.postgres.connections import sending_commit
 from onceward.stores.postgres.driver import NEVER, Driver
 from onceward.stores.postgres.params import finish_statement, positional, rows_changed
-from onceward.stores.postgres.session import UsedSession
-from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values
-from onceward_protocol.storage.sql_files import Queries
+from onceward.stores.postgres.session import UsedSession, outlives_statement
+from onceward.stores.rows import (
+    HAS_WRITTEN,
+    audit_values,
+    finish_values,
+    record_of,
+    record_values,
+    to_text,
+)
 
-__all__ = ["PostgresTransaction", "PostgresUnit", "SharedPostgresTransaction"]
+if TYPE_CHECKING:
+    from onceward.stores.postgres.store import BasePostgresStore
+
+__all__ = ["PostgresChunk", "PostgresTransaction", "PostgresUnit"]
+
+T = TypeVar("T")
 
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
 
 
-class _Connections(Protocol):
-    """Takes connections back; implemented by ``PostgresStore``."""
-
-    sql: Queries
-    finish_function: str
-    driver: Driver
-
-    def begin_commit(self) -> int:
-        """Return a number for a commit that begins now; 0 if it waits for no standby."""
-
-    def confirm_commit(self, started: int) -> None:
-        """Note that a commit that began at ``started`` wrote WAL and ended without a warning."""
-
-    def is_outdated(self, connection: Any) -> bool:
-        """Check whether another server was reached since the connection was opened."""
-
-    def abandon(self, connection: Any) -> None:
-        """Note a connection that was cut during COMMIT: the server still works on it."""
-
-    def release(self, connection: Any) -> None:
-        """Return a connection to the pool."""
-
-    async def undo(self, connection: Any, used: UsedSession | None = None) -> None:
-        """Roll back, clean the session and return a connection to the pool."""
+_ITEM: Final = "onceward_item"
+_SET: Final = f"SAVEPOINT {_ITEM}"
+_RELEASE: Final = f"RELEASE SAVEPOINT {_ITEM}"
+_ROLL_BACK: Final = f"ROLLBACK TO SAVEPOINT {_ITEM}"
 
 
 class _Ended:
     """Replaces the connection of an ended unit, which may serve another request by now."""
 
     def __getattr__(self, _name: str) -> Any:
-        raise NoTransactionError("the transaction has ended: it was committed or rolled back")
+        raise ended()
 
 
 _ENDED: Final = _Ended()
@@ -84,16 +80,26 @@ class PostgresTransaction:
         """Refuse further statements: the connection may serve another request by now."""
         self._on = self.raw = _ENDED
 
-    async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
+    def execute(self, sql: str, params: Params = None) -> Coroutine[Any, Any, int]:
+        return self._run("execute", sql, params, rows_changed)
+
+    def fetch_all(self, sql: str, params: Params = None) -> Coroutine[Any, Any, Sequence[Row]]:
+        return self._run("fetch", sql, params, _dicts)
+
+    def fetch_one(self, sql: str, params: Params = None) -> Coroutine[Any, Any, Row | None]:
+        return self._run("fetchrow", sql, params, _dict_or_none)
+
+    async def _run(self, method: str, sql: str, params: Params, convert: Callable[[Any], T]) -> T:
         text, values = positional(sql, params)
         self.used.note_statement(sql)
         on, driver = self._on, self._driver
         try:
             on.deadline = driver.time.now + driver.deadlines.statement_seconds
-            return rows_changed(await on.execute(text, *values))
+            return convert(await getattr(on, method)(text, *values))
         except driver.outages as error:
-            _translate(on, driver, error)
+            if is_read_only(error):
+                on.is_read_only = True
+            driver.translate_error(error)
         except driver.errors as error:
             self.used.note_failure()
             raise_unstorable(error)
@@ -101,47 +107,13 @@ class PostgresTransaction:
         finally:
             on.deadline = NEVER
 
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
-        text, values = positional(sql, params)
-        self.used.note_statement(sql)
-        on, driver = self._on, self._driver
-        try:
-            on.deadline = driver.time.now + driver.deadlines.statement_seconds
-            return [dict(row) for row in await on.fetch(text, *values)]
-        except driver.outages as error:
-            _translate(on, driver, error)
-        except driver.errors as error:
-            self.used.note_failure()
-            raise_unstorable(error)
-            raise
-        finally:
-            on.deadline = NEVER
 
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
-        text, values = positional(sql, params)
-        self.used.note_statement(sql)
-        on, driver = self._on, self._driver
-        try:
-            on.deadline = driver.time.now + driver.deadlines.statement_seconds
-            row = await on.fetchrow(text, *values)
-        except driver.outages as error:
-            _translate(on, driver, error)
-        except driver.errors as error:
-            self.used.note_failure()
-            raise_unstorable(error)
-            raise
-        finally:
-            on.deadline = NEVER
-        return None if row is None else dict(row)
+def _dicts(rows: Sequence[Any]) -> Sequence[Row]:
+    return [dict(row) for row in rows]
 
 
-def _translate(connection: Any, driver: Driver, error: BaseException) -> NoReturn:
-    """Raise an outage as ``StoreUnavailableError``; note a server that became read-only."""
-    if is_read_only(error):
-        connection.is_read_only = True
-    driver.translate_error(error)
+def _dict_or_none(row: Any) -> Row | None:
+    return None if row is None else dict(row)
 
 
 class SharedPostgresTransaction(PostgresTransaction):
@@ -151,20 +123,9 @@ class SharedPostgresTransaction(PostgresTransaction):
         super().__init__(connection, driver)
         self.lock = asyncio.Lock()
 
-    async def execute(self, sql: str, params: Params = None) -> int:
-        """Run a statement and return how many rows it changed."""
+    async def _run(self, method: str, sql: str, params: Params, convert: Callable[[Any], T]) -> T:
         async with self.lock:
-            return await super().execute(sql, params)
-
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Return all rows of a query."""
-        async with self.lock:
-            return await super().fetch_all(sql, params)
-
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        """Return the first row of a query, or None."""
-        async with self.lock:
-            return await super().fetch_one(sql, params)
+            return await super()._run(method, sql, params, convert)
 
 
 class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
@@ -173,40 +134,30 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
     can_commit_after = True
 
     def __init__(
-        self, store: _Connections, connection: Any, *, is_kept_alive: bool = False
+        self, store: "BasePostgresStore[Any]", connection: Any, *, is_kept_alive: bool = False
     ) -> None:
         self._store = store
-        self._connection = connection
+        self._connections = store.connections
+        # The connection, for statements of the store.
+        self.connection = connection
         self._ended = False
         self._is_ending = False
         self.is_sync = store.driver.is_sync
         kind = SharedPostgresTransaction if is_kept_alive else PostgresTransaction
         self.statements: PostgresTransaction = kind(connection, store.driver)
-        self._transaction: TransactionT_co = store.driver.handler_transaction(self.statements)
-
-    @property
-    def transaction(self) -> TransactionT_co:
-        """What the handler gets. It depends on the driver."""
-        return self._transaction
-
-    @property
-    def connection(self) -> Any:
-        """The connection, for statements of the store."""
-        return self._connection
+        # What the handler gets. It depends on the driver.
+        self.transaction: TransactionT_co = store.driver.handler_transaction(self.statements)
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection was lost before the end of the transaction."""
-        return not self._ended and bool(self._connection.is_closed())
+        return not self._ended and bool(self.connection.is_closed())
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if a statement on the driver's connection failed with it."""
         driver = self._store.driver
         is_of_driver = isinstance(error, (*driver.outages, *driver.errors))
         return unavailable(error) if is_of_driver and self.is_lost else None
 
     async def has_written(self) -> bool:
-        """Return whether the handler has written."""
         row = await self.statements.fetch_one(HAS_WRITTEN)
         return row is None or bool(row["written"])
 
@@ -221,7 +172,7 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
             return
         async with shared.lock:
             with suppress(Exception):  # the next statement fails
-                await self._connection.execute("SELECT 1")
+                await self.connection.execute("SELECT 1")
 
     def commit(self, record: Record | None, audit: AuditEvent | None) -> Coroutine[Any, Any, None]:
         """Write record and audit event and commit, in one round trip."""
@@ -235,65 +186,39 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
         self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
     ) -> None:
         if self._ended:  # the connection may serve another request by now
-            raise NoTransactionError("the transaction has ended: it was committed or rolled back")
-        self._is_ending = True
+            raise ended()
         if isinstance(self.statements, SharedPostgresTransaction):
             await self._stop_keep_alive()
-        store, connection, used = self._store, self._connection, self.statements.used
-        tag, started = await self._send_commit(record, audit, last_statement)
-        self._ended = True
-        self.statements.end()
-        is_outdated = store.is_outdated(connection)
-        if used.may_have_names or used.is_raw:
-            await self._release(tag)
-        else:
-            store.release(connection)
-        if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
-            raise aborted()
-        if is_outdated or connection.has_warned:
-            raise CommitUnknownError("the commit may not be on the server that was promoted")
-        if started and record is not None:  # so it has written WAL
-            store.confirm_commit(started)
-
-    async def _send_commit(
-        self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
-    ) -> tuple[str, int]:
-        """Send the last message; return its command tag and the number of the commit."""
-        store, driver, connection = self._store, self._store.driver, self._connection
-        is_sent = False
+        connections, connection, used = self._connections, self.connection, self.statements.used
+        driver = connections.driver
         try:
             message = self._last_message(record, audit, last_statement)
             if message is None:
                 await self._save_separately(record, audit)
                 message = self._last_message(None, None, None)
-            started = store.begin_commit()
-            connection.has_warned, is_sent = False, True
-            connection.deadline = driver.time.now + driver.deadlines.commit_seconds
-            return await connection.execute(message), started
-        except driver.errors as error:
-            self._note_cut()
+            started = connections.begin_commit()
+            with sending_commit(connections, connection) as commit:
+                tag = await connection.execute(message)
+        except (*driver.errors, *driver.outages) as error:
             await self._fail()
-            is_cleaned = self.statements.used.is_used
             raise_commit_error(
-                error, driver.outages, is_cleaned=is_cleaned, is_cut=connection.was_cut
+                error, driver.outages, is_cleaned=used.is_used, is_cut=connection.was_cut
             )
-        except driver.outages as error:
-            self._note_cut()
-            await self._fail()
-            raise CommitUnknownError(str(error), is_cut=connection.was_cut) from error
         except BaseException:
-            # Cancelled while COMMIT may wait for a standby. A request to cancel would end the wait.
             connection.terminate()
-            if is_sent:
-                store.abandon(connection)
             await self._fail()
             raise
-        finally:
-            connection.deadline = NEVER
-
-    def _note_cut(self) -> None:
-        if self._connection.was_cut:
-            self._store.abandon(self._connection)
+        self._ended = True
+        self.statements.end()
+        if used.may_have_names or used.is_raw:
+            await connections.give_back(connection, used, tag)
+        else:
+            connections.release(connection)
+        if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
+            raise aborted()
+        commit.raise_if_unknown()
+        if started and record is not None:  # so it has written WAL
+            connections.confirm_commit(started)
 
     def _last_message(
         self, record: Record | None, audit: AuditEvent | None, last_statement: str | None
@@ -312,7 +237,7 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
         return used.ending(f"{finish};COMMIT")
 
     async def _save_separately(self, record: Record | None, audit: AuditEvent | None) -> None:
-        sql, connection = self._store.sql, self._connection
+        sql, connection = self._store.sql, self.connection
         if record is not None:
             await connection.execute(sql["finish"], *finish_values(record, audit))
         elif audit is not None:
@@ -320,36 +245,222 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
                 sql["save_audit_event"], *audit_values(audit, audit.created_at)
             )
 
-    async def _release(self, tag: str) -> None:
-        """Return the connection after COMMIT; close it if it cannot be cleaned."""
-        connection, used, store = self._connection, self.statements.used, self._store
-        try:
-            if used.is_used:
-                await used.drop_names(connection, tag)
-            if used.is_raw and not store.driver.restore(connection):
-                connection.terminate()
-        except BaseException as error:
-            connection.terminate()
-            if not isinstance(error, Exception):
-                raise
-        finally:
-            store.release(connection)
-
     async def rollback(self) -> None:
-        """Roll back."""
         if not self._ended:
             await self._fail()
 
     async def _stop_keep_alive(self) -> None:
         """Wait for a ``keep_alive`` under way, and refuse further ones."""
-        self._is_ending = True
-        if isinstance(self.statements, SharedPostgresTransaction):
+        is_first, self._is_ending = not self._is_ending, True
+        if is_first and isinstance(self.statements, SharedPostgresTransaction):
             async with self.statements.lock:
                 pass
 
     async def _fail(self) -> None:
         self._ended = True
-        if not self._is_ending:
-            await self._stop_keep_alive()
+        await self._stop_keep_alive()
         self.statements.end()
-        await self._store.undo(self._connection, self.statements.used)
+        await self._connections.undo(self.connection, self.statements.used)
+
+
+class _ChunkSession(UsedSession):
+    """Also notes statements whose effect lasts until the end of the transaction."""
+
+    __slots__ = ("has_failed", "is_lasting", "is_touched")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_lasting = False
+        # A statement of the current item has run, or may have.
+        self.is_touched = False
+        # One of them has failed, so that the transaction is aborted.
+        self.has_failed = False
+
+    def note_statement(self, sql: str) -> None:
+        super().note_statement(sql)
+        self.is_touched = True
+        if not self.is_lasting and outlives_statement(sql):
+            self.is_lasting = True
+
+    def note_failure(self) -> None:
+        self.has_failed = True
+
+    def note_raw(self) -> None:
+        """Raise: with the driver's connection, a handler could commit the other items.
+
+        Its request becomes a 503, which is rolled back, and runs again alone.
+        """
+        raise StoreUnavailableError(
+            "a handler that uses the driver's connection does not share a transaction",
+            is_outage=False,
+            is_for_callers=True,
+        )
+
+
+class PostgresChunk:
+    """Owns a connection with an open transaction until commit or rollback."""
+
+    def __init__(
+        self, store: "BasePostgresStore[Any]", unit: PostgresUnit[Any], *, has_savepoints: bool
+    ) -> None:
+        self._store = store
+        self._unit = unit
+        self._driver = store.driver
+        self._used = unit.statements.used = _ChunkSession()
+        # A savepoint was set for the next item, or is left from a rollback to it.
+        self._has_savepoint = False
+        self._sets_savepoints = has_savepoints
+        self.is_broken = False
+        self.needs_savepoints = False
+
+    @property
+    def must_end(self) -> bool:
+        """True after a SET, a temporary table and the like, which the next item would see."""
+        return self._used.is_lasting
+
+    async def claim(
+        self, record_ids: Sequence[RecordId], now: datetime
+    ) -> Sequence[KeyClaimed | Found]:
+        """Try all locks in one statement, then look all keys up in another one.
+
+        In two statements with separate snapshots: in one, the snapshot would be older than the
+        locks, and a record committed in between would be missed. Records are returned when they
+        are on the synchronous standby, too.
+        """
+        for record_id in record_ids:
+            check_storable(*record_id)
+        numbers = [self._store.table_names.lock_number(*record_id) for record_id in record_ids]
+        try:
+            await self._release_savepoint()
+            count = await self._lock(numbers)
+            rows = []
+            if count:
+                tenants, endpoints, keys = zip(*record_ids[:count], strict=True)
+                rows = await self._unit.connection.fetch(
+                    self._store.sql["find_records"], list(tenants), list(endpoints), list(keys)
+                )
+        except BaseException as error:
+            self.is_broken = True
+            if isinstance(error, self._driver.outages):
+                self._driver.translate_error(error)
+            if isinstance(error, self._driver.errors):
+                raise statement_error(error) from error
+            raise
+        claims: list[KeyClaimed | Found] = [KeyClaimed() for _ in range(count)]
+        for row in rows:
+            place, *columns = tuple(row)
+            record = record_of(record_ids[place - 1], columns)
+            is_live = record.expires_at > now
+            claims[place - 1] = Found(record) if is_live else KeyClaimed(after_expiry=True)
+        if any(isinstance(claim, Found) for claim in claims):
+            await self._store.connections.confirm_replicated()
+        return claims
+
+    async def _lock(self, numbers: Sequence[int]) -> int:
+        """Lock the numbers up to the first that is held elsewhere; return how many."""
+        connection, count = self._unit.connection, len(numbers)
+        while count:
+            await connection.execute(_SET)
+            wanted = [str(number) for number in sorted(set(numbers[:count]))]
+            rows = await connection.fetch(self._store.sql["try_locks"], wanted)
+            held = {row[0] for row in rows if not row[1]}
+            if not held:
+                await connection.execute(_RELEASE)
+                return count
+            # Frees the locks behind the first that is held, too.
+            await connection.execute(f"{_ROLL_BACK};{_RELEASE}")
+            count = next(at for at, number in enumerate(numbers) if number in held)
+        return 0
+
+    async def statements(self) -> PostgresTransaction:
+        """Return the transaction, outside the savepoints of items."""
+        await self._release_savepoint()
+        return self._unit.statements
+
+    async def begin_item(self) -> ItemUnit:
+        """Set a savepoint, unless there is one already or the chunk has none."""
+        if self._sets_savepoints and not self._has_savepoint:
+            await self._send(_SET)
+        self._has_savepoint = self._used.is_touched = False
+        statements = PostgresTransaction(self._unit.connection, self._driver)
+        statements.used = self._used
+        return ItemUnit(self.end_item, statements, self._driver.handler_transaction(statements))
+
+    async def end_item(self, *, is_kept: bool) -> None:
+        """Release the savepoint, or roll back to it; there is one for the next item then."""
+        used = self._used
+        if not self._sets_savepoints:
+            if used.has_failed or (used.is_touched and not is_kept):
+                self.is_broken = self.needs_savepoints = True
+            return
+        if not used.is_touched:  # nothing to keep or to undo: the next item has the same one
+            self._has_savepoint = True
+            return
+        try:
+            await self._unit.connection.execute(f"{_RELEASE};{_SET}" if is_kept else _ROLL_BACK)
+            self._has_savepoint = True
+        except self._driver.errors as error:
+            if is_kept and is_aborted(error):
+                await self.end_item(is_kept=False)
+                raise aborted() from error
+            self.is_broken = True
+        except self._driver.outages:
+            self.is_broken = True
+        except BaseException:
+            self.is_broken = True
+            raise
+
+    async def commit(self, records: Sequence[Record], audits: Sequence[AuditEvent]) -> None:
+        """Write records and audit events in one statement, and commit."""
+        try:
+            if self._store.table_names.is_distributed:
+                await self._unit.connection.execute(self._store.sql["two_phase_commit"])
+            if records or audits:
+                saved = _columns([record_values(record) for record in records], 14)
+                # Without the reason, which a request does not have.
+                events = [audit_values(audit, to_text(audit.created_at))[:11] for audit in audits]
+                row = await self._unit.connection.fetchrow(
+                    self._store.sql["save_records"], *saved, *_columns(events, 11)
+                )
+                if row[0] != len(records):
+                    raise SupersededError(  # noqa: TRY301 - rolled back below
+                        "another request with one of these keys was committed first"
+                    )
+        except BaseException as error:
+            await self._unit.rollback()
+            if isinstance(error, self._driver.outages):
+                raise unavailable(error) from error
+            if isinstance(error, self._driver.errors):
+                raise statement_error(error) from error
+            raise
+        await self._unit.commit(None, None)
+
+    async def rollback(self) -> None:
+        await self._unit.rollback()
+
+    async def _release_savepoint(self) -> None:
+        """Release an empty savepoint: a rollback to it would free the locks taken after it."""
+        if self._has_savepoint:
+            self._has_savepoint = False
+            await self._send(_RELEASE)
+
+    async def _send(self, sql: str) -> None:
+        try:
+            await self._unit.connection.execute(sql)
+        except BaseException as error:
+            self.is_broken = True
+            if isinstance(error, self._driver.outages):
+                raise unavailable(error) from error
+            raise
+
+
+def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[str | None]]:
+    """Return rows by column, as text, for ``save_records``."""
+    columns = zip(*rows, strict=True) if rows else [()] * width
+    return [[_text(value) for value in column] for column in columns]
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes):
+        return f"\\x{value.hex()}"
+    return None if value is None else str(value)

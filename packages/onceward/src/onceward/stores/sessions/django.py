@@ -50,7 +50,7 @@ from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages, SessionLimits
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.file import file_identity
+from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import named_parameters, refuse_transaction_control
 from onceward_protocol.storage.migrations import Migration
 

@@ -42,7 +42,7 @@ from onceward.stores.sessions.sqlalchemy_unit import (
 )
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.file import file_identity
+from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import to_pyformat
 from onceward_protocol.storage.migrations import Migration
 

@@ -22,15 +22,15 @@ from onceward.ports import (
 )
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import SUPERSEDED
-from onceward.stores.migrations import MIGRATION_LOCK, MigrationTable
 from onceward.stores.notifier import LocalNotifier
+from onceward.stores.parts import MIGRATION_LOCK, MigrationTable
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.postgres.params import instant_literal, text_literals
 from onceward.stores.replication import STILL_RUNNING
 from onceward.stores.rows import audit_values, finish_values, record_of, record_values
 from onceward.stores.sessions.messages import Messages, SessionLimits
 from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.file import reading_of
+from onceward.stores.sqlite.store import reading_of
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 

@@ -34,11 +34,9 @@ from typing import Any, Final, TypeVar
 from onceward.errors import StoreUnavailableError
 from onceward.stores.errors import is_sqlite_busy
 
-__all__ = ["Writer"]
+__all__ = ["ConnectionThread", "Writer"]
 
 T = TypeVar("T")
-
-__all__ = ["ConnectionThread"]
 
 _Job = tuple[Callable[[sqlite3.Connection], object], asyncio.Future[object]]
 

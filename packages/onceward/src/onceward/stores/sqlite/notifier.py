@@ -66,7 +66,6 @@ class SocketNotifier(LocalNotifier):
         asyncio.get_running_loop().add_reader(listening, self._receive)
 
     async def close(self) -> None:
-        """Remove the socket."""
         listening, self._socket = self._socket, None
         if listening is not None:
             asyncio.get_running_loop().remove_reader(listening)

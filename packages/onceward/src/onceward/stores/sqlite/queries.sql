@@ -57,14 +57,14 @@ SELECT tenant, endpoint, idempotency_key,
        canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
        request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
   FROM onceward_idempotency_records
- WHERE (:tenant IS NULL OR tenant = :tenant)
-   AND (:endpoint IS NULL OR endpoint = :endpoint)
-   AND (:key IS NULL OR idempotency_key = :key)
-   AND (:after_at IS NULL
+ WHERE (?1 IS NULL OR tenant = ?1)
+   AND (?2 IS NULL OR endpoint = ?2)
+   AND (?3 IS NULL OR idempotency_key = ?3)
+   AND (?4 IS NULL
         OR (created_at, tenant, endpoint, idempotency_key)
-         < (:after_at, :after_tenant, :after_endpoint, :after_key))
+         < (?4, ?5, ?6, ?7))
  ORDER BY created_at DESC, tenant DESC, endpoint DESC, idempotency_key DESC
- LIMIT :limit;
+ LIMIT ?8;
 
 -- name: read_secret
 SELECT secret FROM onceward_secret;

@@ -2,11 +2,12 @@
 
 import asyncio
 import logging
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from onceward.core.decision import Held
 from onceward.core.idempotency_record import Record, RecordId
@@ -17,18 +18,28 @@ from onceward.ports import Claimed, EpochReading, Found, Params, Row
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_sqlite_busy, is_sqlite_outage
 from onceward.stores.rows import rows_of, to_text, to_values
-from onceward.stores.sqlite.chunk import SqliteChunk
-from onceward.stores.sqlite.file import FileIdentity, file_identity, reading_of
 from onceward.stores.sqlite.group_commit import ConnectionThread, Writer
 from onceward.stores.sqlite.notifier import SocketNotifier
-from onceward.stores.sqlite.unit_of_work import SqliteTransaction, SqliteUnit, find_any
+from onceward.stores.sqlite.unit_of_work import (
+    SqliteChunk,
+    SqliteTransaction,
+    SqliteUnit,
+    find_any,
+)
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
-__all__ = ["SqliteStore"]
+__all__ = ["FileIdentity", "SqliteStore", "file_identity", "open_exclusively", "reading_of"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("onceward.stores")
+
+# The device and the inode of a file.
+FileIdentity = tuple[int, int]
+# Another process may have the file open for an instant, such as a command that ends.
+_LOCK_SECONDS: Final = 0.5
 
 
 class SqliteStore(BaseStore[SqliteTransaction]):
@@ -41,6 +52,8 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     """
 
     is_one_writer = True
+    # Not a property: every request asks for it.
+    gate = None
     # Other requests wait for the write turn meanwhile.
     chunk_items = 16
 
@@ -62,7 +75,8 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             raise ConfigurationError(
                 "SqliteStore takes the path of a file: give a URL to open_store instead"
             )
-        self._path = str(path)
+        # The file, as it was given.
+        self.sqlite_path = str(path)
         self._busy_seconds = busy_seconds
         names = TableNames.chosen(table_prefix, None, is_sqlite=True)
         super().__init__("sqlite", names, migrations)
@@ -72,11 +86,6 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         self._is_open = False
         self._make_threads()
 
-    @property
-    def sqlite_path(self) -> str:
-        """The file, as it was given."""
-        return self._path
-
     async def open(self) -> None:
         """Open the file with WAL and ``synchronous=FULL``, and migrate it. Idempotent."""
         if self._is_open:
@@ -85,7 +94,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             return
         # New ones: a thread starts only once, and a lock belongs to one event loop.
         self._make_threads()
-        create_database_file(self._path)
+        create_database_file(self.sqlite_path)
         self._reopening = asyncio.Lock()
         try:
             await self._writing.start()
@@ -94,11 +103,11 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             await self._reader.run(self._connect_lookup)
         except sqlite3.Error as error:
             await self.close()
-            raise StoreUnavailableError(f"cannot open {self._path}: {error}") from error
+            raise StoreUnavailableError(f"cannot open {self.sqlite_path}: {error}") from error
         except ConfigurationError:
             await self.close()
             raise
-        self._file = file_identity(self._path)
+        self._file = file_identity(self.sqlite_path)
         self._is_open = True
 
     async def close(self) -> None:
@@ -154,14 +163,12 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run a query on the reading connection."""
         values = to_values(params)
-        rows: list[Row] = await self._read(lambda db: rows_of(db.execute(sql, values)))
-        return rows
+        return await self._read(lambda db: rows_of(db.execute(sql, values)))
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run one statement in its own transaction."""
         values = to_values(params)
-        rows: list[Row] = await self._in_transaction(lambda db: rows_of(db.execute(sql, values)))
-        return rows
+        return await self._in_transaction(lambda db: rows_of(db.execute(sql, values)))
 
     async def write_unless_busy(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Run one statement in its own transaction, after the requests that already wait.
@@ -169,26 +176,21 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         Raises ``StoreUnavailableError`` at once if another process writes.
         """
         values = to_values(params)
-        rows: list[Row] = await self._in_transaction(
-            lambda db: rows_of(db.execute(sql, values)), waits=False
-        )
-        return rows
+        return await self._in_transaction(lambda db: rows_of(db.execute(sql, values)), waits=False)
 
     def notifier(self) -> SocketNotifier:
         """Return a notifier for the processes that use this file."""
-        return SocketNotifier(self._path, channel=self.table_names.channel)
+        return SocketNotifier(self.sqlite_path, channel=self.table_names.channel)
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records, in its own transaction."""
-        instant = to_text(now)
-        deleted: int = await self._in_transaction(
-            lambda db: db.execute(self.sql["sweep_records"], (instant, limit)).rowcount
+        values = (to_text(now), limit)
+        return await self._in_transaction(
+            lambda db: db.execute(self.sql["sweep_records"], values).rowcount
         )
-        return deleted
 
     async def _list(self, sql: str, values: Any) -> Sequence[Any]:
-        rows: Sequence[Any] = await self._read(lambda db: db.execute(sql, values).fetchall())
-        return rows
+        return await self._read(lambda db: db.execute(sql, values).fetchall())
 
     def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
         """Report the epoch of each file that is opened."""
@@ -197,7 +199,7 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     async def read_epoch(self) -> EpochReading:
         """Read the epoch of the file that is at the path now."""
         await self._follow_file()
-        reading = reading_of(self._path, await self._cache_epoch())
+        reading = reading_of(self.sqlite_path, await self._cache_epoch())
         for report in self._reports:
             report(reading)
         return reading
@@ -208,15 +210,15 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         The connections would go on using the old file, of which nothing is left in the end. Units
         that have begun on it fail.
         """
-        if not self._is_open or file_identity(self._path) == self._file:
+        if not self._is_open or file_identity(self.sqlite_path) == self._file:
             return
         async with self._reopening:
-            found = file_identity(self._path)
+            found = file_identity(self.sqlite_path)
             if found is None:
-                raise StoreUnavailableError(f"{self._path} does not exist any more")
+                raise StoreUnavailableError(f"{self.sqlite_path} does not exist any more")
             if found == self._file or not self._is_open:
                 return
-            _log.warning("%s was replaced by another file: it is opened again", self._path)
+            _log.warning("%s was replaced by another file: it is opened again", self.sqlite_path)
             await self.close()
             await self.open()
             await self.read_epoch()
@@ -226,10 +228,12 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         self._reader = ConnectionThread("onceward-sqlite-reader", self._connect)
         self._writer = Writer(self._writing, busy_seconds=self._busy_seconds)
 
-    async def _in_transaction(self, work: Any, *, waits: bool = True) -> Any:
+    async def _in_transaction(
+        self, work: Callable[[sqlite3.Connection], T], *, waits: bool = True
+    ) -> T:
         unit = SqliteUnit(self._writer, self.sql, None, "", waits=waits)
         try:
-            result = await unit.run(work)
+            result: T = await unit.run(work)
         except BaseException:
             await unit.rollback()
             raise
@@ -270,12 +274,11 @@ class SqliteStore(BaseStore[SqliteTransaction]):
         try:
             return find_any(self._lookup, self.sql, record_id)
         except sqlite3.OperationalError:  # SQLite would have to wait, which must not block the loop
-            record: Record | None = await self._read(lambda db: find_any(db, self.sql, record_id))
-            return record
+            return await self._read(lambda db: find_any(db, self.sql, record_id))
 
     # -- the two threads ------------------------------------------------------------------
 
-    async def _read(self, work: Any) -> Any:
+    async def _read(self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return await self._reader.run(work)
         except sqlite3.OperationalError as error:
@@ -301,7 +304,10 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     def _connect(self) -> sqlite3.Connection:
         # isolation_level=None: the module does not begin transactions by itself.
         db = sqlite3.connect(
-            self._path, timeout=self._busy_seconds, isolation_level=None, check_same_thread=False
+            self.sqlite_path,
+            timeout=self._busy_seconds,
+            isolation_level=None,
+            check_same_thread=False,
         )
         try:
             until_free(
@@ -316,3 +322,45 @@ class SqliteStore(BaseStore[SqliteTransaction]):
             db.close()
             raise
         return db
+
+
+def file_identity(path: str | None) -> FileIdentity | None:
+    """Return which file is at a path; None if there is none, or without a path."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)  # noqa: PTH116 - for each request, and pathlib takes twice as long
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def reading_of(path: str | None, cache_epoch: str) -> EpochReading:
+    """Return the epoch of a file: another file at the same path is another database."""
+    device, inode = file_identity(path) or (0, 0)
+    return EpochReading(f"{device}/{inode}", cache_epoch)
+
+
+def open_exclusively(path: str, *, purpose: str) -> sqlite3.Connection:
+    """Return a connection that keeps the lock of the file until it is closed.
+
+    Raises ``ConfigurationError`` if any other connection is open, even an idle one, and SQLite's
+    error if the file is damaged. ``purpose`` completes the sentence "stop the server and its
+    workers first, …".
+    """
+    db = sqlite3.connect(path, timeout=_LOCK_SECONDS, isolation_level=None)
+    try:
+        # With this mode SQLite takes the lock before its first transaction and keeps it.
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("ROLLBACK")
+    except sqlite3.Error as error:
+        db.close()
+        if is_sqlite_busy(error):
+            raise ConfigurationError(
+                f"{path} is open in another process: stop the server and its workers first, "
+                f"{purpose}"
+            ) from error
+        raise
+    return db
