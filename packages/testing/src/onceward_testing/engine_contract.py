@@ -21,7 +21,6 @@ Engines deliver jobs; the job tables decide who may run them. So the tests check
 delivered, that they are delivered again when they must be, and that none is lost.
 """
 
-# ruff: noqa: D102 - the names of tests say what they check
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence

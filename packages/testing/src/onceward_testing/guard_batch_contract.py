@@ -1,6 +1,6 @@
 """Batches through a front of the guard. Fronts with a batch endpoint inherit it."""
 
-# ruff: noqa: D102, PLR2004 - the names of tests say what they check; statuses of HTTP are numbers
+# ruff: noqa: PLR2004 - the names of tests say what they check; statuses of HTTP are numbers
 from typing import Any
 from uuid import uuid4
 

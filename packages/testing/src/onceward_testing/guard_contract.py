@@ -13,7 +13,7 @@ Fronts that read chunked bodies inherit ``ChunkedBodyContract`` too, and ASGI fr
 ``AsgiContract``. Needs ``pytest``.
 """
 
-# ruff: noqa: D102, PLR2004 - the names of tests say what they check; statuses of HTTP are numbers
+# ruff: noqa: PLR2004 - the names of tests say what they check; statuses of HTTP are numbers
 import logging
 from collections.abc import Callable
 from datetime import datetime, timedelta

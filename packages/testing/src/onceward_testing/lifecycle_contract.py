@@ -1,6 +1,5 @@
 """Opening, migrating and closing a store. Part of ``StoreContract``."""
 
-# ruff: noqa: D102 - the names of tests say what they check
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress

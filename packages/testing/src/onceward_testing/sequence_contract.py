@@ -1,6 +1,5 @@
 """The numbers of strict sequences in a store. Part of ``StoreContract``."""
 
-# ruff: noqa: D102 - the names of tests say what they check
 import asyncio
 from collections.abc import Callable
 from typing import Final

@@ -12,7 +12,6 @@ same new database, as another process would. Adapters whose transaction is not a
 ``onceward.Transaction`` override ``execute``. Needs ``pytest-asyncio``.
 """
 
-# ruff: noqa: D102 - the names of tests say what they check
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
