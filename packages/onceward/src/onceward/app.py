@@ -29,7 +29,6 @@ from onceward.frameworks.views import (
     refuse_unguarded,
     refuse_wsgi_app,
 )
-from onceward.guard.disabled_endpoints import disabled_check
 from onceward.guard.execution import Execution, current_execution
 from onceward.guard.idempotency import Idempotency, IdempotencyOptions
 from onceward.guard.limits import RateLimiter
@@ -42,6 +41,7 @@ from onceward.guard.route_table import (
     GuardedRoute,
     GuardTable,
     OpenRoute,
+    disabled_check,
     guard_of,
     mark_guarded,
 )

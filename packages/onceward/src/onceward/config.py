@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from onceward.core.breaker import Breaker
 from onceward.core.error_formats import ErrorFormatter
-from onceward.guard.disabled_endpoints import Disabled
 from onceward.guard.limits import Limits, RateLimiter
+from onceward.guard.route_table import Disabled
 from onceward.jobs.enqueue import MAX_PAYLOAD_BYTES
 from onceward.maintenance.retention import Retention
 from onceward.observability.traces import Spans

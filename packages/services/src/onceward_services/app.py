@@ -16,9 +16,9 @@ from fastapi.responses import RedirectResponse
 from onceward import GuardConfig, Onceward, Principal
 from onceward.core.breaker import Breaker
 from onceward.errors import ConfigurationError
-from onceward.guard.disabled_endpoints import unknown_names
 from onceward.guard.rate_limits import LimitsRateLimiter
 from onceward.guard.request import Identify, RequestHead
+from onceward.guard.route_table import unknown_names
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.observability.noop import NullJobMetrics
 from onceward.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store

@@ -7,10 +7,7 @@ from onceward.ports import Clock
 
 __all__ = ["AloneEndpoints", "UndoneEndpoints"]
 
-# How long an endpoint runs alone after it could not share a transaction.
-_ALONE_SECONDS: Final = 600.0
-# How long an endpoint has savepoints after one of its requests had to be undone.
-_UNDONE_SECONDS: Final = 600.0
+_SECONDS: Final = 600.0
 
 _log = logging.getLogger("onceward.request")
 
@@ -21,29 +18,22 @@ class UndoneEndpoints:
     Their requests get savepoints for a while.
     """
 
-    seconds = _UNDONE_SECONDS
-
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._until: dict[str, float] = {}
 
     def add(self, endpoint: str) -> None:
-        self._until[endpoint] = self._clock.monotonic() + self.seconds
+        self._until[endpoint] = self._clock.monotonic() + _SECONDS
 
     def __contains__(self, endpoint: str) -> bool:
         until = self._until.get(endpoint)
-        if until is None:
-            return False
-        if self._clock.monotonic() < until:
-            return True
-        del self._until[endpoint]
-        return False
+        if until is not None and self._clock.monotonic() >= until:
+            del self._until[endpoint]
+        return endpoint in self._until
 
 
 class AloneEndpoints(UndoneEndpoints):
     """Endpoints whose handlers could not share a transaction, in this process."""
-
-    seconds = _ALONE_SECONDS
 
     def add(self, endpoint: str) -> None:
         if endpoint not in self._until:
@@ -52,6 +42,6 @@ class AloneEndpoints(UndoneEndpoints):
                 "takes long, or uses another connection. Policy(batch_alone=True) makes it so for "
                 "good",
                 endpoint,
-                self.seconds // 60,
+                _SECONDS // 60,
             )
         super().add(endpoint)

@@ -197,15 +197,13 @@ class ItemServer(Protocol):
         """Serve a request; pass its response to ``call``. May go on with background tasks."""
 
 
+@dataclass(slots=True)
 class _Done:
     """An item with a response, which its call may not have sent yet."""
 
-    __slots__ = ("call", "entry", "response")
-
-    def __init__(self, entry: _Entry, response: Response, call: ItemCall | None) -> None:
-        self.entry = entry
-        self.response = response
-        self.call = call
+    entry: _Entry
+    response: Response
+    call: ItemCall | None
 
 
 class _InTurn:
@@ -310,19 +308,13 @@ class BatchRun:
 
         Servers differ in whether paths begin with it: ``has_prefix`` says so.
         """
-        self._items = settings.items
+        self._settings = settings
         self._shared_items = settings.shared_items
         self._entries = [_Entry(text) for text in texts]
-        self._find = settings.find
-        self._identify = settings.identify
         self._idempotency = settings.idempotency
         self._options = options = settings.options
-        self._alone = settings.alone
-        self._undone = settings.undone
         # An item of this batch had to be undone.
         self._has_undone = False
-        self._slots = settings.slots
-        self._error_format = settings.error_format
         self._headers = [pair for pair in head.headers if pair[0].lower() not in _OWN_HEADERS]
         self._correlation_id = head.correlation_id.encode("latin-1")
         self._root = root
@@ -399,11 +391,11 @@ class BatchRun:
             match = entry.match = self._route(item.method, item.path)
         if match is None:
             return True  # refused, or found when its placeholders are replaced
-        if match.policy.batch_alone or match.endpoint in self._alone:
+        if match.policy.batch_alone or match.endpoint in self._settings.alone:
             return False
         if item.key is None:
             return match.policy.key_field is not None
-        if match.is_claimed_late or self._identify is None or entry.record_id is not None:
+        if match.is_claimed_late or self._settings.identify is None or entry.record_id is not None:
             return True
         with suppress(Exception):  # the request itself fails for it, with its own response
             if entry.context.principal is None:
@@ -415,7 +407,7 @@ class BatchRun:
                     query.encode("ascii", "replace"),
                     entry.headers,
                 )
-                found = self._identify(head)
+                found = self._settings.identify(head)
                 principal = await found if inspect.isawaitable(found) else found
                 if isinstance(principal, Principal):
                     entry.context.principal = principal
@@ -434,7 +426,7 @@ class BatchRun:
             in_app = self._path_in_app(unquote(path.partition("?")[0]))
             # A batch in a batch is refused, even where a template of the app has the same path.
             is_refused = in_app is None or in_app == self._options.path
-            found = None if is_refused else self._find(method, in_app or "")
+            found = None if is_refused else self._settings.find(method, in_app or "")
             self._routes[method, path] = found
         return found
 
@@ -452,7 +444,7 @@ class BatchRun:
 
     async def _run_chunk(self, entries: list[_Entry]) -> None:
         assert self._chunk_store is not None  # noqa: S101 - or entries is one
-        async with self._slots:
+        async with self._settings.slots:
             chunk = RequestChunk(
                 self._idempotency,
                 self._chunk_store,
@@ -479,7 +471,7 @@ class BatchRun:
         if chunk.needs_savepoints and postponed is not None:
             self._has_undone = True
             if postponed.entry.match is not None:
-                self._undone.add(postponed.entry.match.endpoint)
+                self._settings.undone.add(postponed.entry.match.endpoint)
             return
         for each in done:
             await self._run_alone(each.entry)
@@ -490,7 +482,9 @@ class BatchRun:
         """Return whether an item needs a savepoint, by what is known before it runs."""
         match = entry.match
         # What its dependencies do before the claim is rolled back.
-        return match is not None and (match.is_claimed_late or match.endpoint in self._undone)
+        return match is not None and (
+            match.is_claimed_late or match.endpoint in self._settings.undone
+        )
 
     async def _finish_chunk(
         self, entries: list[_Entry], done: list[_Done], postponed: _Done | None
@@ -583,7 +577,7 @@ class BatchRun:
         if call.is_stalled:
             await self._abandon(chunk, call)
             if stopped.entry.match is not None:
-                self._alone.add(stopped.entry.match.endpoint)
+                self._settings.alone.add(stopped.entry.match.endpoint)
         call.is_postponed = True
         stopped.entry.is_alone = not chunk.needs_savepoints and (chunk.is_alone or not done)
         return done, stopped
@@ -619,7 +613,7 @@ class BatchRun:
         """Run alone what has failed in a chunk; if it succeeds, the next ones run alone at once."""
         await self._run_alone(entry)
         if entry.match is not None and self._results[-1].response.status < _FIRST_SERVER_ERROR:
-            self._alone.add(entry.match.endpoint)
+            self._settings.alone.add(entry.match.endpoint)
 
     async def _run_alone(self, entry: _Entry) -> None:
         prepared = self._prepare(entry)
@@ -691,7 +685,7 @@ class BatchRun:
     ) -> ItemCall:
         call = ItemCall(entry, request, self._loop, on_response)
         is_shared = entry.context.processor is not None and entry.match is not None
-        serve = (self._shared_items if is_shared else None) or self._items
+        serve = (self._shared_items if is_shared else None) or self._settings.items
         serving = serve(call)
         task = call.task = self._loop.create_task(serving)
         self.tasks.add(task)
@@ -709,7 +703,7 @@ class BatchRun:
             match = self._route(entry.item.method, entry.item.path)
         request_id = new_request_id()
         if match is None:
-            response = render_error(error, self._error_format, request_id)
+            response = render_error(error, self._settings.error_format, request_id)
         else:
             response = render_error(
                 error,

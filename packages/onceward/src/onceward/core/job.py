@@ -26,6 +26,7 @@ __all__ = [
     "EnqueueOptions",
     "EnqueueOutcome",
     "Enqueued",
+    "Job",
     "JobName",
     "JobState",
     "Lease",
@@ -105,65 +106,63 @@ class EnqueueOptions(TypedDict, total=False):
     max_attempts: int | None
 
 
-class NewJob(msgspec.Struct, frozen=True, kw_only=True):
-    """A job to be enqueued."""
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What a new job and a leased one have in common."""
 
-    # A UUID derived from tenant and key.
-    id: str
     # What makes two jobs the same job.
     key: str
-    # The tenant it belongs to.
-    tenant: str
-    # The queue.
     queue: str
-    # The type.
     type: str
-    # The payload as JSON.
+    # JSON.
     payload: str
-    # The SHA-256 of the payload in canonical form.
-    payload_hash: str
-    # The request that enqueues it.
-    request_id: str
-    # The chain of requests it belongs to.
-    correlation_id: str
-    # Who caused it.
-    actor: str
-    # What it is about.
-    resource_id: str | None = None
-    # The earliest start; None means as soon as it is committed.
-    run_at: datetime | None = None
-    # Not before this many seconds from now.
-    delay_seconds: float = 0.0
-    # Merged into a waiting job with the same value.
-    coalesce_key: str | None = None
-    # Jobs with the same value run one at a time, in the order of their commits.
-    order_key: str | None = None
     # Attempts after which it is dead-lettered.
     max_attempts: int = 5
+    # The request that enqueues it, and the chain of requests that this belongs to.
+    request_id: str
+    correlation_id: str
+    # What it is about.
+    resource_id: str | None = None
+    # Jobs with the same value run one at a time, in the order of their commits.
+    order_key: str | None = None
     # The W3C trace context of the request.
     traceparent: str | None = None
     # The version of the aggregate that the request wrote, for the audit events.
     version: int | None = None
 
 
+class NewJob(Job, frozen=True, kw_only=True):
+    """A job to be enqueued."""
+
+    # A UUID derived from tenant and key.
+    id: str
+    tenant: str
+    # The SHA-256 of the payload in canonical form.
+    payload_hash: str
+    # Who caused it.
+    actor: str
+    # The earliest start; None means as soon as it is committed.
+    run_at: datetime | None = None
+    # Not before this many seconds from now.
+    delay_seconds: float = 0.0
+    # Merged into a waiting job with the same value.
+    coalesce_key: str | None = None
+
+
 class Enqueued(msgspec.Struct, frozen=True):
     """The job was inserted and will run."""
 
-    # The new job.
     job_id: str
 
 
 class Merged(msgspec.Struct, frozen=True):
     """A job with the same coalescing key waits, or one with the same key waits or runs."""
 
-    # The waiting job.
     job_id: str
 
 
 class AlreadyDone(msgspec.Struct, frozen=True):
     """The key was completed before; the job will not run again."""
 
-    # The job that was done.
     job_id: str
 
 
@@ -174,47 +173,22 @@ EnqueueOutcome = Enqueued | Merged | AlreadyDone
 class Lease(msgspec.Struct, frozen=True):
     """One worker's exclusive right to a job until it expires. ``number`` is the fencing token."""
 
-    # The tenant of the job.
     tenant: str
-    # The job.
     job_id: str
     # Grows with each lease of the job; only the highest may commit.
     number: int
 
 
-class LeasedJob(msgspec.Struct, frozen=True, kw_only=True):
+class LeasedJob(Job, frozen=True, kw_only=True):
     """A job leased by a worker."""
 
     # The right to run the job.
     lease: Lease
-    # What makes two jobs the same job.
-    key: str
-    # The queue.
-    queue: str
-    # The type.
-    type: str
-    # The payload as JSON.
-    payload: str
     # The number of this attempt, from 1.
     attempt: int
-    # Attempts after which it is dead-lettered.
-    max_attempts: int
-    # The request that enqueued it.
-    request_id: str
-    # The chain of requests it belongs to.
-    correlation_id: str
-    # When it was enqueued.
     enqueued_at: datetime
-    # What it is about.
-    resource_id: str | None = None
-    # The value of ``order``.
-    order_key: str | None = None
     # Attempts in a row that were lost while their worker ran other jobs, too; not in ``attempt``.
     lost: int = 0
-    # The W3C trace context of the request that enqueued it.
-    traceparent: str | None = None
-    # The version of the aggregate it was enqueued with.
-    version: int | None = None
     # It has a completion marker: acknowledge it without running.
     completed: bool = False
 

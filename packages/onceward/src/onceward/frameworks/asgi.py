@@ -76,16 +76,9 @@ _LAST_MESSAGES: Final = frozenset(
 _log = logging.getLogger("onceward.request")
 
 
-class PreparedCall(Protocol):
-    """A request that may be called directly."""
-
-    async def __call__(
-        self, scope: Scope, receive: Receive, execution: Execution
-    ) -> Response | SendResponse:
-        """Call the handler; return its response, or what sends it.
-
-        The latter raises what the app would raise, or sends the response of an exception handler.
-        """
+# Calls a handler; returns its response, or what sends it. The latter raises what the app would
+# raise, or sends the response of an exception handler.
+PreparedCall = Callable[[Scope, Receive, Execution], Awaitable[Response | SendResponse]]
 
 
 class DirectCall(Protocol):

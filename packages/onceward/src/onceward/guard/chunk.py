@@ -21,8 +21,8 @@ from onceward.errors import (
 )
 from onceward.guard.execution import Execution, Replay, Writes
 from onceward.guard.idempotency import Idempotency, Mismatched, Replayed, decide
-from onceward.guard.reports import DeferredReports, report_committed
 from onceward.guard.request import GuardedRequest
+from onceward.guard.request_log import DeferredReports, report_committed
 from onceward.guard.sequences import ChunkSequences, key_of, number_of
 from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
 

@@ -47,10 +47,9 @@ from onceward.errors import (
 )
 from onceward.guard.caches import CacheEpoch, Epoch, RecordLruCache
 from onceward.guard.execution import Execution, Replay, Writes
-from onceward.guard.limits import Limits
-from onceward.guard.record_quota import RecordQuota
-from onceward.guard.reports import DeferredReports, Reports, report_committed
+from onceward.guard.limits import Limits, RecordQuota
 from onceward.guard.request import GuardedRequest, mismatch_details, new_record, stale_error
+from onceward.guard.request_log import DeferredReports, Reports, report_committed
 from onceward.guard.sequences import StrictSequences
 from onceward.guard.single_flight import Duplicates, SingleFlight
 from onceward.guard.unstored_responses import (

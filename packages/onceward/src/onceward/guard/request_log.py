@@ -26,17 +26,25 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from onceward.core.idempotency_record import Record, Response
-from onceward.core.mismatch import differing_parts
 from onceward.errors import StoreError, StoreUnavailableError
 from onceward.guard.erasures import erased_since
 from onceward.guard.request import GuardedRequest
+from onceward.observability.noop import NullMetrics
 from onceward.ports import Clock, Metrics, Outcome, Store
 from onceward.stores.parts import REQUEST_LOG
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.error_codes import ERROR_HEADER, error_code
+from onceward_protocol.fingerprint import request_fingerprint
 from onceward_protocol.ids import new_uuid4
 
-__all__ = ["LoggedRequest", "RequestLog", "code_of"]
+__all__ = [
+    "DeferredReports",
+    "LoggedRequest",
+    "Reports",
+    "RequestLog",
+    "code_of",
+    "report_committed",
+]
 
 _KEEP_SECONDS: Final = 7 * 86_400.0
 _FLUSH_SECONDS: Final = 1.0
@@ -400,16 +408,28 @@ class _CountingMetrics:
 
 
 def _differs(request: GuardedRequest, record: Record) -> str | None:
+    """Return the parts of a request that differ from the one that its key was used for first.
+
+    The record has two hashes and nothing else of the first request. So each guess is hashed and
+    compared: the parts of the second request, with one of them replaced.
+    """
+    stored, query = record.fingerprint, request.query
     if request.policy.fingerprint is not None:
         return None
-    parts = differing_parts(
-        record.fingerprint,
-        method=request.method,
-        endpoint=request.endpoint,
-        path_params=request.path_params,
-        query=request.query,
-        body_hash=request.fingerprint.body_hash,
-    )
+    parts = ["body"] if stored.body_hash != request.fingerprint.body_hash else []
+
+    def fits(query: bytes) -> bool:
+        return stored.request_hash == request_fingerprint(
+            method=request.method,
+            endpoint=request.endpoint,
+            path_params=request.path_params,
+            query=query,
+            body_hash=stored.body_hash,
+        )
+
+    if not fits(query):
+        is_query = not request.path_params or (query and fits(b""))
+        parts.append("query" if is_query else "path or query")
     return ", ".join(parts) or None
 
 
@@ -432,3 +452,85 @@ def _hash(key: str) -> str:
 
 def _json(rows: list[Any]) -> str:
     return msgspec.json.encode(rows).decode()
+
+
+# -- reports of the guard ------------------------------------------------------------------------
+
+
+class Reports:
+    """Reports at once."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.metrics = metrics
+        self.log: RequestLog | None = None
+        # False where nobody reads them: then the most frequent reports are not made.
+        self.are_read = type(metrics) is not NullMetrics
+        # Not methods: each would be one call more for each request.
+        self.outcome = metrics.outcome
+        self.expired = metrics.expired
+
+    def log_requests(self, log: RequestLog) -> None:
+        """Log requests that do not run, and count all of them, for operators. Idempotent."""
+        if self.log is None:
+            self.log = log
+            self.are_read = True
+            self.metrics = log.counting(self.metrics)
+            self.outcome, self.expired = self.metrics.outcome, self.metrics.expired
+
+    def note(
+        self,
+        request: GuardedRequest,
+        outcome: Outcome,
+        status: int | None,
+        record: Record | None = None,
+        code: str | None = None,
+    ) -> None:
+        """Log a request; ``record`` is that of the first request with its key, if there is one."""
+        if self.log is not None:
+            self.log.note(request, outcome, status, record, code=code)
+
+    def note_response(self, request: GuardedRequest, outcome: Outcome, response: Response) -> None:
+        """Log a request whose handler ran, and whose response is not stored."""
+        if self.log is not None:
+            self.log.note_response(request, outcome, response)
+
+
+class DeferredReports:
+    """Keeps reports until a chunk is committed: until then its requests may run again."""
+
+    def __init__(self, reports: Reports) -> None:
+        self.are_read = reports.are_read
+        self._reports = reports
+        # Names of methods and their arguments.
+        self._waiting: list[tuple[str, tuple[Any, ...]]] = []
+
+    def outcome(self, *report: Any) -> None:
+        self._waiting.append(("outcome", report))
+
+    def expired(self, *report: Any) -> None:
+        self._waiting.append(("expired", report))
+
+    def note(self, *report: Any) -> None:
+        self._waiting.append(("note", report))
+
+    def note_response(self, *report: Any) -> None:
+        self._waiting.append(("note_response", report))
+
+    def report(self) -> None:
+        for name, report in self._waiting:
+            getattr(self._reports, name)(*report)
+
+
+def report_committed(
+    reports: Reports | DeferredReports,
+    request: GuardedRequest,
+    response: Response,
+    record: Record | None,
+) -> None:
+    """Report a request whose writes were committed."""
+    if response.status < _FIRST_ERROR:
+        reports.outcome(request.endpoint, "fresh")
+        return
+    reports.outcome(request.endpoint, "refused")
+    if record is None:
+        reports.note_response(request, "refused", response)

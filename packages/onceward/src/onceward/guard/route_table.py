@@ -1,23 +1,28 @@
-"""Which operations are guarded, and by which policy: looked up by method and path."""
+"""Which operations are guarded, by which policy, and which are switched off."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from inspect import iscoroutinefunction
+from typing import Any, Final, NamedTuple
 
 from onceward.core.policy import Policy
 from onceward.errors import ConfigurationError
 
 __all__ = [
     "ROUTE_PARAM",
+    "Disabled",
     "Guard",
     "GuardTable",
     "GuardedRoute",
     "Match",
     "OpenRoute",
-    "RouteTable",
+    "disabled_check",
     "guard_of",
     "mark_guarded",
+    "unknown_names",
 ]
 
 _ATTRIBUTE: Final = "__onceward_guard__"
@@ -30,6 +35,12 @@ _CONVERTERS: Final = {
     "uuid": r"[0-9a-fA-F]{8}(?:-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}",
     "path": r".*",
 }
+
+# Names of endpoints, in which ``*`` matches any characters; or a function that gets the name
+# of an endpoint for each request, e.g. to ask a feature flag. It must not block.
+Disabled = Collection[str] | Callable[[str], bool]
+
+_MAX_ENDPOINTS = 4096
 
 # The path parameter with which requests to a later route of a name are compared.
 ROUTE_PARAM: Final = "onceward.route"
@@ -81,13 +92,6 @@ class Match(NamedTuple):
     is_claimed_late: bool = False
     # The framework's route, if it may be called directly.
     source: object = None
-
-
-class RouteTable(Protocol):
-    """Finds the guarded route of a request."""
-
-    def find(self, method: str, path: str) -> Match | None:
-        """Return the guarded route, or None if the request is not guarded."""
 
 
 _NOT_FOUND: Final = Match("", Policy(), {})
@@ -185,3 +189,37 @@ def _compile(route: GuardedRoute | OpenRoute) -> re.Pattern[str] | None:
         ]
         position = param.end()
     return re.compile("".join(parts) + re.escape(path[position:]))
+
+
+# -- endpoints that are switched off -----------------------------------------------------------
+
+
+def disabled_check(disabled: Disabled) -> Callable[[str], bool] | None:
+    """Return a function that says whether an endpoint is switched off; None if none is."""
+    if callable(disabled):
+        if iscoroutinefunction(disabled):
+            raise ConfigurationError(
+                f"disabled must be a function without await, not {disabled!r}: it is called for "
+                "each guarded request"
+            )
+        return disabled
+    if isinstance(disabled, str) or not all(isinstance(one, str) and one for one in disabled):
+        raise ConfigurationError(
+            f'disabled must be a list of endpoints, such as ["orders.create"], not {disabled!r}'
+        )
+    if not disabled:
+        return None
+    names = tuple(disabled)
+
+    @lru_cache(maxsize=_MAX_ENDPOINTS)
+    def is_disabled(endpoint: str) -> bool:
+        return any(fnmatchcase(endpoint, name) for name in names)
+
+    return is_disabled
+
+
+def unknown_names(disabled: Collection[str], endpoints: Collection[str]) -> list[str]:
+    """Return the names and patterns that match no endpoint: probably misspelt."""
+    return [
+        name for name in disabled if not any(fnmatchcase(endpoint, name) for endpoint in endpoints)
+    ]
