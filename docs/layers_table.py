@@ -31,10 +31,8 @@ MEANINGS = {
     "stores": ("SQLite, PostgreSQL, SQLAlchemy, Django, Redis; SQL files, migrations", "HTTP"),
     "observability": ("logs, metrics, traces", "raw keys, bodies"),
     "ports": ("protocols that adapters implement, and the values they exchange", "behaviour"),
-    "core": (
-        "policy, decision, records, jobs, table names",
-        "I/O, clock, randomness, `async`",
-    ),
+    "records": ("the record of a request, its response, its audit event", "I/O, clock, `async`"),
+    "tenants": ("choices of one tenant or of all", "I/O"),
     "errors": ("the server's exceptions, drawn in the docstring", "behaviour"),
 }
 

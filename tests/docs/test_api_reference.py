@@ -18,7 +18,7 @@ DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
 MODULES = [name for page in API for name in DIRECTIVE.findall(page.read_text(encoding="utf-8"))]
 # The command line is documented by its commands, in reference/cli.md. ``Onceward`` and its options
 # are names of the package itself.
-NOT_IMPORTED_BY_APPS = {"app", "audit", "cli", "config"}
+NOT_IMPORTED_BY_APPS = {"app", "audit", "cli", "config", "records", "tenants"}
 
 
 @cache

@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from onceward.client import Client
-from onceward.core.error_formats import render_error
 from onceward.errors import InProgressError, RateLimitedError, RequestError, StoreUnavailableError
+from onceward.guard.error_formats import render_error
 from onceward_protocol.error_codes import CODES, ErrorFormat
 from onceward_protocol.response_classification import (
     Conflicting,

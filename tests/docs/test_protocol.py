@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 
-from onceward.core.policy import NEVER_STORED, ErrorsStored, Policy, Staleness
+from onceward.guard.policy import NEVER_STORED, ErrorsStored, Policy, Staleness
 from onceward_lab.conformance.harness import Check
 from onceward_outbox.entry import DEFAULT_MAX_ATTEMPTS, ConflictResolution, Status
 from onceward_outbox.profile import DEFAULT_PROFILE

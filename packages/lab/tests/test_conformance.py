@@ -12,7 +12,7 @@ import pytest
 from fastapi import Body, Depends, FastAPI, Header, HTTPException
 
 from onceward import GuardConfig, Onceward, Principal
-from onceward.core.error_formats import ErrorInfo
+from onceward.guard.error_formats import ErrorInfo
 from onceward_lab.conformance import (
     NoOperationError,
     Plan,

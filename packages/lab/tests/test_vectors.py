@@ -15,10 +15,6 @@ import httpx
 import pytest
 
 from onceward import SINGLE_TENANT, Onceward, Policy
-from onceward.core.decision import HELD
-from onceward.core.error_formats import render_error
-from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
-from onceward.core.policy import ErrorFormat
 from onceward.errors import (
     BatchSkippedError,
     BatchTooLargeError,
@@ -27,6 +23,7 @@ from onceward.errors import (
     SequenceInvalidError,
     StaleActionError,
 )
+from onceward.guard.error_formats import render_error
 from onceward.guard.idempotency import (
     Expired,
     Fresh,
@@ -35,6 +32,9 @@ from onceward.guard.idempotency import (
     Replayed,
     decide,
 )
+from onceward.guard.policy import ErrorFormat
+from onceward.ports import HELD
+from onceward.records import Record, RecordId, RequestFingerprint
 from onceward_lab.vectors import GENERATED, VERSION, as_json, entry_of, generate, main
 from onceward_outbox import Event, EventKind, OutboxQueue, Profile
 from onceward_outbox.drain import Drain

@@ -11,8 +11,6 @@ from hashlib import sha256
 from typing import Any
 from uuid import uuid4
 
-from onceward.core.error_formats import render_error
-from onceward.core.policy import ErrorFormat
 from onceward.errors import (
     BatchSkippedError,
     BatchTooLargeError,
@@ -25,6 +23,8 @@ from onceward.errors import (
     SequenceInvalidError,
     SequenceViolationError,
 )
+from onceward.guard.error_formats import render_error
+from onceward.guard.policy import ErrorFormat
 from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.keys import KeyFormat, parse_key
 from onceward_protocol.sequence import parse_sequence

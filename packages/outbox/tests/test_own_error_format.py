@@ -16,7 +16,7 @@ from fastapi import FastAPI
 
 from onceward import GuardConfig, Onceward, Policy, Principal
 from onceward.client import Client
-from onceward.core.error_formats import ErrorInfo
+from onceward.guard.error_formats import ErrorInfo
 from onceward_outbox import OutboxQueue
 from onceward_outbox.entry import Entry, NewEntry, Status
 from onceward_outbox.transport import HttpTransport

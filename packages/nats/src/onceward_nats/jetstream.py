@@ -22,8 +22,8 @@ from uuid import UUID
 
 import msgspec
 
-from onceward.core.job import LeasedJob
 from onceward.errors import ConfigurationError, StoreError
+from onceward.jobs.job import LeasedJob
 from onceward.jobs.job_store import JobStore, ToDo
 from onceward.jobs.sql_engine import SqlEngine
 from onceward.observability.noop import NullBrokerMetrics

@@ -42,15 +42,15 @@ _NEVER: Final = False
 if TYPE_CHECKING or _NEVER:
     from onceward.app import Onceward
     from onceward.config import GuardConfig
-    from onceward.core.policy import ErrorFormat, ErrorsStored, Policy, Staleness
-    from onceward.core.tenants import SINGLE_TENANT
     from onceward.guard.execution import Execution
     from onceward.guard.optimistic_locking import update_with_version
+    from onceward.guard.policy import ErrorFormat, ErrorsStored, Policy, Staleness
     from onceward.guard.request import Principal
     from onceward.jobs.context import JobContext
     from onceward.jobs.worker import Worker
     from onceward.ports import Transaction
     from onceward.stores.factory import open_store
+    from onceward.tenants import SINGLE_TENANT
     from onceward_protocol.keys import KeyFormat
 
 __all__ = [
@@ -77,17 +77,17 @@ __all__ = [
 ]
 
 _MODULE_OF_NAME: Final = {
-    "SINGLE_TENANT": "onceward.core.tenants",
-    "ErrorFormat": "onceward.core.policy",
-    "ErrorsStored": "onceward.core.policy",
+    "SINGLE_TENANT": "onceward.tenants",
+    "ErrorFormat": "onceward.guard.policy",
+    "ErrorsStored": "onceward.guard.policy",
     "Execution": "onceward.guard.execution",
     "GuardConfig": "onceward.config",
     "Onceward": "onceward.app",
     "JobContext": "onceward.jobs.context",
     "KeyFormat": "onceward_protocol.keys",
-    "Policy": "onceward.core.policy",
+    "Policy": "onceward.guard.policy",
     "Principal": "onceward.guard.request",
-    "Staleness": "onceward.core.policy",
+    "Staleness": "onceward.guard.policy",
     "Transaction": "onceward.ports",
     "Worker": "onceward.jobs.worker",
     "open_store": "onceward.stores.factory",

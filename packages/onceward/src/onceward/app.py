@@ -16,10 +16,6 @@ from onceward.audit.sealer import AuditSealer
 from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.config import GuardConfig
-from onceward.core.error_formats import check_error_format
-from onceward.core.job import EnqueueOptions, EnqueueOutcome
-from onceward.core.policy import Policy
-from onceward.core.tenants import SINGLE_TENANT, SingleTenant
 from onceward.errors import ConfigurationError
 from onceward.frameworks.asgi import BatchMiddleware, GuardMiddleware, LifespanMiddleware
 from onceward.frameworks.views import (
@@ -29,10 +25,12 @@ from onceward.frameworks.views import (
     refuse_unguarded,
     refuse_wsgi_app,
 )
+from onceward.guard.error_formats import check_error_format
 from onceward.guard.execution import Execution, current_execution
 from onceward.guard.idempotency import Idempotency, IdempotencyOptions
 from onceward.guard.limits import RateLimiter
 from onceward.guard.pipeline import Pipeline
+from onceward.guard.policy import Policy
 from onceward.guard.request import SHARED_PRINCIPAL, Identify, Principal, RequestHead
 from onceward.guard.request_body import RequestBodies
 from onceward.guard.request_log import RequestLog
@@ -47,6 +45,7 @@ from onceward.guard.route_table import (
 )
 from onceward.jobs.depth_reporter import DepthReporter
 from onceward.jobs.enqueue import Cause, log_duplicate, new_job
+from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker, WorkerOptions
@@ -63,6 +62,7 @@ from onceward.ports import (
 from onceward.stores.factory import store_of
 from onceward.stores.parts import AUDIT_SEALS, JOBS, SEQUENCES, create_within
 from onceward.stores.tenant_tables import TenantTable
+from onceward.tenants import SINGLE_TENANT, SingleTenant
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.error_codes import ErrorFormat
 

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onceward.core.breaker import Breaker
-from onceward.core.error_formats import ErrorFormatter
+from onceward.guard.error_formats import ErrorFormatter
 from onceward.guard.limits import Limits, RateLimiter
 from onceward.guard.route_table import Disabled
 from onceward.jobs.enqueue import MAX_PAYLOAD_BYTES
 from onceward.maintenance.retention import Retention
 from onceward.observability.traces import Spans
 from onceward.ports import Clock, FaultPoints, Metrics, RecordCache
+from onceward.stores.breaker import Breaker
 from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = ["GuardConfig"]

@@ -3,20 +3,18 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 import msgspec
 
-from onceward.core.decision import Held
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
-from onceward.core.job import LeasedJob
-from onceward.core.table_names import TableNames
-from onceward.core.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
 from onceward.errors import StoreUnavailableError
+from onceward.records import AuditEvent, Record, RecordId
+from onceward.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import FaultPoints, SyncFaultPoints
 
 __all__ = [
+    "HELD",
     "BlockingGate",
     "BreakerMetrics",
     "BrokerEngine",
@@ -35,6 +33,7 @@ __all__ = [
     "Finished",
     "Found",
     "Gate",
+    "Held",
     "JobMetrics",
     "JobOutcome",
     "KeyClaimed",
@@ -61,7 +60,9 @@ __all__ = [
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
+    from onceward.jobs.job import LeasedJob
     from onceward.stores.parts import Schema
+    from onceward.stores.table_names import TableNames
 
     # The type of a store's transactions.
     TransactionT_co = TypeVar("TransactionT_co", covariant=True, default=Any)
@@ -177,6 +178,13 @@ class Found(msgspec.Struct, frozen=True):
     # The record of the key.
     record: Record
 
+
+class Held:
+    """Another request with this key is running and has not committed yet."""
+
+
+# The only one that is needed.
+HELD: Final = Held()
 
 # The outcome of ``Store.claim``.
 Claim = Claimed | Found | Held
@@ -301,7 +309,7 @@ class Store(Protocol[TransactionT_co]):
     # ``sqlite`` or ``postgresql``, for logs and metrics.
     name: str
     # How Onceward's tables are named in this database; final when the store is open.
-    table_names: TableNames
+    table_names: "TableNames"
     # The parts of the schema that are wanted, and those that the database has.
     schema: "Schema"
 
@@ -456,7 +464,7 @@ class Delivery(msgspec.Struct, frozen=True):
     """A leased job, and what the engine needs in order to acknowledge it."""
 
     # The job to run.
-    job: LeasedJob
+    job: "LeasedJob"
     # What the engine needs to acknowledge it.
     receipt: Any = None
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from onceward import open_store
-from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
 from onceward.ports import Claimed
+from onceward.records import Record, RecordId, RequestFingerprint
 from packages.protocol.tests.cli.harness import Cli, Here, one_line, run_script
 
 NOW = datetime.now(UTC)

@@ -15,8 +15,8 @@ import pytest
 from onceward import open_store
 from onceward.cli import keys
 from onceward.cli.database import opened
-from onceward.core.idempotency_record import RecordId
 from onceward.ports import Claimed
+from onceward.records import RecordId
 from packages.onceward.tests.cli.test_database_commands import (
     KEY,
     NOW,

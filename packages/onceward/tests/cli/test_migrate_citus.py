@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from onceward import open_store
-from onceward.core.table_names import DEFAULT_NAMES
 from onceward.errors import ConfigurationError
 from onceward.stores.citus import distribute, refuse_other_nodes
 from onceward.stores.parts import distribute_store
+from onceward.stores.table_names import DEFAULT_NAMES
 
 
 async def test_missing_extension_is_refused(postgres_url: str) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from onceward import ErrorFormat, Policy, ServiceError
-from onceward.core.error_formats import ErrorInfo, render_error
 from onceward.errors import (
     ConfigurationError,
     NotAuthenticatedError,
@@ -15,6 +14,7 @@ from onceward.errors import (
     RateLimitedError,
     StoreUnavailableError,
 )
+from onceward.guard.error_formats import ErrorInfo, render_error
 from onceward.guard.request import stored_headers
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceward.core.job import check_name, job_id, job_key, stable_uuid
 from onceward.errors import UsageError
+from onceward.jobs.job import check_name, job_id, job_key, stable_uuid
 from onceward_protocol.keys import KeyFormat, check_key
 
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,20}", fullmatch=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceward.core.schedule import Daily, Every
 from onceward.errors import ConfigurationError
+from onceward.jobs.schedule import Daily, Every
 
 INSTANTS = st.datetimes(
     min_value=datetime(1971, 1, 1),  # noqa: DTZ001 - hypothesis wants it so

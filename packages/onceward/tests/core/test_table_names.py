@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from onceward.core.table_names import DEFAULT_NAMES, MAX_PREFIX_LENGTH, TableNames
 from onceward.errors import ConfigurationError
+from onceward.stores.table_names import DEFAULT_NAMES, MAX_PREFIX_LENGTH, TableNames
 
 CREATED = re.compile(r"CREATE (?:OR REPLACE )?(?:TABLE|FUNCTION) (\w+)")
 INDEX = re.compile(r"CREATE (?:UNIQUE )?INDEX (\S+)")

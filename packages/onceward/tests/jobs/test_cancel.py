@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from onceward.core.tenants import ALL_TENANTS
+from onceward.tenants import ALL_TENANTS
 from packages.nats.tests.nats_harness import NatsLab
 from packages.onceward.tests.jobs.handlers import Gate
 from packages.onceward.tests.support.jobs_harness import TENANT, JobsLab, eventually

@@ -13,10 +13,10 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from onceward import SINGLE_TENANT, GuardConfig, Onceward
-from onceward.core.job import AlreadyDone, EnqueueOutcome, Merged
 from onceward.jobs.cleaner import clean_up
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import AlreadyDone, EnqueueOutcome, Merged
 from onceward.observability.traces import Spans
 from packages.onceward.tests.support.jobs_harness import JobsLab, eventually
 

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from onceward import open_store
-from onceward.core.job import LeasedJob
-from onceward.core.tenants import ALL_TENANTS, TenantFilter
 from onceward.jobs.admin import JobAdmin
+from onceward.jobs.job import LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Row, Store
 from onceward.stores.parts import JOBS
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import ALL_TENANTS, TenantFilter
 from onceward_operator.console.jobs import job_sql
 from onceward_operator.record_search import RecordPlace, find_records
 from onceward_testing.samples import NOW, a_record, commit

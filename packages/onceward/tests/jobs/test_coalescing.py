@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from onceward.core.job import Enqueued, EnqueueOutcome, Merged
 from onceward.jobs.context import JobContext
+from onceward.jobs.job import Enqueued, EnqueueOutcome, Merged
 from packages.onceward.tests.jobs.conftest import OpenStore
 from packages.onceward.tests.support.jobs_harness import JobsLab, eventually, write_effect
 

@@ -14,10 +14,10 @@ from fastapi import FastAPI, HTTPException, Request
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from onceward import GuardConfig, Onceward, Policy, open_store
-from onceward.core.job import AlreadyDone, Enqueued, Merged, job_id
 from onceward.errors import JobPayloadTooLargeError, NoTransactionError, UsageError
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import AlreadyDone, Enqueued, Merged, job_id
 from onceward.ports import Store
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore
 from packages.onceward.tests.support.harness import by_header

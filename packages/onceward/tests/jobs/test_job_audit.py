@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from onceward.core.job import Merged
 from onceward.errors import UsageError
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import Merged
 from packages.onceward.tests.support.jobs_harness import JobsLab
 
 

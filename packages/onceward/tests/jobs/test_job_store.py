@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from onceward.core.job import Lease, LeasedJob
-from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import LeaseLostError, UsageError
 from onceward.jobs.cleaner import clean_up
+from onceward.jobs.job import Lease, LeasedJob
 from onceward.jobs.job_store import JobStore, _statements
 from onceward.ports import RecordQuery
+from onceward.tenants import ALL_TENANTS
 from packages.onceward.tests.jobs.conftest import OpenStore
 from packages.onceward.tests.support.jobs_harness import JobsLab
 

@@ -6,9 +6,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import UsageError
 from onceward.jobs.paused_queues import PausedQueues
+from onceward.tenants import ALL_TENANTS
 from packages.nats.tests.nats_harness import NatsLab
 from packages.onceward.tests.jobs.handlers import Gate, add_effect
 from packages.onceward.tests.support.jobs_harness import (

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import pytest
 
-from onceward.core.job import LeasedJob
 from onceward.errors import (
     ConfigurationError,
     NonRetryableError,
@@ -15,6 +14,7 @@ from onceward.errors import (
     StoreUnavailableError,
 )
 from onceward.jobs.context import JobContext
+from onceward.jobs.job import LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.sql_engine import SqlEngine

@@ -13,9 +13,9 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 from onceward import SINGLE_TENANT, ErrorFormat, Onceward, Policy, Principal
 from onceward.batch.options import BatchOptions
-from onceward.core.policy import ErrorsStored
 from onceward.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
 from onceward.fastapi import Tx
+from onceward.guard.policy import ErrorsStored
 from onceward.guard.rate_limits import LimitsRateLimiter
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.batch_lab import BatchLab, item, open_batch_lab

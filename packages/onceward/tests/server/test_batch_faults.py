@@ -13,9 +13,9 @@ import pytest
 import redis.asyncio
 
 from onceward import open_store
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import StoreUnavailableError
 from onceward.observability.noop import NullMetrics
+from onceward.records import RecordId
 from onceward.stores.redis import RedisRecords
 from onceward_testing.fork_server import ForkServer
 from onceward_testing.samples import NOW

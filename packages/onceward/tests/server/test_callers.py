@@ -11,9 +11,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from onceward import SINGLE_TENANT, GuardConfig, Onceward, OncewardError, Principal
-from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import ConfigurationError, PrincipalInvalidError
 from onceward.frameworks.wsgi import WsgiGuard
+from onceward.tenants import ALL_TENANTS
 
 NO_CHOICE = r"nothing says who the caller is.*identify=….*tenants=SINGLE_TENANT"
 

@@ -7,7 +7,7 @@ import httpx
 from fastapi import FastAPI
 
 from onceward import SINGLE_TENANT, ErrorFormat, GuardConfig, Onceward, Policy, ServiceError
-from onceward.core.error_formats import ErrorInfo
+from onceward.guard.error_formats import ErrorInfo
 
 KEY = {"Idempotency-Key": "key-1"}
 

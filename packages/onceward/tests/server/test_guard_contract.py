@@ -7,8 +7,8 @@ import psycopg
 import pytest
 from psycopg.rows import dict_row
 
-from onceward.core.table_names import TableNames
 from onceward.frameworks.fastapi_direct import DirectRoute
+from onceward.stores.table_names import TableNames
 from onceward_testing.guard_batch_contract import GuardBatchContract
 from onceward_testing.guard_contract import AsgiContract, ChunkedBodyContract, GuardContract
 from onceward_testing.guard_harness import Caller, Rows

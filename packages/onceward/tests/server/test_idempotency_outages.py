@@ -9,10 +9,10 @@ import asyncpg
 import pytest
 
 from onceward import Policy
-from onceward.core.breaker import Breaker
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.guard.request import Principal, RequestHead
 from onceward.observability.metrics import PrometheusMetrics
+from onceward.stores.breaker import Breaker
 from packages.onceward.tests.support.harness import HeldClock, Lab, fresh_database, open_lab
 from packages.onceward.tests.support.policies import (
     ENVELOPE_WITH_STALENESS,

@@ -15,9 +15,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward import SINGLE_TENANT, GuardConfig, Onceward, Policy, open_store
-from onceward.core.idempotency_record import Response
 from onceward.errors import ConfigurationError
 from onceward.guard.unstored_responses import leads_to_sign_in
+from onceward.records import Response
 from onceward.stores.psycopg import PsycopgStore
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from packages.onceward.tests.support.harness import CREATE, fresh_database, open_lab

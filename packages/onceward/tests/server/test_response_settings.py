@@ -12,8 +12,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
 from onceward import SINGLE_TENANT, ErrorFormat, GuardConfig, Onceward, Policy
-from onceward.core.error_formats import ProblemFormat
 from onceward.errors import BodyInvalidError, ConfigurationError, UsageError
+from onceward.guard.error_formats import ProblemFormat
 from onceward.guard.limits import Limits
 from onceward.guard.rate_limits import LimitsRateLimiter
 from onceward.maintenance.record_removal import RecordRemoval

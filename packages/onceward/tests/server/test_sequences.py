@@ -12,10 +12,10 @@ import pytest
 from fastapi import FastAPI
 
 from onceward import ErrorFormat, GuardConfig, Onceward, Policy, Principal
-from onceward.core.policy import ErrorsStored
 from onceward.errors import CommitUnknownError, ConfigurationError
 from onceward.fastapi import Tx
 from onceward.guard.idempotency import FAULT_POINTS
+from onceward.guard.policy import ErrorsStored
 from onceward.stores.redis import RedisRecords
 from onceward_operator.tenant_data import TenantData
 from onceward_testing.servers import RealPostgres

@@ -11,10 +11,9 @@ import asyncpg
 import pytest
 
 from onceward import open_store
-from onceward.core.decision import Held
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
-from onceward.ports import Found, KeyClaimed
+from onceward.ports import Found, Held, KeyClaimed
+from onceward.records import RecordId
 from onceward.stores.parts import SEQUENCES
 from onceward.stores.sequences import SequenceNumbers
 from onceward_protocol.sequence import Stream

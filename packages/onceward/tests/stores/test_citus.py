@@ -12,9 +12,9 @@ import asyncpg
 import pytest
 
 from onceward import open_store
-from onceward.core.idempotency_record import RecordId
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
+from onceward.records import RecordId
 from onceward.stores.citus import SEQUENTIAL
 from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward.stores.postgres.params import finish_statement

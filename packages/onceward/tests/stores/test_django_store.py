@@ -15,8 +15,6 @@ import pytest
 from django.db import connections, transaction
 from django.http import HttpRequest
 
-from onceward.core.decision import Held
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import (
     BodyInvalidError,
     CommitUnknownError,
@@ -25,7 +23,8 @@ from onceward.errors import (
 )
 from onceward.frameworks.django import _response_of
 from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
-from onceward.ports import Claimed, EpochReading
+from onceward.ports import Claimed, EpochReading, Held
+from onceward.records import RecordId
 from onceward.stores.sessions.django import DjangoStore, DjangoUnit
 from onceward_operator.sqlite_backup import back_up
 from onceward_testing.samples import NOW, a_record, an_audit_event

@@ -21,16 +21,16 @@ from sqlalchemy import Engine, create_engine
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from onceward import Onceward
-from onceward.core.idempotency_record import Record, RecordId
-from onceward.core.table_names import TableNames
 from onceward.errors import StoreUnavailableError
 from onceward.ports import Claimed, EpochReading
+from onceward.records import Record, RecordId
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward.stores.redis import RedisRecords
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
 from onceward.stores.sqlite import SqliteStore
+from onceward.stores.table_names import TableNames
 from onceward_operator.sqlite_backup import back_up
 from onceward_testing.samples import NOW, a_record
 from onceward_testing.servers import RealPostgres
@@ -116,7 +116,7 @@ def only_new_connections(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fast_breaker(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("onceward.core.breaker.Breaker.retry_after", lambda *_: None)
+    monkeypatch.setattr("onceward.stores.breaker.Breaker.retry_after", lambda *_: None)
 
 
 def dump(postgres: RealPostgres, url: str) -> Path:

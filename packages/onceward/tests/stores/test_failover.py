@@ -13,14 +13,13 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from onceward import SINGLE_TENANT, Onceward
-from onceward.core.decision import Held
-from onceward.core.idempotency_record import Record
 from onceward.errors import CommitUnknownError, ConfigurationError, StoreUnavailableError
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.observability.metrics import PrometheusMetrics
-from onceward.ports import Found, UnitOfWork
+from onceward.ports import Found, Held, UnitOfWork
+from onceward.records import Record
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres import store as store_module
 from onceward.stores.postgres.asyncpg_driver import AsyncpgDriver

@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 
 from onceward.cli.database import migrate, opened
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.stores.parts import MigrationTable
 from onceward.stores.sql_loader import load_queries
+from onceward.stores.table_names import TableNames
 from onceward_protocol.cli.output import CommandError
 from onceward_protocol.storage.migrations import (
     Migration,

@@ -19,12 +19,12 @@ from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
 from onceward import SINGLE_TENANT, Onceward, Policy, open_store
 from onceward.cli.database import migrate, opened
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.maintenance.retention import DEAD_LETTERS, Retention
 from onceward.ports import Store
 from onceward.stores import parts as migrations_module
 from onceward.stores.parts import GUARD, JOBS, LIBRARY_PARTS, Part, create_within, installed_parts
+from onceward.stores.table_names import TableNames
 from onceward_protocol.cli.output import CommandError
 from onceward_protocol.storage.migrations import Migration
 from onceward_testing.samples import NOW, a_record, commit

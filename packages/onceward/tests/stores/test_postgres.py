@@ -9,9 +9,8 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from onceward.core.decision import Held
 from onceward.errors import StoreUnavailableError, UsageError
-from onceward.ports import Claimed
+from onceward.ports import Claimed, Held
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.pool import ConnectionPool
 from onceward_testing.samples import NOW, a_record, an_audit_event, claimed, commit

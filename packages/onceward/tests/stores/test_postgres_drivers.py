@@ -13,7 +13,6 @@ from sqlalchemy import create_engine, text
 from sqlalchemy import exc as sa_errors
 
 from onceward import open_store
-from onceward.core.decision import Held
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -22,7 +21,7 @@ from onceward.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from onceward.ports import Found, Store, UnitOfWork
+from onceward.ports import Found, Held, Store, UnitOfWork
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.psycopg import (

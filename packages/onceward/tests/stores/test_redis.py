@@ -10,8 +10,8 @@ import pytest
 from msgspec.structs import replace
 from redis.asyncio import Redis
 
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, StoreUnavailableError
+from onceward.records import RecordId
 from onceward.stores.redis import RedisRecords
 from onceward_testing.samples import AWKWARD_NAMES, BODIES, NOW, a_record
 from onceward_testing.servers import RealRedis

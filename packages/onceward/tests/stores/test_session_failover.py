@@ -9,10 +9,9 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from onceward.core.decision import Held
-from onceward.core.idempotency_record import Record
 from onceward.errors import CommitUnknownError, StoreUnavailableError
-from onceward.ports import Found
+from onceward.ports import Found, Held
+from onceward.records import Record
 from onceward_testing.samples import a_record
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.session_standby import (

@@ -14,10 +14,10 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
 from onceward import open_store
-from onceward.core.job import AlreadyDone, Enqueued
 from onceward.errors import ConfigurationError
 from onceward.jobs.admin import JobAdmin
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import AlreadyDone, Enqueued
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Found, Store
 from onceward.stores.parts import JOBS

@@ -12,8 +12,8 @@ import asyncpg
 
 from onceward import open_store
 from onceward.cli.database import installed_migrations
-from onceward.core.table_names import TableNames
 from onceward.stores.parts import LIBRARY_PARTS, distribute_store, installed_parts
+from onceward.stores.table_names import TableNames
 from onceward.stores.tenant_tables import covered_tables
 from onceward_protocol.cli.plugins import declared_by_packages
 

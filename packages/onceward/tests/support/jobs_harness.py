@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from onceward import open_store
-from onceward.core.job import Enqueued, EnqueueOutcome, LeasedJob
 from onceward.jobs.admin import JobAdmin, JobDetail
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import Enqueued, EnqueueOutcome, LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker

@@ -13,9 +13,9 @@ import asyncpg
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onceward.core.idempotency_record import Record
 from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
 from onceward.ports import Claimed
+from onceward.records import Record
 from onceward.stores.sessions.hosts import async_creator, creator
 from onceward.stores.sessions.messages import SessionLimits
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore

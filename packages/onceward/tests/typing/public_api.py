@@ -10,7 +10,7 @@ from typing import assert_type
 from onceward import JobContext, Onceward, Policy, Worker
 from onceward.client import AsyncClient, Client
 from onceward.client import Response as ClientResponse
-from onceward.core.job import EnqueueOutcome
+from onceward.jobs.job import EnqueueOutcome
 from onceward_nats.jetstream import jetstream
 from onceward_outbox import (
     AsyncOutbox,

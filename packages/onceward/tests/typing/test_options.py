@@ -11,8 +11,8 @@ import pytest
 
 from onceward import Policy
 from onceward.client import ClientOptions, RequestOptions
-from onceward.core.policy import PolicyChanges
 from onceward.errors import UsageError
+from onceward.guard.policy import PolicyChanges
 from onceward_nats.jetstream import JetStreamEngine, JetStreamOptions
 from onceward_outbox import (
     ConflictResolution,

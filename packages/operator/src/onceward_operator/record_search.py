@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from onceward.core.idempotency_record import Record
 from onceward.ports import Store
+from onceward.records import Record
 from onceward.stores.rows import listed_record
 from onceward.stores.sql_loader import load_queries
 

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Final, NamedTuple
 
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.ports import Row, Store
+from onceward.records import Record, RecordId
 from onceward.stores.sql_loader import load_queries
 from onceward_operator.record_search import find_records
 

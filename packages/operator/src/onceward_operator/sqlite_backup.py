@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from onceward.core.table_names import DEFAULT_PREFIX, TableNames
 from onceward.errors import ConfigurationError, StoreError
 from onceward.stores.parts import Schema
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.sqlite.store import open_exclusively
+from onceward.stores.table_names import DEFAULT_PREFIX, TableNames
 from onceward_protocol.storage.migrations import MOVED, pending_migrations, run_steps
 
 __all__ = ["Backup", "back_up", "restore"]

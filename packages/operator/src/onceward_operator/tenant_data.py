@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, Self
 
-from onceward.core.idempotency_record import AuditEvent
-from onceward.core.tenants import OPERATOR_TENANT
 from onceward.errors import ConfigurationError, OncewardError, StoreError
 from onceward.guard.caches import new_epoch
 from onceward.guard.erasures import ERASED
 from onceward.guard.erasures import pseudonym as pseudonym_of
 from onceward.ports import Clock, Row, Store
+from onceward.records import AuditEvent
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.tenant_tables import (
     Columns,
@@ -26,6 +25,7 @@ from onceward.stores.tenant_tables import (
     read_rows,
     uncovered_tables,
 )
+from onceward.tenants import OPERATOR_TENANT
 from onceward_protocol.ids import new_id, new_request_id
 
 __all__ = [

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from onceward import open_store
-from onceward.core.idempotency_record import RecordId
+from onceward.records import RecordId
 from packages.onceward.tests.cli.test_database_commands import (
     KEY,
     NOW,

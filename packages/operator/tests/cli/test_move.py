@@ -17,9 +17,9 @@ import httpx
 import pytest
 
 from onceward import JobContext, open_store
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.errors import ConfigurationError
 from onceward.ports import Claimed
+from onceward.records import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.stores.parts import installed_parts
 from onceward_operator.audit_trail import AuditTrail
 from onceward_operator.move import FAULT_POINTS, DatabaseMove

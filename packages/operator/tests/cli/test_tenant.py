@@ -13,8 +13,8 @@ import pytest
 from redis.asyncio import Redis
 
 from onceward import open_store
-from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
 from onceward.ports import Row, Store
+from onceward.records import Record, RecordId, RequestFingerprint
 from onceward.stores.redis import RedisRecords
 from onceward.stores.tenant_tables import TenantTable, covered_tables, delete_batch
 from onceward_operator.tenant_data import OPERATOR_TENANT, StillWrittenError, TenantData

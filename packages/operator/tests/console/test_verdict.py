@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
 from onceward.ports import Row
+from onceward.records import Record, RecordId, RequestFingerprint
 from onceward_operator.console.verdict import Verdict, verdict_of
 
 NOW = datetime(2026, 11, 18, 12, tzinfo=UTC)

@@ -1,6 +1,6 @@
 """The durable queue in one SQLite file: every operation on it is one transaction. Sends nothing.
 
-A change of status is checked against the table in ``core/outbox_entry.py``. The change and all that
+A change of status is checked against the table in ``entry.py``. The change and all that
 follows from it (the next entry of the lane, dependents, the mapping of its id) commit together with
 ``synchronous=FULL``; only then are listeners called and the method returns.
 

@@ -23,4 +23,5 @@ class SystemClock:
 
     # Not methods: each request reads the time more than once.
     now = staticmethod(partial(datetime.now, UTC))
+    # Seconds since an arbitrary start.
     monotonic = staticmethod(time.monotonic)

@@ -14,7 +14,6 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 
 from onceward import GuardConfig, Onceward, Principal
-from onceward.core.breaker import Breaker
 from onceward.errors import ConfigurationError
 from onceward.guard.rate_limits import LimitsRateLimiter
 from onceward.guard.request import Identify, RequestHead
@@ -23,6 +22,7 @@ from onceward.observability.metrics import PrometheusMetrics
 from onceward.observability.noop import NullJobMetrics
 from onceward.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store
 from onceward.sign_in.jwt_auth import JwtIdentify
+from onceward.stores.breaker import Breaker
 from onceward_operator.console import TokenAccess, console
 from onceward_operator.console.app import ConsoleApp
 from onceward_protocol.clock import SystemClock

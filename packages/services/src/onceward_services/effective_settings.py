@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from pydantic import SecretStr
 
-from onceward.core.table_names import DEFAULT_PREFIX
+from onceward.stores.table_names import DEFAULT_PREFIX
 from onceward_services.settings import Settings, variable_of
 
 __all__ = ["effective_settings"]

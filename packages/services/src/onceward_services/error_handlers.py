@@ -13,8 +13,6 @@ from starlette.routing import Match
 
 from onceward import ErrorFormat
 from onceward.batch.options import ItemReport
-from onceward.core.error_formats import ErrorFormatter, render_error
-from onceward.core.idempotency_record import Response as StoredResponse
 from onceward.errors import (
     BodyInvalidError,
     FieldNotAllowedError,
@@ -23,8 +21,10 @@ from onceward.errors import (
     StoreUnavailableError,
 )
 from onceward.frameworks.starlette import error_format_of
+from onceward.guard.error_formats import ErrorFormatter, render_error
 from onceward.guard.execution import Exchange, exchange_of
 from onceward.guard.request import client_times
+from onceward.records import Response as StoredResponse
 from onceward_services.registry import service_for_path
 
 __all__ = ["ErrorMiddleware", "install_error_handlers", "log_item"]

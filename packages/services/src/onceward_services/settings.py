@@ -12,8 +12,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from onceward import ErrorFormat, Policy, Staleness
 from onceward.batch.options import BatchOptions, ItemReport
-from onceward.core.error_formats import ProblemFormat
 from onceward.errors import ConfigurationError
+from onceward.guard.error_formats import ProblemFormat
 from onceward.guard.limits import Limits
 from onceward.guard.rate_limits import check_limit
 from onceward.maintenance.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention

@@ -4,8 +4,8 @@ OpenAPI document, in ``packages/services/tests/test_isolation.py``."""
 
 import re
 
-from onceward.core.job import job_id, job_key
 from onceward.jobs.admin import JobAdmin
+from onceward.jobs.job import job_id, job_key
 from onceward_services.planning.jobs import NOTIFY, QUEUE
 
 from .fixtures import PlanningServer, made, ok, refused, tag, token

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from onceward import update_with_version
-from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint
 from onceward.errors import (
     BodyInvalidError,
     KeyInvalidError,
@@ -16,6 +15,7 @@ from onceward.errors import (
     VersionRequiredError,
 )
 from onceward.guard.request import stored_headers
+from onceward.records import Record, RecordId, RequestFingerprint
 from onceward_protocol.fingerprint import body_hash
 from onceward_protocol.keys import parse_key
 from onceward_protocol.versions import check_version, expected_version

@@ -29,10 +29,10 @@ from typing import Any, ClassVar, Final
 import pytest
 import pytest_asyncio
 
-from onceward.core.job import Enqueued
 from onceward.errors import NonRetryableError
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import Enqueued
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import EngineMaker, Worker

@@ -4,8 +4,8 @@ import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.ports import Claimed, Store, UnitOfWork
+from onceward.records import AuditEvent, Record, RecordId, RequestFingerprint
 
 __all__ = [
     "AWKWARD_NAMES",

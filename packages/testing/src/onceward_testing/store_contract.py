@@ -21,12 +21,11 @@ from typing import ClassVar, Final
 import pytest
 from msgspec.structs import replace
 
-from onceward.core.decision import Held
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import RequestError, SupersededError
 from onceward.guard.caches import CacheEpoch
 from onceward.maintenance.record_removal import RecordRemoval
-from onceward.ports import Claimed, Found, RecordQuery, Store
+from onceward.ports import Claimed, Found, Held, RecordQuery, Store
+from onceward.records import Record, RecordId
 from onceward_protocol.clock import SystemClock
 from onceward_testing.samples import (
     AWKWARD_NAMES,

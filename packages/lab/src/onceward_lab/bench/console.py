@@ -19,8 +19,8 @@ import httpx
 from fastapi import FastAPI
 
 from onceward import Onceward, open_store
-from onceward.core.table_names import TableNames
 from onceward.sign_in.jwt_auth import JwtIdentify, mint_token
+from onceward.stores.table_names import TableNames
 from onceward_lab.bench.environment import Environment
 from onceward_lab.bench.idempotency import create_orders
 from onceward_lab.bench.measurements import Measurement, at_least, at_most, measurement

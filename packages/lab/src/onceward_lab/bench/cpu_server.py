@@ -20,8 +20,8 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from onceward import SINGLE_TENANT, Onceward, open_store
-from onceward.core.table_names import DEFAULT_NAMES
 from onceward.ports import Claimed, EpochReading
+from onceward.stores.table_names import DEFAULT_NAMES
 
 CONNECTIONS = 16
 CREATE = (

@@ -16,8 +16,8 @@ from typing import Any
 
 import asyncpg
 
-from onceward.core.idempotency_record import RecordId
 from onceward.ports import Store
+from onceward.records import RecordId
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.sqlite import SqliteStore
 from onceward_lab.bench.curves import Point, sizes

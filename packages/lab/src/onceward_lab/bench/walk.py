@@ -16,9 +16,9 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from onceward.core.idempotency_record import RequestFingerprint
 from onceward.guard.execution import Execution, set_current_execution
 from onceward.guard.request import GuardedRequest
+from onceward.records import RequestFingerprint
 from onceward.sign_in.jwt_auth import mint_token
 from onceward_lab.bench.in_process import call, compare, routes_before, spread
 from onceward_protocol.staleness import parse_instant

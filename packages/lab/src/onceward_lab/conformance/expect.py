@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from onceward.core.policy import ErrorFormat
+from onceward.guard.policy import ErrorFormat
 from onceward_lab.conformance.harness import JSON, CheckFailedError, Harness, Response
 from onceward_protocol.error_codes import CODES
 

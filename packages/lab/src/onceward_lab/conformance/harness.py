@@ -10,8 +10,8 @@ from uuid import uuid4
 import httpx
 import msgspec
 
-from onceward.core.policy import ErrorFormat
 from onceward.errors import ConfigurationError
+from onceward.guard.policy import ErrorFormat
 from onceward_lab.conformance.profile import Profile
 from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER, SequenceNumber
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.policy import ErrorFormat
+from onceward.guard.policy import ErrorFormat
 from onceward_protocol.keys import KEY_HEADER, KeyFormat
 from onceward_protocol.sequence import Ordering
 

@@ -6,11 +6,11 @@ from datetime import timedelta
 from typing import Any
 
 from onceward.batch.run import BatchRun
-from onceward.core.idempotency_record import Response
-from onceward.core.policy import Policy
 from onceward.errors import InProgressError
 from onceward.guard import request as guarded_request
 from onceward.guard.chunk import RequestChunk
+from onceward.guard.policy import Policy
+from onceward.records import Response
 from onceward.stores.base import ItemUnit
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_protocol.batch import Results

@@ -4,11 +4,11 @@ import re
 from typing import Any
 
 from onceward import app
-from onceward.core.table_names import TableNames
 from onceward.jobs import job_store
 from onceward.jobs.executor import JobExecutor
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Finished
+from onceward.stores.table_names import TableNames
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 
 JOB_STORE, APP = untyped(job_store), untyped(app)

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from onceward.core.table_names import TableNames
 from onceward.jobs import job_store
 from onceward.jobs.paused_queues import PausedQueues
+from onceward.stores.table_names import TableNames
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 
 JOB_STORE = untyped(job_store)

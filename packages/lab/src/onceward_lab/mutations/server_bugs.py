@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 
 from onceward import app
-from onceward.core.idempotency_record import RecordId
-from onceward.core.policy import Policy
 from onceward.guard import idempotency
 from onceward.guard import request as guarded_request
 from onceward.guard.caches import CacheEpoch
 from onceward.guard.execution import Execution
 from onceward.guard.idempotency import Idempotency
+from onceward.guard.policy import Policy
+from onceward.records import RecordId
 from onceward.stores import base
 from onceward.stores.sqlite import store, unit_of_work
 from onceward.stores.sqlite.store import SqliteStore

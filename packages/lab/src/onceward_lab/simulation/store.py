@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final, Protocol, cast
 
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 from onceward.ports import Found, KeyClaimed
+from onceward.records import Record, RecordId
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.replication import ConfirmedCommits, ReplicationBarrier
 from onceward.stores.sqlite import SqliteStore

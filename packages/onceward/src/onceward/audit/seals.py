@@ -8,9 +8,9 @@ from functools import cache
 from typing import Any, Final
 
 from onceward.audit.chain import NO_KEYS, AuditKeys, Seal, make_seal
-from onceward.core.table_names import TableNames
 from onceward.ports import Row, Store, Transaction
 from onceward.stores.sql_loader import load_queries
+from onceward.stores.table_names import TableNames
 
 __all__ = ["AuditSeals"]
 

@@ -17,8 +17,6 @@ from onceward.batch.run import (
     FindRoute,
     ItemServer,
 )
-from onceward.core.idempotency_record import Response
-from onceward.core.policy import Policy
 from onceward.errors import (
     BatchTooLargeError,
     BodyInvalidError,
@@ -29,6 +27,7 @@ from onceward.errors import (
 from onceward.guard.execution import Exchange
 from onceward.guard.idempotency import Idempotency
 from onceward.guard.pipeline import REPLAYED_HEADER, Reply, complete, log_outage, render
+from onceward.guard.policy import Policy
 from onceward.guard.request import Identify, RequestHead
 from onceward.guard.request_body import (
     Disconnected,
@@ -38,6 +37,7 @@ from onceward.guard.request_body import (
     WholeBody,
 )
 from onceward.ports import Clock
+from onceward.records import Response
 from onceward_protocol.batch import is_json, parse_batch
 
 __all__ = ["BatchEndpoint"]

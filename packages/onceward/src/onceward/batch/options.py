@@ -36,6 +36,7 @@ class ItemReport:
 
     @property
     def head(self) -> "RequestHead | None":
+        """Its head: ids and headers."""
         return None if self.exchange is None else self.exchange.head
 
 

@@ -22,17 +22,17 @@ from urllib.parse import unquote
 
 from onceward.batch.alone_endpoints import AloneEndpoints, UndoneEndpoints
 from onceward.batch.options import BatchOptions, ItemReport
-from onceward.core.error_formats import ErrorFormatter, render_error
-from onceward.core.idempotency_record import RecordId, Response
-from onceward.core.policy import Policy
 from onceward.errors import BatchSkippedError, BodyInvalidError, RequestError, StoreUnavailableError
 from onceward.guard.chunk import RequestChunk
+from onceward.guard.error_formats import ErrorFormatter, render_error
 from onceward.guard.execution import Exchange, ItemContext
 from onceward.guard.idempotency import Idempotency
 from onceward.guard.pipeline import Reply
+from onceward.guard.policy import Policy
 from onceward.guard.request import Identify, Principal, RequestHead
 from onceward.guard.request_body import LARGE_BODY_BYTES
 from onceward.guard.route_table import SAFE_METHODS, Match
+from onceward.records import RecordId, Response
 from onceward_protocol.batch import ITEM_HEADERS, BatchItem, Results, check_headers, parse_item
 from onceward_protocol.error_codes import CODES, ErrorFormat
 from onceward_protocol.ids import new_request_id

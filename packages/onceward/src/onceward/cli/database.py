@@ -14,11 +14,11 @@ from typing import Any, Final, TypedDict, cast
 from onceward import open_store
 from onceward.audit.chain import AuditKeys
 from onceward.cli.options import AppTarget, Target, describe_target
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, OncewardError
 from onceward.maintenance.retention import Retention
 from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import RecordCache, Store
+from onceward.records import RecordId
 from onceward.stores.factory import uses_psycopg
 from onceward.stores.parts import GUARD, LIBRARY_PARTS, Part, distribute_store, installed_parts
 from onceward.stores.postgres.store import BasePostgresStore

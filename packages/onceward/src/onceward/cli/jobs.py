@@ -23,9 +23,9 @@ from onceward.cli.options import (
     choose_target,
     tenant_or_all,
 )
-from onceward.core.job import JobState
 from onceward.errors import UsageError
 from onceward.jobs.admin import JobAdmin, JobDetail, JobView
+from onceward.jobs.job import JobState
 from onceward.jobs.paused_queues import PausedQueue, PausedQueues
 from onceward.ports import Notifier, Store
 from onceward.stores.parts import JOBS

@@ -23,10 +23,10 @@ from onceward.cli.options import (
     choose_target,
     tenant_or_all,
 )
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import CommitUnknownError, InProgressError
 from onceward.maintenance.record_removal import RecordRemoval, Removed
 from onceward.ports import RecordQuery
+from onceward.records import Record, RecordId
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
 from onceward_protocol.clock import SystemClock
 

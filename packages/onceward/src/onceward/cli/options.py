@@ -5,7 +5,7 @@ from typing import Annotated, Final, Protocol
 
 import typer
 
-from onceward.core.tenants import ALL_TENANTS, TenantFilter
+from onceward.tenants import ALL_TENANTS, TenantFilter
 from onceward_protocol.cli.output import CommandError, redact_password
 
 __all__ = [

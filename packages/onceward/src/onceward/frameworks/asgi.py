@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.batch.run import ItemCall
-from onceward.core.error_formats import ErrorFormatter
-from onceward.core.idempotency_record import Response
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -19,6 +17,7 @@ from onceward.errors import (
     StreamingResponseError,
     UsageError,
 )
+from onceward.guard.error_formats import ErrorFormatter
 from onceward.guard.execution import EXCHANGE_KEY, Exchange, Execution, ItemContext
 from onceward.guard.pipeline import (
     Body,
@@ -32,6 +31,7 @@ from onceward.guard.pipeline import (
 from onceward.guard.request import Headers, RequestHead
 from onceward.guard.request_body import Message, Receive, RequestBody, WholeBody
 from onceward.guard.route_table import SAFE_METHODS, GuardTable, Match
+from onceward.records import Response
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat

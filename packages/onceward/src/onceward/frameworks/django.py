@@ -41,8 +41,6 @@ with needs_extra("django"):
 from onceward.app import Onceward
 from onceward.batch.options import BatchOptions, batch_header
 from onceward.config import GuardConfig
-from onceward.core.idempotency_record import Response
-from onceward.core.policy import Policy
 from onceward.errors import (
     ConfigurationError,
     NotAuthenticatedError,
@@ -73,9 +71,11 @@ from onceward.frameworks.views import (
 )
 from onceward.frameworks.wsgi import head_of, incomplete_body, parsed_form, with_content_type
 from onceward.guard.pipeline import ADDED_HEADERS
+from onceward.guard.policy import Policy
 from onceward.guard.request import Headers, Principal, RequestHead
 from onceward.guard.request_thread import has_request_thread, run_in_request_thread
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
+from onceward.records import Response
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.django import DjangoStore
 

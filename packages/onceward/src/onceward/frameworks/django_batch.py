@@ -19,7 +19,6 @@ with needs_extra("django"):
     from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
     from django.urls import get_urlconf, resolve, set_urlconf
 
-from onceward.core.idempotency_record import Response
 from onceward.frameworks.django import (
     django_onceward,
     django_response,
@@ -31,6 +30,7 @@ from onceward.frameworks.django import (
 from onceward.frameworks.sync_bridge import SyncBatch
 from onceward.frameworks.wsgi import head_of
 from onceward.guard.route_table import Guard, Match, guard_of
+from onceward.records import Response
 
 __all__ = ["batch"]
 

@@ -11,7 +11,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from onceward.core.idempotency_record import Record
 from onceward.frameworks.asgi import SCOPE_KEY
 from onceward.frameworks.views import (
     check_is_guarded,
@@ -20,6 +19,7 @@ from onceward.frameworks.views import (
 )
 from onceward.guard.execution import EXCHANGE_KEY, Exchange, Execution, PendingExecution
 from onceward.guard.request import Principal
+from onceward.records import Record
 
 __all__ = ["claim_after_dependencies"]
 

@@ -38,11 +38,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute
 
-from onceward.core.idempotency_record import Response as StoredResponse
 from onceward.frameworks.asgi import PreparedCall, Send, SendResponse
 from onceward.frameworks.starlette import the_execution, the_principal, the_transaction
 from onceward.guard.execution import Execution
 from onceward.guard.request_body import LARGE_BODY_BYTES, Receive
+from onceward.records import Response as StoredResponse
 
 __all__ = ["DIRECT_BYTES", "DirectRoute", "FindDirectRoute", "find_direct_routes"]
 

@@ -28,9 +28,6 @@ with needs_extra("flask"):
 
 from onceward.app import Onceward
 from onceward.batch.options import BatchOptions
-from onceward.core.idempotency_record import Response
-from onceward.core.job import EnqueueOptions, EnqueueOutcome
-from onceward.core.policy import Policy
 from onceward.errors import (
     ConfigurationError,
     NotAuthenticatedError,
@@ -66,9 +63,12 @@ from onceward.frameworks.wsgi import (
     with_content_type,
 )
 from onceward.guard.pipeline import ADDED_HEADERS
+from onceward.guard.policy import Policy
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
+from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
 from onceward.ports import BlockingGate
+from onceward.records import Response
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit
 

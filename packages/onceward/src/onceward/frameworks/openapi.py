@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from onceward.batch.options import BatchOptions
-from onceward.core.error_formats import ErrorFormatter, ProblemFormat
-from onceward.core.policy import Policy
+from onceward.guard.error_formats import ErrorFormatter, ProblemFormat
+from onceward.guard.policy import Policy
 from onceward.guard.route_table import Guard, GuardedRoute, GuardTable
 from onceward_protocol.error_codes import CODES, ERROR_HEADER, ErrorFormat
 from onceward_protocol.keys import KeyFormat

@@ -10,7 +10,6 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Mount
 
 from onceward.batch.options import BatchOptions
-from onceward.core.error_formats import ErrorFormatter, render_error
 from onceward.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -19,6 +18,7 @@ from onceward.errors import (
     StreamingResponseError,
 )
 from onceward.frameworks.asgi import ERROR_FORMAT_KEY, SCOPE_KEY
+from onceward.guard.error_formats import ErrorFormatter, render_error
 from onceward.guard.execution import Exchange, Execution, PendingExecution, exchange_of
 from onceward.guard.pipeline import log_outage, render
 from onceward.guard.request import Principal

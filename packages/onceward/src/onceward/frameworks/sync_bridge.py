@@ -29,8 +29,6 @@ from onceward.app import Onceward
 from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.batch.run import FindRoute, ItemCall, ItemRequest
-from onceward.core.idempotency_record import Response
-from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.errors import (
     ConfigurationError,
     NoTransactionError,
@@ -59,6 +57,8 @@ from onceward.guard.request_thread import (
     serving_thread,
 )
 from onceward.guard.route_table import Match
+from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
+from onceward.records import Response
 from onceward.stores.sessions.gate import end_visit
 from onceward.stores.threads import SyncTransaction
 from onceward_protocol.keys import KEY_HEADER, split_joined_keys

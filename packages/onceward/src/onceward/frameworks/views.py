@@ -6,10 +6,10 @@ from functools import wraps
 from inspect import iscoroutinefunction
 from typing import Any, Final
 
-from onceward.core.policy import Policy
 from onceward.errors import ConfigurationError, StreamingResponseError
 from onceward.guard.execution import find_execution
 from onceward.guard.limits import RateLimiter
+from onceward.guard.policy import Policy
 from onceward.guard.route_table import ROUTE_PARAM, SAFE_METHODS
 
 __all__ = [

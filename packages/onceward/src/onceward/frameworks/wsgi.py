@@ -21,7 +21,6 @@ import msgspec
 
 from onceward.app import Onceward
 from onceward.batch.options import BatchOptions
-from onceward.core.idempotency_record import Response
 from onceward.errors import BodyInvalidError, ResponseTooLargeError
 from onceward.frameworks.sync_bridge import (
     Bridge,
@@ -34,6 +33,7 @@ from onceward.frameworks.sync_bridge import (
 from onceward.frameworks.views import no_caller
 from onceward.guard.request import RequestHead
 from onceward.guard.route_table import SAFE_METHODS
+from onceward.records import Response
 from onceward_protocol.keys import split_joined_keys
 
 __all__ = [

@@ -18,10 +18,10 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Final
 
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import StoreError
 from onceward.guard.request_thread import is_in_request_thread
 from onceward.ports import Clock, EpochReading, PositionCache, Store
+from onceward.records import Record, RecordId
 from onceward.stores.sql_loader import load_queries
 
 __all__ = ["CacheEpoch", "Epoch", "RecordLruCache", "new_epoch"]

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId, Response
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -25,6 +24,7 @@ from onceward.guard.request import GuardedRequest
 from onceward.guard.request_log import DeferredReports, report_committed
 from onceward.guard.sequences import ChunkSequences, key_of, number_of
 from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
+from onceward.records import AuditEvent, Record, RecordId, Response
 
 __all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
 

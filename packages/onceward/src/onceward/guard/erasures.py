@@ -6,8 +6,8 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Any, Final
 
-from onceward.core.tenants import OPERATOR_TENANT
 from onceward.ports import Store
+from onceward.tenants import OPERATOR_TENANT
 from onceward_protocol.ids import new_id
 
 __all__ = ["ERASED", "erased_at", "erased_since", "pseudonym"]

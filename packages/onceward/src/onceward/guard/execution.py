@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from onceward.core.error_formats import ErrorFormatter
-from onceward.core.idempotency_record import AuditEvent, Record, Response
 from onceward.errors import NoTransactionError, RequestError, StoreUnavailableError, UsageError
 from onceward.guard.caches import Epoch
+from onceward.guard.error_formats import ErrorFormatter
 from onceward.guard.request import (
     GuardedRequest,
     Headers,
@@ -24,6 +23,7 @@ from onceward.guard.request import (
 )
 from onceward.guard.route_table import Match
 from onceward.ports import Store, Transaction, UnitOfWork
+from onceward.records import AuditEvent, Record, Response
 from onceward_protocol.error_codes import ErrorFormat
 from onceward_protocol.fingerprint import short_hash
 
@@ -31,17 +31,10 @@ if TYPE_CHECKING:
     from onceward.observability.traces import SpanHandle
 
 __all__ = [
-    "EXCHANGE_KEY",
-    "Exchange",
     "Execution",
-    "ItemContext",
-    "PendingExecution",
     "Replay",
-    "RequestProcessor",
-    "RequestTransaction",
     "Writes",
     "current_execution",
-    "exchange_of",
     "executing",
     "find_execution",
     "set_current_execution",
@@ -234,6 +227,7 @@ class Execution:
     def audit_event(
         self, response: Response, record: Record | None, now: datetime, new_id: NewId
     ) -> AuditEvent:
+        """Return the audit event of a success."""
         request = self.request
         return AuditEvent(
             id=(None if record is None else record.audit_id) or new_id(now),

@@ -23,17 +23,6 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-from onceward.core.breaker import Breaker, BreakerState
-from onceward.core.decision import Held
-from onceward.core.error_formats import render_error, status_of
-from onceward.core.idempotency_record import (
-    AuditEvent,
-    Record,
-    RecordId,
-    RequestFingerprint,
-    Response,
-)
-from onceward.core.policy import ErrorsStored
 from onceward.errors import (
     CommitUnknownError,
     FeatureDisabledError,
@@ -46,8 +35,10 @@ from onceward.errors import (
     UnstoredWritesError,
 )
 from onceward.guard.caches import CacheEpoch, Epoch, RecordLruCache
+from onceward.guard.error_formats import render_error, status_of
 from onceward.guard.execution import Execution, Replay, Writes
 from onceward.guard.limits import Limits, RecordQuota
+from onceward.guard.policy import ErrorsStored
 from onceward.guard.request import GuardedRequest, mismatch_details, new_record, stale_error
 from onceward.guard.request_log import DeferredReports, Reports, report_committed
 from onceward.guard.sequences import StrictSequences
@@ -66,6 +57,7 @@ from onceward.ports import (
     Clock,
     FaultPoints,
     Found,
+    Held,
     Metrics,
     Outcome,
     PositionCache,
@@ -73,6 +65,14 @@ from onceward.ports import (
     Store,
     StoreMetrics,
 )
+from onceward.records import (
+    AuditEvent,
+    Record,
+    RecordId,
+    RequestFingerprint,
+    Response,
+)
+from onceward.stores.breaker import Breaker, BreakerState
 from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 from onceward_protocol.ids import new_id

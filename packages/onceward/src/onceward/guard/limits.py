@@ -11,7 +11,7 @@ from onceward.guard.request_thread import is_in_request_thread
 from onceward.ports import Clock, Store
 from onceward.stores.sql_loader import load_queries
 
-__all__ = ["CountedRequest", "Limits", "QuotaReporter", "RateLimiter", "RecordQuota"]
+__all__ = ["CountedRequest", "Limits", "QuotaReporter", "RateLimiter"]
 
 _RECOUNT_SECONDS: Final = 60.0
 _MAX_STEP: Final = 1000

@@ -17,9 +17,6 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from onceward.core.error_formats import render_error
-from onceward.core.idempotency_record import Record, Response
-from onceward.core.policy import Policy
 from onceward.errors import (
     AbortedTransactionError,
     FeatureDisabledError,
@@ -39,6 +36,7 @@ from onceward.errors import (
     UsageError,
 )
 from onceward.guard.chunk import PostponedError, RequestChunk
+from onceward.guard.error_formats import render_error
 from onceward.guard.execution import (
     Exchange,
     Execution,
@@ -48,6 +46,7 @@ from onceward.guard.execution import (
 )
 from onceward.guard.idempotency import Idempotency
 from onceward.guard.limits import QuotaReporter, RateLimiter
+from onceward.guard.policy import Policy
 from onceward.guard.request import (
     GuardedRequest,
     Identify,
@@ -67,6 +66,7 @@ from onceward.guard.request_transaction import Statements, open_transaction
 from onceward.guard.route_table import Match
 from onceward.observability.traces import Spans
 from onceward.ports import Metrics, Outcome
+from onceward.records import Record, Response
 from onceward.stores.errors import unstorable_error
 from onceward_protocol.fingerprint import short_hash
 from onceward_protocol.keys import parse_key

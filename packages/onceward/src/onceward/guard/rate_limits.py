@@ -113,9 +113,11 @@ class LimitsRateLimiter:
         self._paused_until: float | None = None
 
     def check(self, limit: str) -> None:
+        """Raise ``ConfigurationError`` if this is not a limit such as ``50/minute``."""
         check_limit(limit)
 
     async def seconds_to_wait(self, limit: str, tenant: str, endpoint: str) -> float | None:
+        """Count one request; return None if it may pass, else the seconds until it may."""
         return (await self.count(limit, tenant, endpoint)).wait_seconds
 
     async def count(self, limit: str, tenant: str, endpoint: str) -> Counted:
@@ -141,6 +143,7 @@ class LimitsRateLimiter:
         return Counted(parsed, hits)
 
     async def close(self) -> None:
+        """Close the file or the connection."""
         await self._windows.close()
 
 

@@ -10,9 +10,6 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.idempotency_record import Record, RecordId, RequestFingerprint, Response
-from onceward.core.policy import Policy
-from onceward.core.storable_text import check_storable
 from onceward.errors import (
     BodyInvalidError,
     ConfigurationError,
@@ -21,7 +18,10 @@ from onceward.errors import (
     PrincipalInvalidError,
     StaleActionError,
 )
+from onceward.guard.policy import Policy
 from onceward.guard.route_table import Match
+from onceward.records import Record, RecordId, RequestFingerprint, Response
+from onceward.stores.storable_text import check_storable
 from onceward_protocol.correlation import is_traceparent
 from onceward_protocol.fingerprint import FingerprintInput, body_hash, request_fingerprint
 from onceward_protocol.ids import new_request_id
@@ -199,6 +199,7 @@ class RequestHead:
         return [value for name, value in self.headers if name == wanted]
 
     def header(self, name: str) -> str | None:
+        """Return the first value of a header, or None."""
         wanted = name.lower().encode("latin-1")
         for key, value in self.headers:
             if key == wanted:

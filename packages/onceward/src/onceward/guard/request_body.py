@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMa
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from onceward.core.policy import Policy
 from onceward.errors import BodyTimeoutError, BodyTooLargeError, OverloadedError
+from onceward.guard.policy import Policy
 from onceward.guard.request import RequestHead
 from onceward.guard.request_thread import (
     has_request_thread,

@@ -25,12 +25,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from onceward.core.idempotency_record import Record, Response
 from onceward.errors import StoreError, StoreUnavailableError
 from onceward.guard.erasures import erased_since
 from onceward.guard.request import GuardedRequest
 from onceward.observability.noop import NullMetrics
 from onceward.ports import Clock, Metrics, Outcome, Store
+from onceward.records import Record, Response
 from onceward.stores.parts import REQUEST_LOG
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.error_codes import ERROR_HEADER, error_code

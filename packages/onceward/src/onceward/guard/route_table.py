@@ -8,8 +8,8 @@ from functools import lru_cache
 from inspect import iscoroutinefunction
 from typing import Any, Final, NamedTuple
 
-from onceward.core.policy import Policy
 from onceward.errors import ConfigurationError
+from onceward.guard.policy import Policy
 
 __all__ = [
     "ROUTE_PARAM",

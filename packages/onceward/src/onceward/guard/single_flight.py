@@ -6,12 +6,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import InProgressError
 from onceward.guard.request import GuardedRequest
 from onceward.guard.request_log import Reports
 from onceward.guard.request_thread import is_in_request_thread, run_in_request_thread, sleep
 from onceward.ports import Clock, Store
+from onceward.records import Record, RecordId
 from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 

@@ -3,10 +3,10 @@
 from datetime import timedelta
 from urllib.parse import parse_qsl, urlsplit
 
-from onceward.core.idempotency_record import Response
-from onceward.core.policy import STORABLE_REDIRECTS, Policy
 from onceward.errors import StoreUnavailableError
 from onceward.guard.execution import Execution
+from onceward.guard.policy import STORABLE_REDIRECTS, Policy
+from onceward.records import Response
 
 __all__ = [
     "frees_the_key",

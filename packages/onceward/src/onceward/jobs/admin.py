@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.job import JobState
-from onceward.core.tenants import TenantFilter, tenant_or_none
+from onceward.jobs.job import JobState
 from onceward.jobs.job_store import JobStore, at
 from onceward.ports import Row, Store
+from onceward.tenants import TenantFilter, tenant_or_none
 
 __all__ = ["Failure", "JobAdmin", "JobCause", "JobDetail", "JobView", "QueueDepth"]
 

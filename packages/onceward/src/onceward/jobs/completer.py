@@ -3,8 +3,8 @@
 import asyncio
 from typing import Final
 
-from onceward.core.job import Lease
 from onceward.errors import LeaseLostError
+from onceward.jobs.job import Lease
 from onceward.jobs.job_store import JobStore
 
 __all__ = ["Completer"]

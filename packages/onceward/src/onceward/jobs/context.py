@@ -7,9 +7,9 @@ from typing import Any, Final, NamedTuple, TypeVar, Unpack
 
 import msgspec
 
-from onceward.core.job import EnqueueOptions, EnqueueOutcome, LeasedJob, stable_uuid
 from onceward.errors import NonRetryableError, NoTransactionError, UsageError
 from onceward.jobs.enqueue import Cause, encode_json, log_duplicate, new_job
+from onceward.jobs.job import EnqueueOptions, EnqueueOutcome, LeasedJob, stable_uuid
 from onceward.jobs.job_store import JobStore
 from onceward.observability.traces import continued_traceparent
 from onceward.ports import Params, Row, Transaction, UnitOfWork

@@ -9,7 +9,8 @@ from typing import Any, Final, Unpack
 
 import msgspec
 
-from onceward.core.job import (
+from onceward.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
+from onceward.jobs.job import (
     Enqueued,
     EnqueueOptions,
     EnqueueOutcome,
@@ -20,7 +21,6 @@ from onceward.core.job import (
     job_id,
     job_key,
 )
-from onceward.errors import BodyInvalidError, JobPayloadTooLargeError, UsageError
 from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_request_id
 

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
-from onceward.core.job import Lease
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -21,6 +20,7 @@ from onceward.errors import (
 )
 from onceward.jobs.context import JobContext, encode_result
 from onceward.jobs.enqueue import MAX_SECONDS
+from onceward.jobs.job import Lease
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry, Registration
 from onceward.jobs.sync_handler import run_in_thread

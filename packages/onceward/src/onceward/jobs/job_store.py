@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from onceward.core.job import (
+from onceward.errors import LeaseLostError
+from onceward.jobs.job import (
     AlreadyDone,
     Enqueued,
     EnqueueOutcome,
@@ -18,11 +19,10 @@ from onceward.core.job import (
     Merged,
     NewJob,
 )
-from onceward.core.table_names import TableNames
-from onceward.errors import LeaseLostError
 from onceward.ports import Params, Row, Store, Transaction, UnitOfWork
 from onceward.stores.postgres.params import int_literal, text_literals
 from onceward.stores.sql_loader import load_queries
+from onceward.stores.table_names import TableNames
 from onceward_protocol.ids import new_id
 from onceward_protocol.storage.migrations import split_statements
 

@@ -10,11 +10,11 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Final
 
-from onceward.core.idempotency_record import AuditEvent
-from onceward.core.job import check_name
-from onceward.core.tenants import OPERATOR_TENANT
+from onceward.jobs.job import check_name
 from onceward.ports import Params, Store
+from onceward.records import AuditEvent
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import OPERATOR_TENANT
 from onceward_protocol.ids import new_id, new_request_id
 
 __all__ = ["PausedQueue", "PausedQueues"]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Final
 
-from onceward.core.job import job_id, job_key
 from onceward.errors import StoreError
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import job_id, job_key
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry, Periodic
 from onceward_protocol.ids import new_request_id

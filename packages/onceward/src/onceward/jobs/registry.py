@@ -7,11 +7,11 @@ from datetime import time
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from onceward.core.job import EnqueueOptions, check_name
-from onceward.core.schedule import Daily, Every, Schedule
 from onceward.errors import ConfigurationError
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import MAX_ATTEMPTS
+from onceward.jobs.job import EnqueueOptions, check_name
+from onceward.jobs.schedule import Daily, Every, Schedule
 from onceward.jobs.sync_handler import SyncJobContext
 
 __all__ = ["Handler", "JobRegistry", "Periodic", "Registration"]

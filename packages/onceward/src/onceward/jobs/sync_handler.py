@@ -13,9 +13,9 @@ from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar, Unpack, cast
 
-from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.errors import NoTransactionError, UsageError
 from onceward.jobs.context import JobAttributes, JobContext
+from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
 from onceward.stores.threads import SyncTransaction
 
 __all__ = ["SyncJobContext", "run_in_thread"]

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypedDict, Unpack
 
-from onceward.core.job import Lease, LeasedJob
 from onceward.errors import ConfigurationError, StoreError
 from onceward.jobs.completer import Completer
 from onceward.jobs.enqueue import MAX_PAYLOAD_BYTES
 from onceward.jobs.executor import ExecutorConfig, JobExecutor
+from onceward.jobs.job import Lease, LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.periodic import PeriodicEnqueuer
 from onceward.jobs.registry import JobRegistry

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import InProgressError, RecordUnreadableError, SupersededError
 from onceward.guard.caches import new_epoch
 from onceward.ports import Claim, Claimed, Clock, RecordQuery, Store
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.ids import new_id, new_request_id
 

@@ -5,8 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, Generic
 
-from onceward.core.idempotency_record import AuditEvent, Record
-from onceward.core.table_names import TableNames
 from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.ports import (
     BlockingGate,
@@ -19,9 +17,11 @@ from onceward.ports import (
     StoreMetrics,
     TransactionT_co,
 )
+from onceward.records import AuditEvent, Record
 from onceward.stores.parts import Schema
 from onceward.stores.rows import listed_record, to_text
 from onceward.stores.sql_loader import load_queries
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Migration
 from onceward_protocol.storage.sql_files import Queries
 

@@ -7,8 +7,8 @@ they do no I/O. All statements run in one transaction on the coordinator.
 from collections.abc import Iterable
 from typing import Final
 
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Steps
 
 __all__ = [

@@ -4,7 +4,6 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Final, NoReturn
 
-from onceward.core.storable_text import UNSTORABLE
 from onceward.errors import (
     AbortedTransactionError,
     BodyInvalidError,
@@ -14,6 +13,7 @@ from onceward.errors import (
     StoreUnavailableError,
     SupersededError,
 )
+from onceward.stores.storable_text import UNSTORABLE
 
 __all__ = [
     "DENIED_STATES",

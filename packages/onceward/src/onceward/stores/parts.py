@@ -29,7 +29,6 @@ from importlib.metadata import entry_points, version
 from importlib.resources import files
 from typing import Final
 
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.ports import Row, Store, Transaction
 from onceward.stores.citus import (
@@ -40,6 +39,7 @@ from onceward.stores.citus import (
     refuse_other_nodes,
 )
 from onceward.stores.errors import is_denied
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import (
     Applied,
     Migration,

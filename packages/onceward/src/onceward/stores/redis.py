@@ -26,9 +26,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
-from onceward.core.breaker import Breaker
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import ConfigurationError, StoreError, StoreUnavailableError
+from onceward.records import Record, RecordId
+from onceward.stores.breaker import Breaker
 from onceward_protocol.extras import needs_extra
 
 with needs_extra("redis"):

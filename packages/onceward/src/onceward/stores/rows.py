@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.errors import RecordUnreadableError
 from onceward.ports import Params, Row
+from onceward.records import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.stores.statements import named_parameters
 
 __all__ = [

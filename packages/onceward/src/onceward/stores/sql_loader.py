@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from onceward.core.table_names import DEFAULT_NAMES, TableNames
+from onceward.stores.table_names import DEFAULT_NAMES, TableNames
 from onceward_protocol.storage.sql_files import Queries, read_queries
 
 __all__ = ["load_queries"]

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.ports import Row, Store
+from onceward.stores.table_names import TableNames
 
 __all__ = [
     "Columns",

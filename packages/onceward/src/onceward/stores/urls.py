@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import unquote
 
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
+from onceward.stores.table_names import TableNames
 
 __all__ = ["StoreUrl", "parse_store_url"]
 

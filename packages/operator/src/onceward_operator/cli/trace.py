@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 
 from onceward.cli.database import opened
 from onceward.cli.options import Target, tenant_or_all
-from onceward.core.tenants import tenant_or_none
 from onceward.stores.parts import JOBS, REQUEST_LOG
+from onceward.tenants import tenant_or_none
 from onceward_operator.request_trace import Moment, timeline
 from onceward_protocol.cli.output import CommandError, print_json, print_table
 

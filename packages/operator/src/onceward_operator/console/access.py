@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 from enum import IntEnum
 from typing import Any, Final, Protocol
 
-from onceward.core.tenants import ALL_TENANTS, AllTenants, TenantFilter
 from onceward.errors import NotAuthenticatedError
 from onceward.guard.request import Principal, RequestHead
+from onceward.tenants import ALL_TENANTS, AllTenants, TenantFilter
 
 __all__ = ["Access", "Operator", "Role", "TokenAccess"]
 

@@ -21,11 +21,11 @@ from typing import Any, Final, Unpack
 import msgspec
 
 from onceward.app import Onceward
-from onceward.core.idempotency_record import AuditEvent
-from onceward.core.job import EnqueueOptions, EnqueueOutcome
 from onceward.errors import CommitUnknownError, NotFoundError, RequestError
 from onceward.jobs.enqueue import Cause, new_job
+from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
 from onceward.ports import Transaction
+from onceward.records import AuditEvent
 from onceward_operator.console.page import ConsoleError, NotShownError, PageRequest
 from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_id

@@ -10,11 +10,11 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from onceward.app import Onceward
-from onceward.core.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
 from onceward.jobs.admin import JobAdmin, JobDetail
 from onceward.jobs.job_store import at
 from onceward.ports import Row, Store
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import ALL_TENANTS, TenantFilter, tenant_or_none
 from onceward_operator.console.access import Role
 from onceward_operator.console.page import (
     ConsoleError,

@@ -12,10 +12,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from onceward.core.tenants import AllTenants
 from onceward.errors import StoreError
 from onceward.frameworks.asgi import server_is_stopping
 from onceward.ports import Notifier, Store
+from onceward.tenants import AllTenants
 from onceward_operator.console.access import Role
 from onceward_operator.console.page import ConsoleError
 

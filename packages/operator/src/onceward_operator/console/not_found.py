@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from onceward.app import Onceward
-from onceward.core.tenants import ALL_TENANTS
+from onceward.tenants import ALL_TENANTS
 from onceward_operator.console.jobs import SEARCHED_TENANTS
 from onceward_operator.console.page import PageRequest, Shown
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from onceward.app import Onceward
-from onceward.core.breaker import BreakerState
 from onceward.ports import Store
+from onceward.stores.breaker import BreakerState
 from onceward_operator.console.charts import sparkline
 from onceward_operator.console.page import Page, PageRequest, Shown
 from onceward_operator.console.queues import QueueState, read_queues

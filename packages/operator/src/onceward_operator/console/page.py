@@ -15,9 +15,9 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from onceward.core.tenants import ALL_TENANTS, TenantFilter
 from onceward.errors import OncewardError
 from onceward.ports import Store
+from onceward.tenants import ALL_TENANTS, TenantFilter
 from onceward_operator.console.access import Operator, Role
 
 __all__ = [

@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Any, Final
 
 from onceward.app import Onceward
-from onceward.core.tenants import ALL_TENANTS
 from onceward.errors import UsageError
 from onceward.jobs.admin import JobAdmin, QueueDepth
 from onceward.jobs.depth_reporter import MAX_COUNTED
 from onceward.jobs.job_store import at
 from onceward.jobs.paused_queues import PausedQueue, PausedQueues
 from onceward.ports import Store
+from onceward.tenants import ALL_TENANTS
 from onceward_operator.console.access import Role
 from onceward_operator.console.jobs import job_sql
 from onceward_operator.console.page import ConsoleError, Page, PageRequest, Redirected, Shown

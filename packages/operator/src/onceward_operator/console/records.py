@@ -7,13 +7,13 @@ from typing import Any, Final
 from urllib.parse import urlencode
 
 from onceward.app import Onceward
-from onceward.core.idempotency_record import Record, RecordId
-from onceward.core.policy import Policy
-from onceward.core.tenants import tenant_or_none
 from onceward.errors import CommitUnknownError, InProgressError, RequestError
+from onceward.guard.policy import Policy
 from onceward.guard.request_log import code_of
 from onceward.maintenance.record_removal import RecordRemoval
 from onceward.ports import Row, Store
+from onceward.records import Record, RecordId
+from onceward.tenants import tenant_or_none
 from onceward_operator.console.access import Role
 from onceward_operator.console.not_found import not_found
 from onceward_operator.console.outcomes import OUTCOME_PHRASES, label_of

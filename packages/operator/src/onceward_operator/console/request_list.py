@@ -4,9 +4,9 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from onceward.core.tenants import tenant_or_none
 from onceward.ports import Row
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import tenant_or_none
 from onceward_operator.console.page import ConsoleError, Page, PageRequest, Shown
 from onceward_operator.request_counts import OUTCOMES
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.core.tenants import ALL_TENANTS
 from onceward.ports import Clock, Store
 from onceward.stores.parts import Part
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import ALL_TENANTS
 from onceward_operator.console.access import Operator, Role
 
 __all__ = ["CONSOLE", "PARTS", "Session", "Sessions"]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from onceward.core.tenants import tenant_or_none
 from onceward.ports import Row
+from onceward.tenants import tenant_or_none
 from onceward_operator.console.page import PageRequest
 
 __all__ = ["read_tenant_rows"]

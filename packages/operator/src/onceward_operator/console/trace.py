@@ -8,9 +8,9 @@ from typing import Any, Final
 from urllib.parse import quote, urlencode
 
 from onceward.app import Onceward
-from onceward.core.idempotency_record import Record, RecordId
-from onceward.core.tenants import ALL_TENANTS
 from onceward.ports import Row
+from onceward.records import Record, RecordId
+from onceward.tenants import ALL_TENANTS
 from onceward_operator.console.jobs import find_job
 from onceward_operator.console.not_found import not_found, searched_tenants
 from onceward_operator.console.outcomes import (

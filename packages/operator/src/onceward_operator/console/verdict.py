@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Literal
 
-from onceward.core.idempotency_record import Record
 from onceward.ports import Row
+from onceward.records import Record
 from onceward_operator.console.rendering import capped
 
 __all__ = ["Sentence", "Verdict", "verdict_of"]

@@ -20,12 +20,12 @@ from uuid import uuid4
 
 import asyncpg
 
-from onceward.core.table_names import DEFAULT_PREFIX, TableNames
 from onceward.errors import ConfigurationError, StoreError
 from onceward.ports import FaultPoints
 from onceward.stores.factory import migrations_for
 from onceward.stores.parts import GUARD, MIGRATION_LOCK, Part, Schema, installed_parts
 from onceward.stores.postgres.asyncpg_driver import AsyncpgDriver
+from onceward.stores.table_names import DEFAULT_PREFIX, TableNames
 from onceward_operator.move.source import Source, SourceMark
 from onceward_operator.move.target import MoveState, Target, TargetTable, connect
 from onceward_operator.move.values import RowHash, converter_for, milliseconds

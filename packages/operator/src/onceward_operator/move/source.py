@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.stores.parts import MigrationTable
 from onceward.stores.sqlite.store import open_exclusively
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import MOVED, Migration, run_steps
 
 __all__ = ["CORE_TABLES", "Source", "SourceMark"]

@@ -7,13 +7,13 @@ from typing import Any, Final
 
 import asyncpg
 
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.stores.errors import unavailable
 from onceward.stores.parts import MigrationTable
 from onceward.stores.postgres.asyncpg_driver import AsyncpgDriver
 from onceward.stores.postgres.hosts import check_dsn
 from onceward.stores.postgres.session import STARTUP_PARAMETERS
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import MOVED, Migration
 
 __all__ = ["Column", "MoveState", "Target", "TargetTable", "connect"]

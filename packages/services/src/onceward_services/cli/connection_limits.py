@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from onceward.core.error_formats import render_error
 from onceward.errors import OverloadedError
+from onceward.guard.error_formats import render_error
 from onceward_protocol.error_codes import ErrorFormat
 from onceward_protocol.ids import new_request_id
 

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query, Response
 
-from onceward.core.table_names import TableNames
 from onceward.ports import Row, Store
+from onceward.stores.table_names import TableNames
 from onceward_protocol.staleness import parse_instant
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.planning.aggregates import AggregateService, json_response

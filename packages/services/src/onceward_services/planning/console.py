@@ -8,9 +8,9 @@ from urllib.parse import urlencode, urlsplit
 import msgspec
 
 from onceward import Onceward
-from onceward.core.tenants import tenant_or_none
 from onceward.ports import Row, Store
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import tenant_or_none
 from onceward_operator.console import (
     ConsoleError,
     NotShownError,

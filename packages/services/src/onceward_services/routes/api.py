@@ -7,10 +7,10 @@ import msgspec
 from fastapi import APIRouter, Response
 
 from onceward import Onceward
-from onceward.core.job import JobState
 from onceward.errors import NotFoundError, ServiceError
 from onceward.frameworks.starlette import Run
 from onceward.jobs.admin import JobAdmin
+from onceward.jobs.job import JobState
 from onceward_services.auth import CurrentPrincipal
 from onceward_services.openapi import errors
 from onceward_services.routes.exports import GEOJSON, GPX, route_geojson, route_gpx

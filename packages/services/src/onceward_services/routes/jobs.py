@@ -4,9 +4,9 @@ import asyncio
 from typing import Final
 
 from onceward import Onceward
-from onceward.core.job import job_id, job_key
 from onceward.errors import NonRetryableError
 from onceward.jobs.context import JobContext
+from onceward.jobs.job import job_id, job_key
 from onceward_services.routes.catalogue import bundled_places
 from onceward_services.routes.geo import Point
 from onceward_services.routes.model import RouteSubmission

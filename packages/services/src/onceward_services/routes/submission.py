@@ -8,10 +8,10 @@ from typing import Final, Literal, Protocol
 from uuid import uuid4
 
 from onceward import Execution, Onceward, Policy, Principal
-from onceward.core.idempotency_record import Response
 from onceward.guard.execution import Replay
 from onceward.guard.request import RequestHead, parse_request
 from onceward.guard.route_table import Match
+from onceward.records import Response
 from onceward_services.routes.jobs import GENERATE, QUEUE
 from onceward_services.routes.model import RouteAccepted, RouteSubmission
 from onceward_services.routes.repository import add_request

@@ -8,10 +8,10 @@ import msgspec
 from pydantic import ValidationError
 
 from onceward import Onceward
-from onceward.core.tenants import tenant_or_none
 from onceward.errors import NotFoundError
 from onceward.ports import Row, Store
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import tenant_or_none
 from onceward_operator.console import (
     ConsoleError,
     NotShownError,

@@ -12,12 +12,12 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from onceward.core.table_names import TableNames
 from onceward.ports import EpochReading
 from onceward.stores.errors import DENIED_STATES, LOST_STATES, NO_TABLE_STATES, state_of
 from onceward.stores.postgres.hosts import Timelines
 from onceward.stores.replication import Durability
 from onceward.stores.sql_loader import load_queries
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Steps, run_steps, run_steps_async
 
 __all__ = ["EpochReader", "backend_of"]

@@ -14,12 +14,12 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from onceward.core.idempotency_record import AuditEvent, Record
-from onceward.core.storable_text import check_storable
 from onceward.errors import UsageError
 from onceward.ports import Params
+from onceward.records import AuditEvent, Record
 from onceward.stores.rows import encode_headers
 from onceward.stores.statements import named_parameters, refuse_transaction_control
+from onceward.stores.storable_text import check_storable
 
 __all__ = [
     "bytes_literal",

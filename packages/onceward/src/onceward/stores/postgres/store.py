@@ -9,20 +9,20 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypedDict, Unpack
 
-from onceward.core.decision import HELD, Held
-from onceward.core.idempotency_record import Record, RecordId
-from onceward.core.storable_text import check_storable
 from onceward.errors import ConfigurationError, StoreUnavailableError
 from onceward.ports import (
+    HELD,
     Claimed,
     EpochReading,
     Found,
+    Held,
     Notifier,
     Params,
     Row,
     StoreMetrics,
     TransactionT_co,
 )
+from onceward.records import Record, RecordId
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_read_only, statement_error, unavailable
 from onceward.stores.parts import MIGRATION_LOCK
@@ -39,6 +39,7 @@ from onceward.stores.postgres.unit_of_work import (
 )
 from onceward.stores.replication import Durability
 from onceward.stores.rows import record_of
+from onceward.stores.storable_text import check_storable
 from onceward.stores.urls import parse_store_url
 from onceward_protocol.storage.migrations import Migration, run_steps_async
 

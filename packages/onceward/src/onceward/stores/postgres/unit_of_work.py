@@ -6,10 +6,9 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
-from onceward.core.storable_text import check_storable
 from onceward.errors import StoreUnavailableError, SupersededError
 from onceward.ports import Found, KeyClaimed, Params, Row, TransactionT_co
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.base import BaseUnit, ItemUnit, ended
 from onceward.stores.errors import (
     aborted,
@@ -32,6 +31,7 @@ from onceward.stores.rows import (
     record_values,
     to_text,
 )
+from onceward.stores.storable_text import check_storable
 
 if TYPE_CHECKING:
     from onceward.stores.postgres.store import BasePostgresStore

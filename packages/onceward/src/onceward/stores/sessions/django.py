@@ -28,7 +28,6 @@ with needs_extra("django"):
     from django.db.backends.signals import connection_created
     from django.db.transaction import Atomic, get_connection
 
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
@@ -37,6 +36,7 @@ from onceward.errors import (
     SupersededError,
 )
 from onceward.ports import Params, Row
+from onceward.records import Record, RecordId
 from onceward.stores.errors import (
     SUPERSEDED,
     SUPERSEDED_STATE,

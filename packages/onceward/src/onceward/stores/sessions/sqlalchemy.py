@@ -16,13 +16,13 @@ with needs_extra("sqlalchemy"):
     from sqlalchemy.orm import Session, scoped_session, sessionmaker
     from sqlalchemy.util import await_only, greenlet_spawn
 
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import (
     ConfigurationError,
     StoreUnavailableError,
     UsageError,
 )
 from onceward.ports import Notifier
+from onceward.records import RecordId
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.gate import ConnectionGate, ThreadGate, Visit, current_visit

@@ -15,7 +15,6 @@ with needs_extra("sqlalchemy"):
     from sqlalchemy import exc as sa_errors
     from sqlalchemy.orm import Session
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import (
     CommitUnknownError,
     ConfigurationError,
@@ -23,6 +22,7 @@ from onceward.errors import (
     SupersededError,
 )
 from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, TransactionT_co
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.errors import SUPERSEDED, state_of
 from onceward.stores.postgres.params import positional
 from onceward.stores.rows import to_text, to_values

@@ -21,7 +21,6 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.orm import Session, make_transient
 
-from onceward.core.idempotency_record import Record, RecordId
 from onceward.errors import (
     NoTransactionError,
     StoreUnavailableError,
@@ -29,6 +28,7 @@ from onceward.errors import (
     UsageError,
 )
 from onceward.ports import TransactionT_co
+from onceward.records import Record, RecordId
 from onceward.stores.errors import SUPERSEDED, is_read_only
 from onceward.stores.sessions.messages import Messages
 from onceward.stores.sessions.sqlalchemy_errors import is_outage, translating_outages, unavailable

@@ -7,19 +7,18 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
-from onceward.core.decision import HELD, Held
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
-from onceward.core.storable_text import check_storable
-from onceward.core.table_names import TableNames
 from onceward.errors import StoreUnavailableError, SupersededError
 from onceward.ports import (
+    HELD,
     Claimed,
     EpochReading,
     Found,
+    Held,
     Params,
     Row,
     TransactionT_co,
 )
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import SUPERSEDED
 from onceward.stores.notifier import LocalNotifier
@@ -31,6 +30,8 @@ from onceward.stores.rows import audit_values, finish_values, record_of, record_
 from onceward.stores.sessions.messages import Messages, SessionLimits
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.store import reading_of
+from onceward.stores.storable_text import check_storable
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 

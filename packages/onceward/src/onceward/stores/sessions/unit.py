@@ -6,9 +6,9 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError
 from onceward.ports import Params, Row, TransactionT_co
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.base import BaseUnit
 from onceward.stores.postgres.params import finish_statement
 from onceward.stores.rows import HAS_WRITTEN

@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from onceward.core.table_names import DEFAULT_NAMES
 from onceward.stores.notifier import LocalNotifier
+from onceward.stores.table_names import DEFAULT_NAMES
 
 __all__ = ["SocketNotifier"]
 

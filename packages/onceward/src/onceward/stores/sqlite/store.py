@@ -9,12 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from onceward.core.decision import Held
-from onceward.core.idempotency_record import Record, RecordId
-from onceward.core.storable_text import check_storable
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError, StoreUnavailableError
-from onceward.ports import Claimed, EpochReading, Found, Params, Row
+from onceward.ports import Claimed, EpochReading, Found, Held, Params, Row
+from onceward.records import Record, RecordId
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_sqlite_busy, is_sqlite_outage
 from onceward.stores.rows import rows_of, to_text, to_values
@@ -26,6 +23,8 @@ from onceward.stores.sqlite.unit_of_work import (
     SqliteUnit,
     find_any,
 )
+from onceward.stores.storable_text import check_storable
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file

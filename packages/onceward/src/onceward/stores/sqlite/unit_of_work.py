@@ -10,9 +10,9 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final
 
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from onceward.ports import Found, KeyClaimed, Params, Row
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.base import BaseUnit, ItemUnit, ended
 from onceward.stores.errors import SUPERSEDED, is_sqlite_outage
 from onceward.stores.rows import audit_values, record_of, record_values, rows_of, to_text, to_values

@@ -5,9 +5,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from onceward import Transaction
-from onceward.core.job import stable_uuid
 from onceward.errors import NonRetryableError, RetryLaterError
 from onceward.jobs.context import JobContext
+from onceward.jobs.job import stable_uuid
 from onceward.ports import Store
 from onceward_services.walk.announcements import Enqueue
 from onceward_services.walk.events import WalkerEvent

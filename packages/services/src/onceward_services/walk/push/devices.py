@@ -6,7 +6,7 @@ from typing import Final
 import msgspec
 
 from onceward import Transaction
-from onceward.core.job import stable_uuid
+from onceward.jobs.job import stable_uuid
 from onceward.ports import Row, Store
 from onceward.stores.sql_loader import load_queries
 from onceward_services.walk.errors import walk_error

@@ -11,8 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from onceward.core.idempotency_record import Response
 from onceward.errors import ConfigurationError, RequestError, ServiceError, StoreUnavailableError
+from onceward.records import Response
 from onceward_protocol.error_codes import CODES, ERROR_HEADER, Code, ErrorFormat
 
 __all__ = [

@@ -111,14 +111,17 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     # What makes two jobs the same job.
     key: str
+    # The queue.
     queue: str
+    # The type.
     type: str
-    # JSON.
+    # The payload as JSON.
     payload: str
     # Attempts after which it is dead-lettered.
     max_attempts: int = 5
-    # The request that enqueues it, and the chain of requests that this belongs to.
+    # The request that enqueues it.
     request_id: str
+    # The chain of requests it belongs to.
     correlation_id: str
     # What it is about.
     resource_id: str | None = None
@@ -135,6 +138,7 @@ class NewJob(Job, frozen=True, kw_only=True):
 
     # A UUID derived from tenant and key.
     id: str
+    # The tenant it belongs to.
     tenant: str
     # The SHA-256 of the payload in canonical form.
     payload_hash: str
@@ -151,18 +155,21 @@ class NewJob(Job, frozen=True, kw_only=True):
 class Enqueued(msgspec.Struct, frozen=True):
     """The job was inserted and will run."""
 
+    # The new job.
     job_id: str
 
 
 class Merged(msgspec.Struct, frozen=True):
     """A job with the same coalescing key waits, or one with the same key waits or runs."""
 
+    # The waiting job.
     job_id: str
 
 
 class AlreadyDone(msgspec.Struct, frozen=True):
     """The key was completed before; the job will not run again."""
 
+    # The job that was done.
     job_id: str
 
 
@@ -173,7 +180,9 @@ EnqueueOutcome = Enqueued | Merged | AlreadyDone
 class Lease(msgspec.Struct, frozen=True):
     """One worker's exclusive right to a job until it expires. ``number`` is the fencing token."""
 
+    # The tenant of the job.
     tenant: str
+    # The job.
     job_id: str
     # Grows with each lease of the job; only the highest may commit.
     number: int
@@ -186,6 +195,7 @@ class LeasedJob(Job, frozen=True, kw_only=True):
     lease: Lease
     # The number of this attempt, from 1.
     attempt: int
+    # When it was enqueued.
     enqueued_at: datetime
     # Attempts in a row that were lost while their worker ran other jobs, too; not in ``attempt``.
     lost: int = 0

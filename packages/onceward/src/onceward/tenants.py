@@ -50,7 +50,7 @@ def tenant_or_none(tenant: TenantFilter) -> str | None:
         return None
     if not isinstance(tenant, str) or not tenant:
         raise UsageError(
-            f"tenant must be the name of a tenant, or ALL_TENANTS of onceward.core.tenants, not "
+            f"tenant must be the name of a tenant, or ALL_TENANTS of onceward.tenants, not "
             f"{tenant!r}"
         )
     return tenant

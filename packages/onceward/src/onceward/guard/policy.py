@@ -9,8 +9,8 @@ from enum import StrEnum
 from inspect import iscoroutinefunction
 from typing import Final, TypedDict, Unpack
 
-from onceward.core.error_formats import ErrorFormatter, check_error_format
 from onceward.errors import ConfigurationError
+from onceward.guard.error_formats import ErrorFormatter, check_error_format
 from onceward_protocol.error_codes import ErrorFormat
 from onceward_protocol.fingerprint import FingerprintInput
 from onceward_protocol.keys import KEY_HEADER, KeyFormat
@@ -290,6 +290,7 @@ class Policy:
         object.__setattr__(self, "batch_headers", names)
 
     def replace(self, **changes: Unpack[PolicyChanges]) -> "Policy":
+        """Return a copy of this policy with some settings changed."""
         return replace(self, **changes)
 
     def ttl_for(self, status: int) -> timedelta | None:
