@@ -21,7 +21,7 @@ from onceward.errors import (
 from onceward.guard.policy import Policy
 from onceward.guard.route_table import Match
 from onceward.records import Record, RecordId, RequestFingerprint, Response
-from onceward.stores.storable_text import check_storable
+from onceward.stores.rows import check_storable
 from onceward_protocol.correlation import is_traceparent
 from onceward_protocol.fingerprint import FingerprintInput, body_hash, request_fingerprint
 from onceward_protocol.ids import new_request_id

@@ -13,7 +13,7 @@ from onceward.errors import (
     StoreUnavailableError,
     SupersededError,
 )
-from onceward.stores.storable_text import UNSTORABLE
+from onceward.stores.rows import UNSTORABLE
 
 __all__ = [
     "DENIED_STATES",

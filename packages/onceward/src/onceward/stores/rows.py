@@ -1,4 +1,4 @@
-"""Conversion between records and rows of the databases."""
+"""Conversion between records and rows of the databases, and the texts that they can store."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -8,14 +8,16 @@ from typing import Any
 
 import msgspec
 
-from onceward.errors import RecordUnreadableError
+from onceward.errors import BodyInvalidError, RecordUnreadableError
 from onceward.ports import Params, Row
 from onceward.records import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.stores.statements import named_parameters
 
 __all__ = [
     "HAS_WRITTEN",
+    "UNSTORABLE",
     "audit_values",
+    "check_storable",
     "encode_headers",
     "finish_values",
     "listed_record",
@@ -26,6 +28,12 @@ __all__ = [
     "to_values",
 ]
 
+# No NUL, which PostgreSQL refuses, and no lone surrogates.
+UNSTORABLE = (
+    "the request contains a character that a database cannot store: NUL (U+0000) or a lone "
+    "surrogate"
+)
+
 # PostgreSQL gives a transaction its number with its first write. On Citus the nodes that have the
 # rows do so; the coordinator has the lock of each table that was written.
 HAS_WRITTEN = """
@@ -35,6 +43,21 @@ SELECT txid_current_if_assigned() IS NOT NULL
                         WHERE pid = pg_backend_pid() AND locktype = 'relation'
                           AND mode = 'RowExclusiveLock')) AS written
 """
+
+
+def check_storable(*texts: str) -> None:
+    """Raise ``BodyInvalidError`` for a text that a database cannot store.
+
+    Before any statement, so that such a text is an error of its caller, not one of the database.
+    """
+    for text in texts:
+        if "\x00" in text:
+            raise BodyInvalidError(UNSTORABLE)
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError:
+                raise BodyInvalidError(UNSTORABLE) from None
 
 
 # What servers can send.

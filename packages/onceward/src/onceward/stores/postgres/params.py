@@ -17,9 +17,8 @@ from typing import Any, Final
 from onceward.errors import UsageError
 from onceward.ports import Params
 from onceward.records import AuditEvent, Record
-from onceward.stores.rows import encode_headers
+from onceward.stores.rows import check_storable, encode_headers
 from onceward.stores.statements import named_parameters, refuse_transaction_control
-from onceward.stores.storable_text import check_storable
 
 __all__ = [
     "bytes_literal",

@@ -38,8 +38,7 @@ from onceward.stores.postgres.unit_of_work import (
     PostgresUnit,
 )
 from onceward.stores.replication import Durability
-from onceward.stores.rows import record_of
-from onceward.stores.storable_text import check_storable
+from onceward.stores.rows import check_storable, record_of
 from onceward.stores.urls import parse_store_url
 from onceward_protocol.storage.migrations import Migration, run_steps_async
 

@@ -26,12 +26,12 @@ from onceward.stores.postgres.session import UsedSession, outlives_statement
 from onceward.stores.rows import (
     HAS_WRITTEN,
     audit_values,
+    check_storable,
     finish_values,
     record_of,
     record_values,
     to_text,
 )
-from onceward.stores.storable_text import check_storable
 
 if TYPE_CHECKING:
     from onceward.stores.postgres.store import BasePostgresStore

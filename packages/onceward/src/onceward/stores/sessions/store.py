@@ -26,11 +26,16 @@ from onceward.stores.parts import MIGRATION_LOCK, MigrationTable
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.postgres.params import instant_literal, text_literals
 from onceward.stores.replication import STILL_RUNNING
-from onceward.stores.rows import audit_values, finish_values, record_of, record_values
+from onceward.stores.rows import (
+    audit_values,
+    check_storable,
+    finish_values,
+    record_of,
+    record_values,
+)
 from onceward.stores.sessions.messages import Messages, SessionLimits
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.store import reading_of
-from onceward.stores.storable_text import check_storable
 from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file

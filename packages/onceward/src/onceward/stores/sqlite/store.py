@@ -14,7 +14,7 @@ from onceward.ports import Claimed, EpochReading, Found, Held, Params, Row
 from onceward.records import Record, RecordId
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_sqlite_busy, is_sqlite_outage
-from onceward.stores.rows import rows_of, to_text, to_values
+from onceward.stores.rows import check_storable, rows_of, to_text, to_values
 from onceward.stores.sqlite.group_commit import ConnectionThread, Writer
 from onceward.stores.sqlite.notifier import SocketNotifier
 from onceward.stores.sqlite.unit_of_work import (
@@ -23,7 +23,6 @@ from onceward.stores.sqlite.unit_of_work import (
     SqliteUnit,
     find_any,
 )
-from onceward.stores.storable_text import check_storable
 from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
