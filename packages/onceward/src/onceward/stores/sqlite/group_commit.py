@@ -371,8 +371,10 @@ class Writer:
             self._resolve_group(closed)
             raise
         if self._group and not is_open:
-            ended = StoreUnavailableError("the transaction was ended by a handler")
-            self._resolve_group(error or (None if commits else ended))
+            ended = error
+            if ended is None and not commits:
+                ended = StoreUnavailableError("the transaction was ended by a handler")
+            self._resolve_group(ended)
         if error is not None:
             raise error
         return result
