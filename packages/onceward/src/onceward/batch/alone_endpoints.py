@@ -5,8 +5,6 @@ from typing import Final
 
 from onceward.ports import Clock
 
-__all__ = ["AloneEndpoints", "UndoneEndpoints"]
-
 _SECONDS: Final = 600.0
 
 _log = logging.getLogger("onceward.request")

@@ -40,8 +40,6 @@ from onceward.ports import Clock
 from onceward.records import Response
 from onceward_protocol.batch import is_json, parse_batch
 
-__all__ = ["BatchEndpoint"]
-
 # About the exchange or for browsers: the response of the batch has its own.
 _UNREPEATED: Final = frozenset(
     {

@@ -38,15 +38,6 @@ from onceward_protocol.error_codes import CODES, ErrorFormat
 from onceward_protocol.ids import new_request_id
 from onceward_protocol.keys import parse_key
 
-__all__ = [
-    "BatchRun",
-    "BatchSettings",
-    "FindRoute",
-    "ItemCall",
-    "ItemRequest",
-    "ItemServer",
-]
-
 FindRoute = Callable[[str, str], Match | None]
 
 # Headers of the batch that are about its own body, or that an item has instead.

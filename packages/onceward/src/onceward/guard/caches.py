@@ -24,9 +24,6 @@ from onceward.ports import Clock, EpochReading, PositionCache, Store
 from onceward.records import Record, RecordId
 from onceward.stores.sql_loader import load_queries
 
-__all__ = ["CacheEpoch", "Epoch", "RecordLruCache", "new_epoch"]
-
-
 _log = logging.getLogger("onceward.cache")
 
 _LIFETIME_SECONDS: Final = 1.0

@@ -26,8 +26,6 @@ from onceward.guard.sequences import ChunkSequences, key_of, number_of
 from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
 from onceward.records import AuditEvent, Record, RecordId, Response
 
-__all__ = ["FAULT_POINTS", "PostponedError", "RequestChunk"]
-
 # Where tests kill the process, beside the points of single requests before the commit.
 FAULT_POINTS: Final = (
     "chunk_claimed",

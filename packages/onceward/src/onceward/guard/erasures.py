@@ -10,8 +10,6 @@ from onceward.ports import Store
 from onceward.tenants import OPERATOR_TENANT
 from onceward_protocol.ids import new_id
 
-__all__ = ["ERASED", "erased_at", "erased_since", "pseudonym"]
-
 ERASED: Final = "tenant.erased"
 """The endpoint of the audit event of an erasure."""
 
@@ -36,7 +34,7 @@ async def erased_since(
     )
     if not rows:
         return {}
-    names = dict(zip(await pseudonyms(store, tenants), tenants, strict=True))
+    names = dict(zip(await _pseudonyms(store, tenants), tenants, strict=True))
     return {
         names[row["payload_hash"]]: _instant(row["created_at"])
         for row in rows
@@ -67,11 +65,11 @@ def _instant(value: Any) -> datetime:
 
 async def pseudonym(store: Store, tenant: str) -> str:
     """Return a hash that only a holder of the database's secret can compute from a name."""
-    (found,) = await pseudonyms(store, [tenant])
+    (found,) = await _pseudonyms(store, [tenant])
     return found
 
 
-async def pseudonyms(store: Store, tenants: Collection[str]) -> list[str]:
+async def _pseudonyms(store: Store, tenants: Collection[str]) -> list[str]:
     secret = await store.secret()
     names = (tenant.encode("utf-8", "surrogatepass") for tenant in tenants)
     return [hmac.new(secret, b"tenant " + name, sha256).hexdigest() for name in names]

@@ -248,25 +248,19 @@ class RequestProcessor(Protocol):
     """Claims keys, commits and replays: ``Idempotency``, or the chunk of a batch."""
 
     @property
-    def store(self) -> Store:
-        """Where records are."""
+    def store(self) -> Store: ...
 
     @property
-    def session_store(self) -> Store | None:
-        """The same store, if its transactions are sessions of the app."""
+    def session_store(self) -> Store | None: ...
 
     @property
-    def is_gated(self) -> bool:
-        """Whether requests have to be admitted to the app's connection pool."""
+    def is_gated(self) -> bool: ...
 
-    async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution:
-        """Return a replay, or an execution with the key claimed."""
+    async def process(self, request: GuardedRequest, **sharing: Any) -> Replay | Execution: ...
 
-    async def finish(self, execution: Execution, response: Response) -> Response | Replay:
-        """Commit the handler's response, and return what to send."""
+    async def finish(self, execution: Execution, response: Response) -> Response | Replay: ...
 
-    async def abort(self, execution: Execution) -> None:
-        """Roll back and free the key. Does nothing if the execution has ended."""
+    async def abort(self, execution: Execution) -> None: ...
 
 
 class RequestTransaction(Protocol):

@@ -77,18 +77,6 @@ from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 from onceward_protocol.ids import new_id
 
-__all__ = [
-    "FAULT_POINTS",
-    "Expired",
-    "Fresh",
-    "Idempotency",
-    "IdempotencyOptions",
-    "InProgress",
-    "Mismatched",
-    "Replayed",
-    "decide",
-]
-
 # Where tests kill the process, delay it or raise.
 FAULT_POINTS: Final = ("after_claim", "after_business_write", "before_commit", "after_commit")
 

@@ -71,19 +71,6 @@ from onceward.stores.errors import unstorable_error
 from onceward_protocol.fingerprint import short_hash
 from onceward_protocol.keys import parse_key
 
-__all__ = [
-    "ADDED_HEADERS",
-    "REPLAYED_HEADER",
-    "Body",
-    "Front",
-    "Pipeline",
-    "Reply",
-    "complete",
-    "log_outage",
-    "render",
-    "response_too_large",
-]
-
 REPLAYED_HEADER: Final = b"idempotency-replayed"
 """Whether a response is a stored one."""
 

@@ -23,16 +23,6 @@ from onceward.guard.request_thread import (
     run_in_request_thread,
 )
 
-__all__ = [
-    "LARGE_BODY_BYTES",
-    "Disconnected",
-    "Message",
-    "Receive",
-    "RequestBodies",
-    "RequestBody",
-    "WholeBody",
-]
-
 T = TypeVar("T")
 # Messages of ASGI.
 Message = MutableMapping[str, Any]

@@ -37,15 +37,6 @@ from onceward_protocol.error_codes import ERROR_HEADER, error_code
 from onceward_protocol.fingerprint import request_fingerprint
 from onceward_protocol.ids import new_uuid4
 
-__all__ = [
-    "DeferredReports",
-    "LoggedRequest",
-    "Reports",
-    "RequestLog",
-    "code_of",
-    "report_committed",
-]
-
 _KEEP_SECONDS: Final = 7 * 86_400.0
 _FLUSH_SECONDS: Final = 1.0
 # More than this within one second is counted, not logged.

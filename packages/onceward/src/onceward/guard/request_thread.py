@@ -17,18 +17,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from onceward.stores.threads import request_thread as _current
 
-__all__ = [
-    "DirectThread",
-    "QueueThread",
-    "RequestThread",
-    "has_request_thread",
-    "is_in_request_thread",
-    "run_in_request_thread",
-    "serving_in",
-    "serving_thread",
-    "sleep",
-]
-
 T = TypeVar("T")
 
 

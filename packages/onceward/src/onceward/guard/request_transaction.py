@@ -9,8 +9,6 @@ from onceward.errors import NoTransactionError, StoreUnavailableError
 from onceward.guard.execution import Execution, RequestTransaction
 from onceward.ports import Params, Row, Store, Transaction, UnitOfWork
 
-__all__ = ["Statements", "open_transaction"]
-
 _log = logging.getLogger("onceward.request")
 
 

@@ -11,20 +11,6 @@ from typing import Any, Final, NamedTuple
 from onceward.errors import ConfigurationError
 from onceward.guard.policy import Policy
 
-__all__ = [
-    "ROUTE_PARAM",
-    "Disabled",
-    "Guard",
-    "GuardTable",
-    "GuardedRoute",
-    "Match",
-    "OpenRoute",
-    "disabled_check",
-    "guard_of",
-    "mark_guarded",
-    "unknown_names",
-]
-
 _ATTRIBUTE: Final = "__onceward_guard__"
 _PARAM: Final = re.compile(r"{([a-zA-Z_]\w*)(?::(\w+))?}")
 # Starlette's converters: a path that reaches a handler there must match here, or it is unguarded.

@@ -22,9 +22,6 @@ from onceward.ports import Claimed, Clock, Found, Store, Transaction
 from onceward.stores.sequences import SequenceNumbers
 from onceward_protocol.sequence import Position, Stream, key_hash, violation
 
-__all__ = ["ChunkSequences", "SequenceTurns", "StrictSequences", "key_of", "number_of"]
-
-
 CallStore = Callable[[str, Awaitable[Any]], Awaitable[Any]]
 # Claims the key of a request at a time, and waits for it until a deadline.
 ClaimKey = Callable[[datetime, float | None], Awaitable[Claimed | Found]]

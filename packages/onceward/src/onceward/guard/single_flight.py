@@ -15,8 +15,6 @@ from onceward.records import Record, RecordId
 from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 
-__all__ = ["Duplicates", "SingleFlight"]
-
 T = TypeVar("T")
 
 # Pauses between two attempts to claim a key that another process holds.

@@ -8,14 +8,6 @@ from onceward.guard.execution import Execution
 from onceward.guard.policy import STORABLE_REDIRECTS, Policy
 from onceward.records import Response
 
-__all__ = [
-    "frees_the_key",
-    "has_written",
-    "leads_to_sign_in",
-    "redirect_warning",
-    "writes_error",
-]
-
 
 async def frees_the_key(execution: Execution, response: Response, ttl: timedelta | None) -> bool:
     """Return whether a redirect, or a success without a TTL, is not stored, and frees the key."""
