@@ -47,8 +47,6 @@ MANY_PARAMETERS = {
     "cli/jobs.py: list_jobs",
     "cli/keys.py: remove_key",
     "cli/commands.py: worker",
-    "sign_in/jwt_auth.py: JwtIdentify.__init__",
-    "sign_in/jwt_auth.py: mint_token",
 }
 MANY_METHODS = {
     "jobs/job_store.py: JobStore",
