@@ -109,13 +109,11 @@ class JobPayloadTooLargeError(BodyTooLargeError):
     """The payload of a job is larger than allowed."""
 
 
-class RecordUnreadableError(RequestError):
+class RecordUnreadableError(RequestError, kind="record_unreadable"):
     """The record of this key is damaged. Only requests with this key are refused.
 
     ``reason`` may quote the row, so it goes to the log only.
     """
-
-    kind = "record_unreadable"
 
     def __init__(self, message: str, *, reason: str, record_id: tuple[str, str, str]) -> None:
         super().__init__(message)
