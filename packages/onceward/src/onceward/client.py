@@ -30,12 +30,15 @@ with needs_extra("client"):
 import msgspec
 
 from onceward.errors import OncewardError, UsageError
-from onceward_protocol.correlation import CORRELATION_HEADER, TRACEPARENT_HEADER
+from onceward_protocol.correlation import (
+    CORRELATION_HEADER,
+    TRACEPARENT_HEADER,
+    current_traceparent,
+)
 from onceward_protocol.error_codes import ERROR_HEADER, error_code
 from onceward_protocol.keys import KEY_HEADER
 from onceward_protocol.response_classification import BY_CODE, TryLater
 from onceward_protocol.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
-from onceward_protocol.traceparent import current_traceparent
 
 __all__ = [
     "Action",

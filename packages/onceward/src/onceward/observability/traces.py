@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.observability.logs import is_secret
+from onceward_protocol.correlation import current_traceparent
 from onceward_protocol.extras import needs_extra
-from onceward_protocol.traceparent import current_traceparent
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
