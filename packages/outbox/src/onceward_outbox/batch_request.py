@@ -7,7 +7,7 @@ computes the fingerprint; so a later send of the entry alone has the same finger
 
 from base64 import b64decode
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -15,6 +15,7 @@ from onceward_outbox.entry import Claimed
 from onceward_outbox.profile import Profile
 from onceward_outbox.transport import Request, Response
 from onceward_protocol.batch import ITEM_HEADERS
+from onceward_protocol.local_ids import strings_in
 
 __all__ = [
     "MAX_BYTES",
@@ -180,7 +181,7 @@ def _is_sendable(value: str) -> bool:
 
 def _body_has_only(body: bytes, pending: Collection[str]) -> bool:
     is_plain = b"{local:" not in body and b"{version:" not in body and b"\\u" not in body
-    return is_plain or _has_only(_strings(msgspec.json.decode(body)), pending)
+    return is_plain or _has_only(strings_in(msgspec.json.decode(body)), pending)
 
 
 def _has_only(texts: Iterable[str], pending: Collection[str]) -> bool:
@@ -195,18 +196,6 @@ def _has_only(texts: Iterable[str], pending: Collection[str]) -> bool:
         if any(opening in rest for opening in _OPENINGS):
             return False
     return True
-
-
-def _strings(value: Any) -> Iterable[str]:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
 
 
 # -- results ---------------------------------------------------------------------------------------
