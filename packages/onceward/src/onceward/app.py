@@ -327,15 +327,11 @@ def _callers(
     """Return the ``Callers`` of the options. Raises ``ConfigurationError`` if two are given."""
     if tenants is not None and tenants is not SINGLE_TENANT:
         raise ConfigurationError(f"tenants must be SINGLE_TENANT of onceward, not {tenants!r}")
-    if tenants is not None and not (principal is None and identify is None):
+    if sum(given is not None for given in (principal, identify, tenants)) > 1:
         raise ConfigurationError(
-            "tenants=SINGLE_TENANT means that callers are not kept apart, but principal=… or "
-            "identify=… says who they are: give one of the three"
-        )
-    if principal is not None and identify is not None:
-        raise ConfigurationError(
-            "principal=… and identify=… both say who the caller is: give one of them. Where "
-            "handlers differ, give identify=… here and principal=… to each guard"
+            "principal=… and identify=… say who callers are, and tenants=SINGLE_TENANT that they "
+            "are not kept apart: give one of them. Where handlers differ, give identify=… here and "
+            "principal=… to each guard"
         )
     if tenants is not None:
         return Callers(_share_tenant, has_identify=True, is_single_tenant=True)
@@ -354,23 +350,17 @@ class Runtime:
 
     def __init__(self, store: Store, callers: Callers, policy: Policy, config: GuardConfig) -> None:
         check_error_format(config.error_format)
-        # Where records, jobs and the app's rows are.
         self.store = store
-        # How the caller of a request is found.
         self.callers = callers
-        # The options that were given.
         self.config = config
         # The policy of operations that are guarded without one.
         self.policy = self.policy_or_default(policy)
-        # Counts requests.
         self.metrics = config.metrics or NullMetrics()
-        # The time, which tests may replace.
         self.clock = config.clock or SystemClock()
         # The bodies that this process holds.
         self.bodies = RequestBodies(config.limits.body_memory_bytes)
         # Requests that did not run, for operators; written after ``log_requests``.
         self.request_log = RequestLog(store, self.clock, keep_seconds=config.request_log_seconds)
-        # Claims keys, stores and replays responses.
         self.idempotency = Idempotency(
             store,
             clock=self.clock,
@@ -388,9 +378,7 @@ class Runtime:
             self.log_requests()
         # Tables of the app with rows of tenants, beside the library's own.
         self.tenant_tables: list[TenantTable] = []
-        # The keys that sign audit seals.
         self.audit_keys = AuditKeys(config.audit_keys)
-        # Deletes expired records and old rows.
         self.sweeper = Sweeper(
             store,
             self.clock,
@@ -402,23 +390,17 @@ class Runtime:
         store.schema.want(*(part for rule in config.retention for part in rule.parts))
         if config.audit_seal_seconds is not None:
             store.schema.want(AUDIT_SEALS)
-        # Adds audit events to the chains of their tenants.
         self.audit_sealer = AuditSealer(
             store, self.clock, every_seconds=config.audit_seal_seconds, keys=self.audit_keys
         )
-        # The job handlers of the app.
         self.jobs = JobRegistry()
-        # Jobs in the database.
         self.job_store = JobStore(store)
         # Wakes workers after a commit with jobs.
         self.notifier = store.notifier()
         if isinstance(self.metrics, StoreMetrics):
             store.report_to(self.metrics)
-        # Counts jobs.
         self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None
-        # Reports the queue depths to the metrics.
         self.depths = DepthReporter(store, self.jobs, self.job_metrics or NullJobMetrics())
-        # The routes that are guarded.
         self.routes = Routes(callers, config.limiter)
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -522,7 +504,6 @@ class Runtime:
             self.idempotency.reports.log_requests(self.request_log)
 
     async def open(self) -> None:
-        """See ``Onceward.open``."""
         self._use_running_loop()
         async with self._opening:
             if self.jobs.queues:
@@ -545,7 +526,6 @@ class Runtime:
                 )
 
     async def close(self) -> None:
-        """See ``Onceward.close``."""
         async with self._opening:
             if self._is_open:
                 self._is_open = False

@@ -26,36 +26,8 @@
         └── NoTransactionError
 """
 
-from onceward_protocol.errors import (
-    BatchSkippedError,
-    BatchTooLargeError,
-    BodyInvalidError,
-    BodyTimeoutError,
-    BodyTooLargeError,
-    ConfigurationError,
-    FeatureDisabledError,
-    FieldNotAllowedError,
-    ForbiddenError,
-    InProgressError,
-    KeyInvalidError,
-    KeyRequiredError,
-    MissingExtraError,
-    NotAuthenticatedError,
-    NotFoundError,
-    OncewardError,
-    OverloadedError,
-    PayloadMismatchError,
-    QuotaExceededError,
-    RateLimitedError,
-    RequestError,
-    SequenceInvalidError,
-    SequenceViolationError,
-    ServiceError,
-    StaleActionError,
-    UsageError,
-    VersionMismatchError,
-    VersionRequiredError,
-)
+# ruff: noqa: F403, F405 - ``__all__`` names the errors of the protocol that the server has too
+from onceward_protocol.errors import *
 
 __all__ = [
     "AbortedTransactionError",
