@@ -622,41 +622,32 @@ class Routes:
                         "the app leads to it: put @guard below the route decorator, and install "
                         "Onceward on the app that has the route"
                     )
-            self._check_callers(routes)
-            self._check_limits(routes)
-            self._check_batch(routes)
+            for route in routes:
+                self._check(route)
             self.known = GuardTable(routes)
         return self.known
 
-    def _check_callers(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
-        """Raise ``ConfigurationError`` for a guarded route whose caller nothing identifies."""
-        if self._callers.has_identify:
+    def _check(self, route: GuardedRoute | OpenRoute) -> None:
+        """Raise ``ConfigurationError`` if the route cannot be guarded, or hides the batch."""
+        if self.batch is not None and (route.method, route.path) == ("POST", self.batch.path):
+            raise ConfigurationError(
+                f"the app has a route POST {route.path}, which is the path of the batch "
+                'endpoint: give another one, such as batch="/v1/batch"'
+            )
+        if isinstance(route, OpenRoute):
             return
-        for route in routes:
-            if isinstance(route, GuardedRoute) and not route.guard.is_claimed_late:
-                raise _no_choice(f"{route.method} {route.path} is guarded")
-
-    def _check_limits(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
-        for route in routes:
-            limit = route.guard.policy.rate_limit if isinstance(route, GuardedRoute) else None
-            if limit is None:
-                continue
-            if self._limiter is None:
-                raise ConfigurationError(
-                    f"{route.path} has a rate limit but no limiter is configured: give Onceward "
-                    "config=GuardConfig(limiter=…) with one, e.g. LimitsRateLimiter() of "
-                    "onceward.guard.rate_limits"
-                )
-            self._limiter.check(limit)
-
-    def _check_batch(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
-        batch = self.batch
-        for route in routes:
-            if batch is not None and (route.method, route.path) == ("POST", batch.path):
-                raise ConfigurationError(
-                    f"the app has a route POST {route.path}, which is the path of the batch "
-                    'endpoint: give another one, such as batch="/v1/batch"'
-                )
+        if not (self._callers.has_identify or route.guard.is_claimed_late):
+            raise _no_choice(f"{route.method} {route.path} is guarded")
+        limit = route.guard.policy.rate_limit
+        if limit is None:
+            return
+        if self._limiter is None:
+            raise ConfigurationError(
+                f"{route.path} has a rate limit but no limiter is configured: give Onceward "
+                "config=GuardConfig(limiter=…) with one, e.g. LimitsRateLimiter() of "
+                "onceward.guard.rate_limits"
+            )
+        self._limiter.check(limit)
 
 
 def _no_choice(what: str) -> ConfigurationError:

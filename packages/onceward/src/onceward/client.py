@@ -16,11 +16,9 @@ import random
 import re
 import ssl
 import time
-from base64 import b64decode
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID, uuid4, uuid5
 
 from onceward_protocol.extras import needs_extra
@@ -30,6 +28,7 @@ with needs_extra("client"):
 import msgspec
 
 from onceward.errors import OncewardError, UsageError
+from onceward_protocol.batch import ItemResult, parse_results
 from onceward_protocol.correlation import (
     CORRELATION_HEADER,
     TRACEPARENT_HEADER,
@@ -313,11 +312,13 @@ class _Batch:
         if result.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE and len(self._sent) > 1:
             self._max_items, self.has_progress = len(self._sent) // 2, True
             return 0.0
-        found = _results_of(result, len(self._sent))
+        is_ok = result.status_code == httpx.codes.OK
+        found = parse_results(result.content, len(self._sent)) if is_ok else None
         if found is None:
             return None
+        results, retry_after = found
         is_waiting = False
-        for index, each in zip(self._sent, found.results, strict=False):
+        for index, each in zip(self._sent, results, strict=False):
             if self._final[index] is not None:
                 continue  # sent again for the others
             response = self._response(index, each, result)
@@ -329,8 +330,8 @@ class _Batch:
             else:
                 self._final[index] = response
                 self.has_progress = True
-        is_prefix = len(found.results) < len(self._sent)
-        return found.retry_after or 0.0 if is_prefix or self.has_progress else None
+        is_prefix = len(results) < len(self._sent)
+        return retry_after or 0.0 if is_prefix or self.has_progress else None
 
     def is_refused(self, result: _Result) -> bool:
         """Return whether the server refuses the batch, and would refuse it again."""
@@ -355,31 +356,15 @@ class _Batch:
         error.responses = self.responses
         raise error from (result if isinstance(result, httpx.TransportError) else None)
 
-    def _response(self, index: int, result: "_ItemResult", batch: httpx.Response) -> Response:
+    def _response(self, index: int, result: ItemResult, batch: httpx.Response) -> Response:
         action = self._actions[index]
         url = batch.request.url.copy_with(raw_path=action.path.encode("ascii", "replace"))
         headers = {CORRELATION_HEADER: _correlation_id(action.key), **action.headers}
         request = httpx.Request(action.method, url, headers=headers)
-        content = _content(result)
         response = httpx.Response(
-            result.status, headers=result.headers, content=content, request=request
+            result.status, headers=result.headers, content=result.body, request=request
         )
         return Response(response, key=action.key, attempts=self._attempts[index])
-
-
-class _ItemResult(msgspec.Struct):
-    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
-    headers: dict[str, str]
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _BatchResults(msgspec.Struct):
-    results: Annotated[list[_ItemResult], msgspec.Meta(min_length=1)]
-    retry_after: float | None = None
-
-
-class _Encoded(msgspec.Struct, forbid_unknown_fields=True):
-    base64: str
 
 
 def _item(action: Action) -> dict[str, Any]:
@@ -398,28 +383,6 @@ def _item(action: Action) -> dict[str, Any]:
     if action.json is not msgspec.UNSET:
         item["body"] = action.json
     return {name: value for name, value in item.items() if value is not None}
-
-
-def _results_of(response: httpx.Response, count: int) -> _BatchResults | None:
-    """Return the results of a batch; None if the response is not that."""
-    if response.status_code != httpx.codes.OK:
-        return None
-    try:
-        found = msgspec.json.decode(response.content, type=_BatchResults)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return found if len(found.results) <= count else None
-
-
-def _content(result: _ItemResult) -> bytes:
-    body = bytes(result.body)
-    names = {name.lower(): value for name, value in result.headers.items()}
-    if body == b"null":
-        return b""
-    if "json" not in names.get("content-type", "").lower():
-        with suppress(msgspec.ValidationError, ValueError):
-            return b64decode(msgspec.json.decode(body, type=_Encoded).base64, validate=True)
-    return body
 
 
 def _check_actions(actions: Iterable[Action]) -> list[Action]:

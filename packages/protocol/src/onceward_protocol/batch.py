@@ -9,6 +9,7 @@ the version in it, has the same fingerprint.
 import re
 from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -29,12 +30,14 @@ from onceward_protocol.local_ids import UUID_TEXT, is_local_id, strings_in, with
 __all__ = [
     "ITEM_HEADERS",
     "BatchItem",
+    "ItemResult",
     "ResolvedItem",
     "Results",
     "check_headers",
     "is_json",
     "parse_batch",
     "parse_item",
+    "parse_results",
 ]
 
 # The headers that an item may have; the policy of its endpoint may add some.
@@ -412,6 +415,49 @@ def _body(raw: bytes, headers: Mapping[str, str]) -> bytes:
 
 class _Encoded(msgspec.Struct, forbid_unknown_fields=True):
     base64: str
+
+
+class ItemResult(msgspec.Struct, frozen=True):
+    """The response to one item, as a single request would have got it."""
+
+    status: int
+    # Names in lower case.
+    headers: dict[str, str]
+    body: bytes
+
+
+def parse_results(raw: bytes, count: int) -> tuple[list[ItemResult], float | None] | None:
+    """Return the results of a batch of ``count`` items, and ``retry_after``.
+
+    None if the text is not the response to a batch.
+    """
+    try:
+        found = msgspec.json.decode(raw, type=_SentResults)
+        results = [_result(sent) for sent in found.results]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+    return (results, found.retry_after) if len(results) <= count else None
+
+
+class _SentResult(msgspec.Struct):
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
+    headers: dict[str, str]
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _SentResults(msgspec.Struct):
+    results: Annotated[list[_SentResult], msgspec.Meta(min_length=1)]
+    retry_after: float | None = None
+
+
+def _result(sent: _SentResult) -> ItemResult:
+    headers = {name.lower(): value for name, value in sent.headers.items()}
+    body = bytes(sent.body)
+    body = b"" if body == b"null" else body
+    if body and "json" not in headers.get("content-type", "").lower():
+        with suppress(msgspec.ValidationError):  # the JSON of a text that the service sent
+            body = b64decode(msgspec.json.decode(body, type=_Encoded).base64, validate=True)
+    return ItemResult(sent.status, headers, body)
 
 
 def _is_printable(text: str) -> bool:
