@@ -18,7 +18,7 @@ import ssl
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID, uuid4, uuid5
 
 from onceward_protocol.extras import needs_extra
@@ -404,21 +404,34 @@ _Steps = Generator[httpx.Request | Awaitable[str] | float, Any, _Value]
 class _BaseClient(Generic[ResponseT, ResponsesT]):
     """What both clients have in common: everything but I/O."""
 
+    _http_class: ClassVar[type[httpx.Client | httpx.AsyncClient]]
     _http: httpx.Client | httpx.AsyncClient
+    _default_sleep: ClassVar[Any]
 
     def __init__(
         self,
-        token: Token,
-        retry: RetryPolicy,
-        max_seconds: float,
-        key_header: str,
-        jitter: Callable[[], float],
+        base_url: str,
+        *,
+        token: Token = None,
+        retry: RetryPolicy = CLIENT,
+        max_seconds: float = 60.0,
+        key_header: str = KEY_HEADER,
+        sleep: Callable[[float], Any] | None = None,
+        jitter: Callable[[], float] = random.random,
+        **options: Unpack[ClientOptions],
     ) -> None:
+        if options.get("follow_redirects"):
+            raise UsageError(
+                "follow_redirects is not supported: a redirect would send the key and the token to "
+                "another address"
+            )
         self._token = token
         self._retry = retry
         self._max_seconds = max_seconds
         self._key_header = key_header
+        self._sleep: Callable[[float], Any] = sleep or self._default_sleep
         self._jitter = jitter
+        self._http = self._http_class(base_url=base_url, **options)
 
     def _run(self, steps: _Steps[Any]) -> Any:
         """Take these steps; return what they return."""
@@ -566,23 +579,9 @@ class Client(_BaseClient[Response, list[Response]]):
     ``httpx.Client``.
     """
 
+    _http_class = httpx.Client
     _http: httpx.Client
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        token: Token = None,
-        retry: RetryPolicy = CLIENT,
-        max_seconds: float = 60.0,
-        key_header: str = KEY_HEADER,
-        sleep: Callable[[float], None] = time.sleep,
-        jitter: Callable[[], float] = random.random,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        super().__init__(token, retry, max_seconds, key_header, jitter)
-        self._sleep = sleep
-        self._http = httpx.Client(base_url=base_url, **_checked(options))
+    _default_sleep = staticmethod(time.sleep)
 
     def __enter__(self) -> Self:
         return self
@@ -619,23 +618,9 @@ class AsyncClient(_BaseClient[Coroutine[Any, Any, Response], Coroutine[Any, Any,
     ``token`` may also be an async function. Other options are those of ``httpx.AsyncClient``.
     """
 
+    _http_class = httpx.AsyncClient
     _http: httpx.AsyncClient
-
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        token: Token = None,
-        retry: RetryPolicy = CLIENT,
-        max_seconds: float = 60.0,
-        key_header: str = KEY_HEADER,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        jitter: Callable[[], float] = random.random,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        super().__init__(token, retry, max_seconds, key_header, jitter)
-        self._sleep = sleep
-        self._http = httpx.AsyncClient(base_url=base_url, **_checked(options))
+    _default_sleep = staticmethod(asyncio.sleep)
 
     async def __aenter__(self) -> Self:
         return self
@@ -664,15 +649,6 @@ class AsyncClient(_BaseClient[Coroutine[Any, Any, Response], Coroutine[Any, Any,
             else:
                 await self._sleep(step)
                 result = None
-
-
-def _checked(options: ClientOptions) -> ClientOptions:
-    if options.get("follow_redirects"):
-        raise UsageError(
-            "follow_redirects is not supported: a redirect would send the key and the token to "
-            "another address"
-        )
-    return options
 
 
 def _key_for(method: str, key: str | None) -> str | None:
