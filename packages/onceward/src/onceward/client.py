@@ -393,15 +393,15 @@ def _check_actions(actions: Iterable[Action]) -> list[Action]:
     return found
 
 
-ResponseT = TypeVar("ResponseT")
-ResponsesT = TypeVar("ResponsesT")
+_ResponseT = TypeVar("_ResponseT")
+_ResponsesT = TypeVar("_ResponsesT")
 _Value = TypeVar("_Value")
 # Yields what to do next, and receives its result: a request to send (a ``_Result``), a token to
 # wait for (the token), or seconds to sleep.
 _Steps = Generator[httpx.Request | Awaitable[str] | float, Any, _Value]
 
 
-class _BaseClient(Generic[ResponseT, ResponsesT]):
+class _BaseClient(Generic[_ResponseT, _ResponsesT]):
     """What both clients have in common: everything but I/O."""
 
     _http_class: ClassVar[type[httpx.Client | httpx.AsyncClient]]
@@ -444,7 +444,7 @@ class _BaseClient(Generic[ResponseT, ResponsesT]):
         *,
         key: str | None = None,
         **content: Unpack[RequestOptions],
-    ) -> ResponseT:
+    ) -> _ResponseT:
         """Send an action and retry until there is a final response.
 
         ``key`` continues an action that was sent before; without it a new key is made, except for
@@ -453,11 +453,11 @@ class _BaseClient(Generic[ResponseT, ResponsesT]):
         """
         key = _key_for(method, key)
         request = self._http.build_request(method, path, **content)
-        return cast("ResponseT", self._run(self._steps(request, key)))
+        return cast("_ResponseT", self._run(self._steps(request, key)))
 
     def batch(
         self, actions: Iterable[Action], *, path: str = "/batch", max_items: int = 200
-    ) -> ResponsesT:
+    ) -> _ResponsesT:
         """Send actions in as few requests as possible; return their responses, in this order.
 
         Each has its own key, and happens at most once, however often it is sent. What the server
@@ -468,25 +468,25 @@ class _BaseClient(Generic[ResponseT, ResponsesT]):
         ``GaveUpError`` if an action got no response; both have the ``responses`` that came.
         """
         batch = _Batch(_check_actions(actions), max_items)
-        return cast("ResponsesT", self._run(self._batch_steps(batch, path)))
+        return cast("_ResponsesT", self._run(self._batch_steps(batch, path)))
 
-    def get(self, path: str, **content: Unpack[RequestOptions]) -> ResponseT:
+    def get(self, path: str, **content: Unpack[RequestOptions]) -> _ResponseT:
         """Send a GET, without a key."""
         return self.request("GET", path, **content)
 
-    def post(self, path: str, **content: Unpack[ActionOptions]) -> ResponseT:
+    def post(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
         """Send a POST with a key."""
         return self.request("POST", path, **content)
 
-    def put(self, path: str, **content: Unpack[ActionOptions]) -> ResponseT:
+    def put(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
         """Send a PUT with a key."""
         return self.request("PUT", path, **content)
 
-    def patch(self, path: str, **content: Unpack[ActionOptions]) -> ResponseT:
+    def patch(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
         """Send a PATCH with a key."""
         return self.request("PATCH", path, **content)
 
-    def delete(self, path: str, **content: Unpack[ActionOptions]) -> ResponseT:
+    def delete(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
         """Send a DELETE with a key."""
         return self.request("DELETE", path, **content)
 
