@@ -29,7 +29,7 @@ async def test_every_service_refuses_tokens_of_other_issuers_and_audiences(
     party = {"jwt_issuer": "https://a,https://b", "jwt_audience": "shop,till"}
     async with serve(sqlite_url, **party) as client:
         for issuer, audience in (("https://a", "shop"), ("https://b", ["x", "till"])):
-            headers = signed(issuer=issuer, audience=audience)
+            headers = signed(iss=issuer, aud=audience)
             for path in READS:
                 assert (await client.get(path, headers=headers)).status_code != 401, path
             for path in WRITES:
@@ -37,10 +37,10 @@ async def test_every_service_refuses_tokens_of_other_issuers_and_audiences(
                 assert response.status_code != 401, path
         for refused in (
             {},
-            {"issuer": "https://a"},
-            {"audience": "shop"},
-            {"issuer": "https://c", "audience": "shop"},
-            {"issuer": "https://a", "audience": "other"},
+            {"iss": "https://a"},
+            {"aud": "shop"},
+            {"iss": "https://c", "aud": "shop"},
+            {"iss": "https://a", "aud": "other"},
         ):
             headers = signed(**refused)
             for path in READS:
@@ -62,7 +62,7 @@ async def test_tokens_of_both_secrets_are_accepted_while_one_replaces_the_other(
 async def test_an_app_can_refuse_revoked_tokens(sqlite_url: str) -> None:
     settings = load_settings(database_url=sqlite_url, jwt_secret=SECRET)
     app = create_app(settings, is_revoked={"stolen"}.__contains__)
-    headers = [signed(token_id=name) for name in ("mine", "stolen")]
+    headers = [signed(jti=name) for name in ("mine", "stolen")]
     assert await statuses_of(app, *headers, signed()) == [200, 401, 401]
 
 

@@ -327,15 +327,11 @@ def _callers(
     """Return the ``Callers`` of the options. Raises ``ConfigurationError`` if two are given."""
     if tenants is not None and tenants is not SINGLE_TENANT:
         raise ConfigurationError(f"tenants must be SINGLE_TENANT of onceward, not {tenants!r}")
-    if tenants is not None and not (principal is None and identify is None):
+    if sum(given is not None for given in (principal, identify, tenants)) > 1:
         raise ConfigurationError(
-            "tenants=SINGLE_TENANT means that callers are not kept apart, but principal=… or "
-            "identify=… says who they are: give one of the three"
-        )
-    if principal is not None and identify is not None:
-        raise ConfigurationError(
-            "principal=… and identify=… both say who the caller is: give one of them. Where "
-            "handlers differ, give identify=… here and principal=… to each guard"
+            "principal=… and identify=… say who callers are, and tenants=SINGLE_TENANT that they "
+            "are not kept apart: give one of them. Where handlers differ, give identify=… here and "
+            "principal=… to each guard"
         )
     if tenants is not None:
         return Callers(_share_tenant, has_identify=True, is_single_tenant=True)
@@ -354,23 +350,17 @@ class Runtime:
 
     def __init__(self, store: Store, callers: Callers, policy: Policy, config: GuardConfig) -> None:
         check_error_format(config.error_format)
-        # Where records, jobs and the app's rows are.
         self.store = store
-        # How the caller of a request is found.
         self.callers = callers
-        # The options that were given.
         self.config = config
         # The policy of operations that are guarded without one.
         self.policy = self.policy_or_default(policy)
-        # Counts requests.
         self.metrics = config.metrics or NullMetrics()
-        # The time, which tests may replace.
         self.clock = config.clock or SystemClock()
         # The bodies that this process holds.
         self.bodies = RequestBodies(config.limits.body_memory_bytes)
         # Requests that did not run, for operators; written after ``log_requests``.
         self.request_log = RequestLog(store, self.clock, keep_seconds=config.request_log_seconds)
-        # Claims keys, stores and replays responses.
         self.idempotency = Idempotency(
             store,
             clock=self.clock,
@@ -388,9 +378,7 @@ class Runtime:
             self.log_requests()
         # Tables of the app with rows of tenants, beside the library's own.
         self.tenant_tables: list[TenantTable] = []
-        # The keys that sign audit seals.
         self.audit_keys = AuditKeys(config.audit_keys)
-        # Deletes expired records and old rows.
         self.sweeper = Sweeper(
             store,
             self.clock,
@@ -402,23 +390,17 @@ class Runtime:
         store.schema.want(*(part for rule in config.retention for part in rule.parts))
         if config.audit_seal_seconds is not None:
             store.schema.want(AUDIT_SEALS)
-        # Adds audit events to the chains of their tenants.
         self.audit_sealer = AuditSealer(
             store, self.clock, every_seconds=config.audit_seal_seconds, keys=self.audit_keys
         )
-        # The job handlers of the app.
         self.jobs = JobRegistry()
-        # Jobs in the database.
         self.job_store = JobStore(store)
         # Wakes workers after a commit with jobs.
         self.notifier = store.notifier()
         if isinstance(self.metrics, StoreMetrics):
             store.report_to(self.metrics)
-        # Counts jobs.
         self.job_metrics = self.metrics if isinstance(self.metrics, JobMetrics) else None
-        # Reports the queue depths to the metrics.
         self.depths = DepthReporter(store, self.jobs, self.job_metrics or NullJobMetrics())
-        # The routes that are guarded.
         self.routes = Routes(callers, config.limiter)
         self._opening = asyncio.Lock()
         self._is_open = False
@@ -522,7 +504,6 @@ class Runtime:
             self.idempotency.reports.log_requests(self.request_log)
 
     async def open(self) -> None:
-        """See ``Onceward.open``."""
         self._use_running_loop()
         async with self._opening:
             if self.jobs.queues:
@@ -545,7 +526,6 @@ class Runtime:
                 )
 
     async def close(self) -> None:
-        """See ``Onceward.close``."""
         async with self._opening:
             if self._is_open:
                 self._is_open = False
@@ -642,41 +622,32 @@ class Routes:
                         "the app leads to it: put @guard below the route decorator, and install "
                         "Onceward on the app that has the route"
                     )
-            self._check_callers(routes)
-            self._check_limits(routes)
-            self._check_batch(routes)
+            for route in routes:
+                self._check(route)
             self.known = GuardTable(routes)
         return self.known
 
-    def _check_callers(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
-        """Raise ``ConfigurationError`` for a guarded route whose caller nothing identifies."""
-        if self._callers.has_identify:
+    def _check(self, route: GuardedRoute | OpenRoute) -> None:
+        """Raise ``ConfigurationError`` if the route cannot be guarded, or hides the batch."""
+        if self.batch is not None and (route.method, route.path) == ("POST", self.batch.path):
+            raise ConfigurationError(
+                f"the app has a route POST {route.path}, which is the path of the batch "
+                'endpoint: give another one, such as batch="/v1/batch"'
+            )
+        if isinstance(route, OpenRoute):
             return
-        for route in routes:
-            if isinstance(route, GuardedRoute) and not route.guard.is_claimed_late:
-                raise _no_choice(f"{route.method} {route.path} is guarded")
-
-    def _check_limits(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
-        for route in routes:
-            limit = route.guard.policy.rate_limit if isinstance(route, GuardedRoute) else None
-            if limit is None:
-                continue
-            if self._limiter is None:
-                raise ConfigurationError(
-                    f"{route.path} has a rate limit but no limiter is configured: give Onceward "
-                    "config=GuardConfig(limiter=…) with one, e.g. LimitsRateLimiter() of "
-                    "onceward.guard.rate_limits"
-                )
-            self._limiter.check(limit)
-
-    def _check_batch(self, routes: Sequence[GuardedRoute | OpenRoute]) -> None:
-        batch = self.batch
-        for route in routes:
-            if batch is not None and (route.method, route.path) == ("POST", batch.path):
-                raise ConfigurationError(
-                    f"the app has a route POST {route.path}, which is the path of the batch "
-                    'endpoint: give another one, such as batch="/v1/batch"'
-                )
+        if not (self._callers.has_identify or route.guard.is_claimed_late):
+            raise _no_choice(f"{route.method} {route.path} is guarded")
+        limit = route.guard.policy.rate_limit
+        if limit is None:
+            return
+        if self._limiter is None:
+            raise ConfigurationError(
+                f"{route.path} has a rate limit but no limiter is configured: give Onceward "
+                "config=GuardConfig(limiter=…) with one, e.g. LimitsRateLimiter() of "
+                "onceward.guard.rate_limits"
+            )
+        self._limiter.check(limit)
 
 
 def _no_choice(what: str) -> ConfigurationError:

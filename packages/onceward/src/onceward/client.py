@@ -6,7 +6,7 @@
         response = client.post("/v1/projects", json={"name": "North"})
         if response.replayed: …
 
-Built on httpx. Both clients send and sleep; ``_RetryLoop`` decides when.
+Built on httpx. ``_BaseClient`` decides what to send and how long to wait; the two clients do it.
 Redirects are never followed, because the key and the token would go to another address.
 """
 
@@ -16,11 +16,9 @@ import random
 import re
 import ssl
 import time
-from base64 import b64decode
-from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final, Literal, Self, TypedDict, TypeVar, Unpack, cast
+from typing import Any, ClassVar, Final, Generic, Literal, Self, TypedDict, TypeVar, Unpack, cast
 from uuid import UUID, uuid4, uuid5
 
 from onceward_protocol.extras import needs_extra
@@ -30,12 +28,16 @@ with needs_extra("client"):
 import msgspec
 
 from onceward.errors import OncewardError, UsageError
-from onceward_protocol.correlation import CORRELATION_HEADER, TRACEPARENT_HEADER
+from onceward_protocol.batch import ItemResult, parse_results
+from onceward_protocol.correlation import (
+    CORRELATION_HEADER,
+    TRACEPARENT_HEADER,
+    current_traceparent,
+)
 from onceward_protocol.error_codes import ERROR_HEADER, error_code
 from onceward_protocol.keys import KEY_HEADER
 from onceward_protocol.response_classification import BY_CODE, TryLater
 from onceward_protocol.retry import CLIENT, RetryPolicy, is_transient, parse_retry_after
-from onceward_protocol.traceparent import current_traceparent
 
 __all__ = [
     "Action",
@@ -249,113 +251,7 @@ class Response:
         return self
 
 
-class _Send(msgspec.Struct, frozen=True):
-    request: httpx.Request
-
-
-class _Sleep(msgspec.Struct, frozen=True):
-    seconds: float
-
-
 _Result = httpx.Response | httpx.TransportError
-_Value = TypeVar("_Value")
-# Yields what to do next, receives the result of each _Send and None after each _Sleep.
-_Steps = Generator[_Send | _Sleep, _Result | None, _Value]
-
-
-class _RetryLoop:
-    """Decides which request to send and how long to wait, without doing either."""
-
-    def __init__(
-        self,
-        retry: RetryPolicy,
-        max_seconds: float,
-        jitter: Callable[[], float],
-        monotonic: Callable[[], float],
-        key_header: str,
-    ) -> None:
-        self._key_header = key_header
-        self._retry = retry
-        self._max_seconds = max_seconds
-        self._jitter = jitter
-        self._monotonic = monotonic
-
-    def steps(self, request: httpx.Request, key: str | None) -> _Steps[Response]:
-        """Send until there is a final response. Raises ``GaveUpError`` if there is none."""
-        if key is not None:
-            request.headers[self._key_header] = key
-        _correlate(request, key)
-        deadline = self._monotonic() + self._max_seconds
-        attempt = 0
-        while True:
-            attempt += 1
-            result = yield _Send(request)
-            assert result is not None  # noqa: S101 - both clients send a result after a _Send
-            if isinstance(result, httpx.Response) and not _is_temporary(result):
-                return Response(result, key=key, attempts=attempt)
-            delay = self._delay_after(attempt, result, deadline)
-            if delay is None:
-                if isinstance(result, httpx.Response):
-                    return Response(result, key=key, attempts=attempt)
-                raise GaveUpError(
-                    f"no response to {request.method} {request.url.path} after {attempt} "
-                    f"attempts: {str(result) or type(result).__name__}",
-                    key=key,
-                    attempts=attempt,
-                    correlation_id=request.headers[CORRELATION_HEADER],
-                ) from result
-            yield _Sleep(delay)
-
-    def batch_steps(
-        self,
-        actions: Sequence[Action],
-        build: Callable[[bytes], httpx.Request],
-        max_items: int,
-    ) -> _Steps[list[Response]]:
-        """Send batches until every action has a final response. Raises ``GaveUpError``."""
-        batch = _Batch(actions, max_items)
-        deadline = self._monotonic() + self._max_seconds
-        attempt = 0
-        while batch.is_open:
-            request = build(batch.begin())
-            result = yield _Send(request)
-            assert result is not None  # noqa: S101 - both clients send a result after a _Send
-            pause = batch.receive(result)
-            attempt = 1 if batch.has_progress else attempt + 1
-            if not batch.is_open:
-                break
-            if batch.is_refused(result):
-                assert isinstance(result, httpx.Response)  # noqa: S101 - only a response refuses
-                raise BatchRefusedError(
-                    f"the server responded {result.status_code} to the batch: "
-                    f"{_error_code(result) or 'no code'}",
-                    response=Response(result, key=None, attempts=attempt),
-                    responses=batch.responses,
-                )
-            delay: float | None = pause
-            if pause is None or not batch.has_progress:
-                delay = self._delay_after(attempt, result, deadline, pause)
-            if delay is None or self._monotonic() + delay > deadline:
-                return batch.last_responses(result)
-            if delay > 0:
-                yield _Sleep(delay)
-        return batch.last_responses(None)
-
-    def _delay_after(
-        self, attempt: int, result: _Result, deadline: float, least: float | None = None
-    ) -> float | None:
-        """Return the seconds to wait before the next attempt, or None if there is none."""
-        if self._retry.gives_up_after(attempt):
-            return None
-        retry_after = None
-        if isinstance(result, httpx.Response):
-            retry_after = parse_retry_after(result.headers.get("retry-after"), datetime.now(UTC))
-        if least is not None:
-            retry_after = max(least, retry_after or 0.0)
-        delay = self._retry.delay_seconds(
-            attempt, random=self._jitter(), retry_after_seconds=retry_after
-        )
-        return delay if self._monotonic() + delay <= deadline else None
 
 
 class _Batch:
@@ -416,11 +312,13 @@ class _Batch:
         if result.status_code == httpx.codes.REQUEST_ENTITY_TOO_LARGE and len(self._sent) > 1:
             self._max_items, self.has_progress = len(self._sent) // 2, True
             return 0.0
-        found = _results_of(result, len(self._sent))
+        is_ok = result.status_code == httpx.codes.OK
+        found = parse_results(result.content, len(self._sent)) if is_ok else None
         if found is None:
             return None
+        results, retry_after = found
         is_waiting = False
-        for index, each in zip(self._sent, found.results, strict=False):
+        for index, each in zip(self._sent, results, strict=False):
             if self._final[index] is not None:
                 continue  # sent again for the others
             response = self._response(index, each, result)
@@ -432,8 +330,8 @@ class _Batch:
             else:
                 self._final[index] = response
                 self.has_progress = True
-        is_prefix = len(found.results) < len(self._sent)
-        return found.retry_after or 0.0 if is_prefix or self.has_progress else None
+        is_prefix = len(results) < len(self._sent)
+        return retry_after or 0.0 if is_prefix or self.has_progress else None
 
     def is_refused(self, result: _Result) -> bool:
         """Return whether the server refuses the batch, and would refuse it again."""
@@ -458,31 +356,15 @@ class _Batch:
         error.responses = self.responses
         raise error from (result if isinstance(result, httpx.TransportError) else None)
 
-    def _response(self, index: int, result: "_ItemResult", batch: httpx.Response) -> Response:
+    def _response(self, index: int, result: ItemResult, batch: httpx.Response) -> Response:
         action = self._actions[index]
         url = batch.request.url.copy_with(raw_path=action.path.encode("ascii", "replace"))
         headers = {CORRELATION_HEADER: _correlation_id(action.key), **action.headers}
         request = httpx.Request(action.method, url, headers=headers)
-        content = _content(result)
         response = httpx.Response(
-            result.status, headers=result.headers, content=content, request=request
+            result.status, headers=result.headers, content=result.body, request=request
         )
         return Response(response, key=action.key, attempts=self._attempts[index])
-
-
-class _ItemResult(msgspec.Struct):
-    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
-    headers: dict[str, str]
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _BatchResults(msgspec.Struct):
-    results: Annotated[list[_ItemResult], msgspec.Meta(min_length=1)]
-    retry_after: float | None = None
-
-
-class _Encoded(msgspec.Struct, forbid_unknown_fields=True):
-    base64: str
 
 
 def _item(action: Action) -> dict[str, Any]:
@@ -503,28 +385,6 @@ def _item(action: Action) -> dict[str, Any]:
     return {name: value for name, value in item.items() if value is not None}
 
 
-def _results_of(response: httpx.Response, count: int) -> _BatchResults | None:
-    """Return the results of a batch; None if the response is not that."""
-    if response.status_code != httpx.codes.OK:
-        return None
-    try:
-        found = msgspec.json.decode(response.content, type=_BatchResults)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    return found if len(found.results) <= count else None
-
-
-def _content(result: _ItemResult) -> bytes:
-    body = bytes(result.body)
-    names = {name.lower(): value for name, value in result.headers.items()}
-    if body == b"null":
-        return b""
-    if "json" not in names.get("content-type", "").lower():
-        with suppress(msgspec.ValidationError, ValueError):
-            return b64decode(msgspec.json.decode(body, type=_Encoded).base64, validate=True)
-    return body
-
-
 def _check_actions(actions: Iterable[Action]) -> list[Action]:
     found = list(actions)
     for action in found:
@@ -533,14 +393,20 @@ def _check_actions(actions: Iterable[Action]) -> list[Action]:
     return found
 
 
-class Client:
-    """A blocking client for guarded services.
+_ResponseT = TypeVar("_ResponseT")
+_ResponsesT = TypeVar("_ResponsesT")
+_Value = TypeVar("_Value")
+# Yields what to do next, and receives its result: a request to send (a ``_Result``), a token to
+# wait for (the token), or seconds to sleep.
+_Steps = Generator[httpx.Request | Awaitable[str] | float, Any, _Value]
 
-    ``token`` is a bearer token or a function that returns one; the function is called for every
-    attempt. ``max_seconds`` limits the time from the first attempt to the last. ``key_header`` is
-    the server's, if it has another than ``Idempotency-Key``. Other options are those of
-    ``httpx.Client``.
-    """
+
+class _BaseClient(Generic[_ResponseT, _ResponsesT]):
+    """What both clients have in common: everything but I/O."""
+
+    _http_class: ClassVar[type[httpx.Client | httpx.AsyncClient]]
+    _http: httpx.Client | httpx.AsyncClient
+    _default_sleep: ClassVar[Any]
 
     def __init__(
         self,
@@ -550,15 +416,172 @@ class Client:
         retry: RetryPolicy = CLIENT,
         max_seconds: float = 60.0,
         key_header: str = KEY_HEADER,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], Any] | None = None,
         jitter: Callable[[], float] = random.random,
         **options: Unpack[ClientOptions],
     ) -> None:
-        _check_options(options)
+        if options.get("follow_redirects"):
+            raise UsageError(
+                "follow_redirects is not supported: a redirect would send the key and the token to "
+                "another address"
+            )
         self._token = token
-        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic, key_header)
-        self._sleep = sleep
-        self._http = httpx.Client(base_url=base_url, **options)
+        self._retry = retry
+        self._max_seconds = max_seconds
+        self._key_header = key_header
+        self._sleep: Callable[[float], Any] = sleep or self._default_sleep
+        self._jitter = jitter
+        self._http = self._http_class(base_url=base_url, **options)
+
+    def _run(self, steps: _Steps[Any]) -> Any:
+        """Take these steps; return what they return."""
+        raise NotImplementedError
+
+    def request(
+        self,
+        method: Method,
+        path: str,
+        *,
+        key: str | None = None,
+        **content: Unpack[RequestOptions],
+    ) -> _ResponseT:
+        """Send an action and retry until there is a final response.
+
+        ``key`` continues an action that was sent before; without it a new key is made, except for
+        GET, HEAD and OPTIONS. ``content`` are the arguments of httpx, such as ``json``. Raises
+        ``GaveUpError`` if no attempt got a response.
+        """
+        key = _key_for(method, key)
+        request = self._http.build_request(method, path, **content)
+        return cast("_ResponseT", self._run(self._steps(request, key)))
+
+    def batch(
+        self, actions: Iterable[Action], *, path: str = "/batch", max_items: int = 200
+    ) -> _ResponsesT:
+        """Send actions in as few requests as possible; return their responses, in this order.
+
+        Each has its own key, and happens at most once, however often it is sent. What the server
+        has not got to, and what may get another response later, is sent again as by ``request``.
+        An action that an earlier one kept from running has a response with status 424.
+
+        Raises ``BatchRefusedError`` if the server refuses the batch as a whole, and
+        ``GaveUpError`` if an action got no response; both have the ``responses`` that came.
+        """
+        batch = _Batch(_check_actions(actions), max_items)
+        return cast("_ResponsesT", self._run(self._batch_steps(batch, path)))
+
+    def get(self, path: str, **content: Unpack[RequestOptions]) -> _ResponseT:
+        """Send a GET, without a key."""
+        return self.request("GET", path, **content)
+
+    def post(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
+        """Send a POST with a key."""
+        return self.request("POST", path, **content)
+
+    def put(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
+        """Send a PUT with a key."""
+        return self.request("PUT", path, **content)
+
+    def patch(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
+        """Send a PATCH with a key."""
+        return self.request("PATCH", path, **content)
+
+    def delete(self, path: str, **content: Unpack[ActionOptions]) -> _ResponseT:
+        """Send a DELETE with a key."""
+        return self.request("DELETE", path, **content)
+
+    def _steps(self, request: httpx.Request, key: str | None) -> _Steps[Response]:
+        """Send until there is a final response. Raises ``GaveUpError`` if there is none."""
+        if key is not None:
+            request.headers[self._key_header] = key
+        _correlate(request, key)
+        deadline = time.monotonic() + self._max_seconds
+        attempt = 0
+        while True:
+            attempt += 1
+            result = yield from self._send(request)
+            if isinstance(result, httpx.Response) and not _is_temporary(result):
+                return Response(result, key=key, attempts=attempt)
+            delay = self._delay_after(attempt, result, deadline)
+            if delay is None:
+                if isinstance(result, httpx.Response):
+                    return Response(result, key=key, attempts=attempt)
+                raise GaveUpError(
+                    f"no response to {request.method} {request.url.path} after {attempt} "
+                    f"attempts: {str(result) or type(result).__name__}",
+                    key=key,
+                    attempts=attempt,
+                    correlation_id=request.headers[CORRELATION_HEADER],
+                ) from result
+            yield delay
+
+    def _batch_steps(self, batch: _Batch, path: str) -> _Steps[list[Response]]:
+        """Send batches until every action has a final response. Raises ``GaveUpError``."""
+        deadline = time.monotonic() + self._max_seconds
+        attempt = 0
+        while batch.is_open:
+            request = self._http.build_request("POST", path, content=batch.begin(), headers=_JSON)
+            result = yield from self._send(request)
+            pause = batch.receive(result)
+            attempt = 1 if batch.has_progress else attempt + 1
+            if not batch.is_open:
+                break
+            if batch.is_refused(result):
+                assert isinstance(result, httpx.Response)  # noqa: S101 - only a response refuses
+                raise BatchRefusedError(
+                    f"the server responded {result.status_code} to the batch: "
+                    f"{_error_code(result) or 'no code'}",
+                    response=Response(result, key=None, attempts=attempt),
+                    responses=batch.responses,
+                )
+            delay: float | None = pause
+            if pause is None or not batch.has_progress:
+                delay = self._delay_after(attempt, result, deadline, pause)
+            if delay is None or time.monotonic() + delay > deadline:
+                return batch.last_responses(result)
+            if delay > 0:
+                yield delay
+        return batch.last_responses(None)
+
+    def _send(self, request: httpx.Request) -> _Steps[_Result]:
+        """Send once, with the token of now: it may have been renewed since the last attempt."""
+        token = self._token() if callable(self._token) else self._token
+        if inspect.isawaitable(token):
+            token = yield token
+        if token is not None:
+            request.headers["Authorization"] = f"Bearer {token}"
+        result: _Result = yield request
+        return result
+
+    def _delay_after(
+        self, attempt: int, result: _Result, deadline: float, least: float | None = None
+    ) -> float | None:
+        """Return the seconds to wait before the next attempt, or None if there is none."""
+        if self._retry.gives_up_after(attempt):
+            return None
+        retry_after = None
+        if isinstance(result, httpx.Response):
+            retry_after = parse_retry_after(result.headers.get("retry-after"), datetime.now(UTC))
+        if least is not None:
+            retry_after = max(least, retry_after or 0.0)
+        delay = self._retry.delay_seconds(
+            attempt, random=self._jitter(), retry_after_seconds=retry_after
+        )
+        return delay if time.monotonic() + delay <= deadline else None
+
+
+class Client(_BaseClient[Response, list[Response]]):
+    """A blocking client for guarded services.
+
+    ``token`` is a bearer token or a function that returns one; the function is called for every
+    attempt. ``max_seconds`` limits the time from the first attempt to the last. ``key_header`` is
+    the server's, if it has another than ``Idempotency-Key``. Other options are those of
+    ``httpx.Client``.
+    """
+
+    _http_class = httpx.Client
+    _http: httpx.Client
+    _default_sleep = staticmethod(time.sleep)
 
     def __enter__(self) -> Self:
         return self
@@ -570,113 +593,34 @@ class Client:
         """Close all connections."""
         self._http.close()
 
-    def request(
-        self,
-        method: Method,
-        path: str,
-        *,
-        key: str | None = None,
-        **content: Unpack[RequestOptions],
-    ) -> Response:
-        """Send an action and retry until there is a final response.
-
-        ``key`` continues an action that was sent before; without it a new key is made, except for
-        GET, HEAD and OPTIONS. ``content`` are the arguments of httpx, such as ``json``. Raises
-        ``GaveUpError`` if no attempt got a response.
-        """
-        key = _key_for(method, key)
-        request = self._http.build_request(method, path, **content)
-        return self._run(self._retry_loop.steps(request, key))
-
-    def batch(
-        self, actions: Iterable[Action], *, path: str = "/batch", max_items: int = 200
-    ) -> list[Response]:
-        """Send actions in as few requests as possible; return their responses, in this order.
-
-        Each has its own key, and happens at most once, however often it is sent. What the server
-        has not got to, and what may get another response later, is sent again as by ``request``.
-        An action that an earlier one kept from running has a response with status 424.
-
-        Raises ``BatchRefusedError`` if the server refuses the batch as a whole, and
-        ``GaveUpError`` if an action got no response; both have the ``responses`` that came.
-        """
-        steps = self._retry_loop.batch_steps(
-            _check_actions(actions), lambda body: self._batch_request(path, body), max_items
-        )
-        return self._run(steps)
-
-    def _batch_request(self, path: str, body: bytes) -> httpx.Request:
-        return self._http.build_request("POST", path, content=body, headers=_JSON)
-
     def _run(self, steps: _Steps[_Value]) -> _Value:
-        result: _Result | None = None
-        try:
-            while True:
+        result: Any = None
+        while True:
+            try:
                 step = steps.send(result)
-                result = None
-                if isinstance(step, _Sleep):
-                    self._sleep(step.seconds)
-                    continue
-                self._authorize(step.request)
+            except StopIteration as end:
+                return cast("_Value", end.value)
+            if isinstance(step, httpx.Request):
                 try:
-                    result = self._http.send(step.request)
+                    result = self._http.send(step)
                 except httpx.TransportError as error:
                     result = error
-        except StopIteration as end:
-            return cast("_Value", end.value)
-
-    def get(self, path: str, **content: Unpack[RequestOptions]) -> Response:
-        """Send a GET, without a key."""
-        return self.request("GET", path, **content)
-
-    def post(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a POST with a key."""
-        return self.request("POST", path, **content)
-
-    def put(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a PUT with a key."""
-        return self.request("PUT", path, **content)
-
-    def patch(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a PATCH with a key."""
-        return self.request("PATCH", path, **content)
-
-    def delete(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a DELETE with a key."""
-        return self.request("DELETE", path, **content)
-
-    def _authorize(self, request: httpx.Request) -> None:
-        """Set the token for each attempt: it may have been renewed since the last one."""
-        token = self._token() if callable(self._token) else self._token
-        if inspect.isawaitable(token):
-            raise UsageError("the token is awaitable: use AsyncClient")
-        if token is not None:
-            request.headers["Authorization"] = f"Bearer {token}"
+            elif inspect.isawaitable(step):
+                raise UsageError("the token is awaitable: use AsyncClient")
+            else:
+                self._sleep(step)
+                result = None
 
 
-class AsyncClient:
+class AsyncClient(_BaseClient[Coroutine[Any, Any, Response], Coroutine[Any, Any, list[Response]]]):
     """A client for guarded services on asyncio. Arguments are those of ``Client``.
 
     ``token`` may also be an async function. Other options are those of ``httpx.AsyncClient``.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        *,
-        token: Token = None,
-        retry: RetryPolicy = CLIENT,
-        max_seconds: float = 60.0,
-        key_header: str = KEY_HEADER,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        jitter: Callable[[], float] = random.random,
-        **options: Unpack[ClientOptions],
-    ) -> None:
-        _check_options(options)
-        self._token = token
-        self._retry_loop = _RetryLoop(retry, max_seconds, jitter, time.monotonic, key_header)
-        self._sleep = sleep
-        self._http = httpx.AsyncClient(base_url=base_url, **options)
+    _http_class = httpx.AsyncClient
+    _http: httpx.AsyncClient
+    _default_sleep = staticmethod(asyncio.sleep)
 
     async def __aenter__(self) -> Self:
         return self
@@ -688,82 +632,23 @@ class AsyncClient:
         """Close all connections."""
         await self._http.aclose()
 
-    async def request(
-        self,
-        method: Method,
-        path: str,
-        *,
-        key: str | None = None,
-        **content: Unpack[RequestOptions],
-    ) -> Response:
-        """Send an action and retry until there is a final response. See ``Client.request``."""
-        key = _key_for(method, key)
-        request = self._http.build_request(method, path, **content)
-        return await self._run(self._retry_loop.steps(request, key))
-
-    async def batch(
-        self, actions: Iterable[Action], *, path: str = "/batch", max_items: int = 200
-    ) -> list[Response]:
-        """Send actions in as few requests as possible. See ``Client.batch``."""
-        steps = self._retry_loop.batch_steps(
-            _check_actions(actions), lambda body: self._batch_request(path, body), max_items
-        )
-        return await self._run(steps)
-
-    def _batch_request(self, path: str, body: bytes) -> httpx.Request:
-        return self._http.build_request("POST", path, content=body, headers=_JSON)
-
     async def _run(self, steps: _Steps[_Value]) -> _Value:
-        result: _Result | None = None
-        try:
-            while True:
+        result: Any = None
+        while True:
+            try:
                 step = steps.send(result)
-                result = None
-                if isinstance(step, _Sleep):
-                    await self._sleep(step.seconds)
-                    continue
-                await self._authorize(step.request)
+            except StopIteration as end:
+                return cast("_Value", end.value)
+            if isinstance(step, httpx.Request):
                 try:
-                    result = await self._http.send(step.request)
+                    result = await self._http.send(step)
                 except httpx.TransportError as error:
                     result = error
-        except StopIteration as end:
-            return cast("_Value", end.value)
-
-    async def get(self, path: str, **content: Unpack[RequestOptions]) -> Response:
-        """Send a GET, without a key."""
-        return await self.request("GET", path, **content)
-
-    async def post(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a POST with a key."""
-        return await self.request("POST", path, **content)
-
-    async def put(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a PUT with a key."""
-        return await self.request("PUT", path, **content)
-
-    async def patch(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a PATCH with a key."""
-        return await self.request("PATCH", path, **content)
-
-    async def delete(self, path: str, **content: Unpack[ActionOptions]) -> Response:
-        """Send a DELETE with a key."""
-        return await self.request("DELETE", path, **content)
-
-    async def _authorize(self, request: httpx.Request) -> None:
-        token = self._token() if callable(self._token) else self._token
-        if inspect.isawaitable(token):
-            token = await token
-        if token is not None:
-            request.headers["Authorization"] = f"Bearer {token}"
-
-
-def _check_options(options: ClientOptions) -> None:
-    if options.get("follow_redirects"):
-        raise UsageError(
-            "follow_redirects is not supported: a redirect would send the key and the token to "
-            "another address"
-        )
+            elif inspect.isawaitable(step):
+                result = await step
+            else:
+                await self._sleep(step)
+                result = None
 
 
 def _key_for(method: str, key: str | None) -> str | None:

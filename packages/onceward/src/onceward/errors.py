@@ -26,36 +26,8 @@
         └── NoTransactionError
 """
 
-from onceward_protocol.errors import (
-    BatchSkippedError,
-    BatchTooLargeError,
-    BodyInvalidError,
-    BodyTimeoutError,
-    BodyTooLargeError,
-    ConfigurationError,
-    FeatureDisabledError,
-    FieldNotAllowedError,
-    ForbiddenError,
-    InProgressError,
-    KeyInvalidError,
-    KeyRequiredError,
-    MissingExtraError,
-    NotAuthenticatedError,
-    NotFoundError,
-    OncewardError,
-    OverloadedError,
-    PayloadMismatchError,
-    QuotaExceededError,
-    RateLimitedError,
-    RequestError,
-    SequenceInvalidError,
-    SequenceViolationError,
-    ServiceError,
-    StaleActionError,
-    UsageError,
-    VersionMismatchError,
-    VersionRequiredError,
-)
+# ruff: noqa: F403, F405 - ``__all__`` names the errors of the protocol that the server has too
+from onceward_protocol.errors import *
 
 __all__ = [
     "AbortedTransactionError",
@@ -109,13 +81,11 @@ class JobPayloadTooLargeError(BodyTooLargeError):
     """The payload of a job is larger than allowed."""
 
 
-class RecordUnreadableError(RequestError):
+class RecordUnreadableError(RequestError, kind="record_unreadable"):
     """The record of this key is damaged. Only requests with this key are refused.
 
     ``reason`` may quote the row, so it goes to the log only.
     """
-
-    kind = "record_unreadable"
 
     def __init__(self, message: str, *, reason: str, record_id: tuple[str, str, str]) -> None:
         super().__init__(message)

@@ -302,7 +302,7 @@ json_values = st.recursive(
     )
 )
 def test_any_signed_claims_are_a_principal_or_not_authenticated(claims):
-    identify = JwtIdentify(secret=SECRET, clock=HeldClock(), tenant_claim="org")
+    identify = JwtIdentify(secret=SECRET, clock=HeldClock()).with_tenant("org")
     try:
         principal = identify(head_with(f"Bearer {sign_raw(json.dumps(claims).encode())}"))
     except NotAuthenticatedError:

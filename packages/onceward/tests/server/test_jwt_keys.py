@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from onceward.errors import NotAuthenticatedError, StoreUnavailableError
 from onceward.guard.request import Principal
 from onceward.sign_in import jwt_keys
-from onceward.sign_in.jwks_download import MAX_BYTES, download
+from onceward.sign_in.jwt_keys import MAX_BYTES, download
 from packages.onceward.tests.server.jwt_harness import (
     HOUR,
     NOW,

@@ -5,16 +5,16 @@ batch brings, a server's id or a version, is a placeholder, which the server rep
 computes the fingerprint; so a later send of the entry alone has the same fingerprint.
 """
 
-from base64 import b64decode
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Collection, Iterable
+from typing import Final
 
 import msgspec
 
 from onceward_outbox.entry import Claimed
 from onceward_outbox.profile import Profile
 from onceward_outbox.transport import Request, Response
-from onceward_protocol.batch import ITEM_HEADERS
+from onceward_protocol.batch import ITEM_HEADERS, parse_results
+from onceward_protocol.local_ids import strings_in
 
 __all__ = [
     "MAX_BYTES",
@@ -180,7 +180,7 @@ def _is_sendable(value: str) -> bool:
 
 def _body_has_only(body: bytes, pending: Collection[str]) -> bool:
     is_plain = b"{local:" not in body and b"{version:" not in body and b"\\u" not in body
-    return is_plain or _has_only(_strings(msgspec.json.decode(body)), pending)
+    return is_plain or _has_only(strings_in(msgspec.json.decode(body)), pending)
 
 
 def _has_only(texts: Iterable[str], pending: Collection[str]) -> bool:
@@ -197,30 +197,7 @@ def _has_only(texts: Iterable[str], pending: Collection[str]) -> bool:
     return True
 
 
-def _strings(value: Any) -> Iterable[str]:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
-
-
 # -- results ---------------------------------------------------------------------------------------
-
-
-class _Result(msgspec.Struct):
-    status: int
-    headers: dict[str, str]
-    body: msgspec.Raw = msgspec.Raw(b"null")
-
-
-class _Results(msgspec.Struct):
-    results: list[_Result]
-    retry_after: float | None = None
 
 
 class BatchResults(msgspec.Struct, frozen=True):
@@ -232,40 +209,11 @@ class BatchResults(msgspec.Struct, frozen=True):
 
 def read_results(response: Response, count: int) -> BatchResults | None:
     """Return the results of a batch of ``count`` items; None if the response is not that."""
-    if response.cut_short:
+    found = None if response.cut_short else parse_results(response.body, count)
+    if found is None:
         return None
-    try:
-        found = msgspec.json.decode(response.body, type=_Results)
-        responses = [_response(each, response.headers) for each in found.results]
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
-        return None
-    if not 1 <= len(responses) <= count:
-        return None
-    seconds = found.retry_after
+    results, seconds = found
+    # The responses that single requests would have got.
+    date = {"date": response.headers["date"]} if "date" in response.headers else {}
+    responses = [Response(each.status, date | each.headers, each.body) for each in results]
     return BatchResults(responses, seconds if seconds is not None and seconds > 0 else 0.0)
-
-
-def _response(result: _Result, outer: Mapping[str, str]) -> Response:
-    """Return the response that a single request would have got. Raises ``ValueError``."""
-    if not 200 <= result.status <= 599:  # noqa: PLR2004 - final statuses of HTTP
-        raise ValueError
-    headers = {name.lower(): value for name, value in result.headers.items()}
-    if "date" in outer:
-        headers.setdefault("date", outer["date"])
-    return Response(result.status, headers, _body(headers.get("content-type", ""), result.body))
-
-
-def _body(content_type: str, raw: msgspec.Raw) -> bytes:
-    body = bytes(raw)
-    if body == b"null":
-        return b""
-    if "json" in content_type.lower():
-        return body
-    try:
-        return b64decode(msgspec.json.decode(body, type=_Encoded).base64, validate=True)
-    except msgspec.ValidationError:
-        return body
-
-
-class _Encoded(msgspec.Struct, forbid_unknown_fields=True):
-    base64: str

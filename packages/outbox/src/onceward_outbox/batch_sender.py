@@ -39,11 +39,11 @@ from onceward_outbox.sender import Sender
 from onceward_outbox.transport import NoResponse, Request, Response
 from onceward_outbox.versions import is_next_of
 from onceward_protocol.ids import new_uuid4
-from onceward_protocol.if_match import ANY_TAG, if_match_in
 from onceward_protocol.local_ids import is_local_id
 from onceward_protocol.operation import Operation
 from onceward_protocol.response_classification import AttestationNeeded
 from onceward_protocol.retry import is_transient
+from onceward_protocol.versions import ANY_TAG, if_match_in
 
 __all__ = ["Assembled", "BatchSender", "Received", "sendable"]
 

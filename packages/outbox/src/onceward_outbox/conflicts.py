@@ -24,9 +24,9 @@ from onceward_outbox.queue import OutboxQueue
 from onceward_outbox.three_way_merge import Merged, merge_patch, three_way_merge
 from onceward_outbox.transport import NoResponse, Response
 from onceward_outbox.versions import current_version, version_of
-from onceward_protocol.if_match import without_if_match
 from onceward_protocol.operation import Operation
 from onceward_protocol.retry import is_transient
+from onceward_protocol.versions import without_if_match
 
 __all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict"]
 

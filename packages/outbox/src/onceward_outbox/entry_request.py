@@ -11,10 +11,10 @@ from onceward_outbox.errors import EntryInvalidError
 from onceward_outbox.profile import Profile
 from onceward_outbox.sql import instant
 from onceward_outbox.transport import Request
-from onceward_protocol.if_match import ANY_TAG, if_match_in, without_if_match
 from onceward_protocol.local_ids import replace_in_body, replace_in_headers, replace_in_path
 from onceward_protocol.operation import METHODS
 from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER, SequenceNumber
+from onceward_protocol.versions import ANY_TAG, if_match_in, without_if_match
 
 __all__ = ["Mappings", "build_request", "entity_path"]
 

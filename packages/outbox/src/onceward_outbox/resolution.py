@@ -26,8 +26,8 @@ from onceward_outbox.transaction import Transaction
 from onceward_outbox.validation import Request, check_if_match, check_request
 from onceward_outbox.versions import base_later_edits_on, record_adopted
 from onceward_protocol.ids import new_uuid4
-from onceward_protocol.if_match import ANY_TAG, if_match_in
 from onceward_protocol.operation import Operation
+from onceward_protocol.versions import ANY_TAG, if_match_in
 
 __all__ = ["Rewrite", "cancel", "discard", "edit", "park", "resolve", "retry", "settle_unclaimed"]
 

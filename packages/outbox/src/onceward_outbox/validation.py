@@ -18,16 +18,15 @@ from onceward_outbox.entry import ConflictResolution, NewEntry
 from onceward_outbox.errors import EntryInvalidError
 from onceward_outbox.profile import Profile, ProfileRegistry
 from onceward_outbox.settings import QueueSettings
-from onceward_protocol.correlation import is_traceparent
+from onceward_protocol.correlation import current_traceparent, is_traceparent
 from onceward_protocol.endpoint_validation import check_endpoint
 from onceward_protocol.errors import BodyInvalidError, KeyInvalidError
 from onceward_protocol.fingerprint import MAX_DEPTH, canonical_json
 from onceward_protocol.ids import new_uuid4
-from onceward_protocol.if_match import ANY_TAG, as_tag, if_match_in, is_weak
 from onceward_protocol.keys import check_key
 from onceward_protocol.local_ids import References, is_local_id, references
 from onceward_protocol.operation import Operation
-from onceward_protocol.traceparent import current_traceparent
+from onceward_protocol.versions import ANY_TAG, as_tag, if_match_in, is_weak
 
 __all__ = [
     "Draft",

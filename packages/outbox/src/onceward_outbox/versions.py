@@ -14,8 +14,8 @@ from onceward_outbox.entry import Claimed, Entry
 from onceward_outbox.sql import json_text
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.transport import Response
-from onceward_protocol.if_match import ANY_TAG
 from onceward_protocol.operation import Operation
+from onceward_protocol.versions import ANY_TAG
 
 __all__ = [
     "Produced",

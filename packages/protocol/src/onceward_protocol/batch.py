@@ -9,6 +9,7 @@ the version in it, has the same fingerprint.
 import re
 from base64 import b64decode
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -24,17 +25,19 @@ from onceward_protocol.errors import (
     KeyInvalidError,
 )
 from onceward_protocol.fingerprint import MAX_DEPTH, decode_json
-from onceward_protocol.local_ids import is_local_id
+from onceward_protocol.local_ids import UUID_TEXT, is_local_id, strings_in, with_strings
 
 __all__ = [
     "ITEM_HEADERS",
     "BatchItem",
+    "ItemResult",
     "ResolvedItem",
     "Results",
     "check_headers",
     "is_json",
     "parse_batch",
     "parse_item",
+    "parse_results",
 ]
 
 # The headers that an item may have; the policy of its endpoint may add some.
@@ -47,9 +50,7 @@ _MAX_TEXT_CHARS: Final = 256
 _MAX_HEADER_CHARS: Final = 8192
 _MAX_SEQUENCE: Final = 2**63 - 1
 _JSON: Final = "application/json"
-_PLACEHOLDER: Final = re.compile(
-    r"\{(local|version):([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})\}"
-)
+_PLACEHOLDER: Final = re.compile(rf"\{{(local|version):({UUID_TEXT})\}}")
 _OPENING: Final = re.compile(r"\{(?:local|version):")
 # A body without one of these has no placeholder. The backslash is that of an escaped brace.
 _HINTS: Final = (b"{local:", b"{version:", b"\\")
@@ -255,8 +256,8 @@ class Results:
             headers = {name: self._in_header(text) for name, text in item.headers.items()}
             path = self._in_path(item.path)
             body = item.body
-            if any(True for text in _strings(value) if _OPENING.search(text)):
-                body = msgspec.json.encode(self._in_body(value))
+            if any(_OPENING.search(text) for text in strings_in(value)):
+                body = msgspec.json.encode(with_strings(value, self._in_body))
         else:
             path, headers, body = item.path, item.headers, item.body
         problem = _problem_of(path)
@@ -297,20 +298,14 @@ class Results:
             raise BodyInvalidError("an id that an earlier item has got cannot be in a header")
         return replaced
 
-    def _in_body(self, value: Any) -> Any:
-        if isinstance(value, str):
-            whole = _PLACEHOLDER.fullmatch(value)
-            if whole is None:
-                return _PLACEHOLDER.sub(self._text, value) if _OPENING.search(value) else value
-            if whole[1] == "local":
-                return self._ids[whole[2]]
-            version = self._text(whole)
-            return int(version) if _VERSION.fullmatch(version) else version
-        if isinstance(value, dict):
-            return {name: self._in_body(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [self._in_body(each) for each in value]
-        return value
+    def _in_body(self, text: str) -> str | int:
+        whole = _PLACEHOLDER.fullmatch(text)
+        if whole is None:
+            return _PLACEHOLDER.sub(self._text, text) if _OPENING.search(text) else text
+        if whole[1] == "local":
+            return self._ids[whole[2]]
+        version = self._text(whole)
+        return int(version) if _VERSION.fullmatch(version) else version
 
 
 @lru_cache(maxsize=1024)  # most items of a batch have one of a few paths
@@ -323,7 +318,7 @@ def _problem_of(path: str) -> str | None:
 
 
 def _references(item: BatchItem, body: Any) -> Iterator[Reference]:
-    for text in (item.path, *item.headers.values(), *_strings(body)):
+    for text in (item.path, *item.headers.values(), *strings_in(body)):
         opened = len(_OPENING.findall(text))
         if not opened:
             continue
@@ -331,18 +326,6 @@ def _references(item: BatchItem, body: Any) -> Iterator[Reference]:
         if len(found) != opened:
             raise BodyInvalidError("{local:…} and {version:…} must hold a lowercase UUID")
         yield from found
-
-
-def _strings(value: Any) -> Iterator[str]:
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, str):
-            yield each
-        elif isinstance(each, dict):
-            waiting.extend(each.values())
-        elif isinstance(each, list):
-            waiting.extend(each)
 
 
 def _members(raw: bytes, what: str) -> dict[str, msgspec.Raw]:
@@ -432,6 +415,49 @@ def _body(raw: bytes, headers: Mapping[str, str]) -> bytes:
 
 class _Encoded(msgspec.Struct, forbid_unknown_fields=True):
     base64: str
+
+
+class ItemResult(msgspec.Struct, frozen=True):
+    """The response to one item, as a single request would have got it."""
+
+    status: int
+    # Names in lower case.
+    headers: dict[str, str]
+    body: bytes
+
+
+def parse_results(raw: bytes, count: int) -> tuple[list[ItemResult], float | None] | None:
+    """Return the results of a batch of ``count`` items, and ``retry_after``.
+
+    None if the text is not the response to a batch.
+    """
+    try:
+        found = msgspec.json.decode(raw, type=_SentResults)
+        results = [_result(sent) for sent in found.results]
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError):
+        return None
+    return (results, found.retry_after) if len(results) <= count else None
+
+
+class _SentResult(msgspec.Struct):
+    status: Annotated[int, msgspec.Meta(ge=200, le=599)]
+    headers: dict[str, str]
+    body: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _SentResults(msgspec.Struct):
+    results: Annotated[list[_SentResult], msgspec.Meta(min_length=1)]
+    retry_after: float | None = None
+
+
+def _result(sent: _SentResult) -> ItemResult:
+    headers = {name.lower(): value for name, value in sent.headers.items()}
+    body = bytes(sent.body)
+    body = b"" if body == b"null" else body
+    if body and "json" not in headers.get("content-type", "").lower():
+        with suppress(msgspec.ValidationError):  # the JSON of a text that the service sent
+            body = b64decode(msgspec.json.decode(body, type=_Encoded).base64, validate=True)
+    return ItemResult(sent.status, headers, body)
 
 
 def _is_printable(text: str) -> bool:

@@ -84,6 +84,11 @@ class RequestError(OncewardError):
     # The row of ``error_codes.CODES``: status and codes of the response.
     kind: ClassVar[str] = "bad_request"
 
+    def __init_subclass__(cls, *, kind: str | None = None) -> None:
+        super().__init_subclass__()
+        if kind is not None:
+            cls.kind = kind
+
     def __init__(
         self,
         message: str,
@@ -101,142 +106,96 @@ class RequestError(OncewardError):
         self.retry_after_seconds = retry_after_seconds
 
 
-class KeyRequiredError(RequestError):
+class KeyRequiredError(RequestError, kind="key_required"):
     """The operation requires an idempotency key and none was sent."""
 
-    kind = "key_required"
 
-
-class KeyInvalidError(RequestError):
+class KeyInvalidError(RequestError, kind="key_invalid"):
     """The key does not have the required format, or two different keys were sent."""
 
-    kind = "key_invalid"
 
-
-class BodyInvalidError(RequestError):
+class BodyInvalidError(RequestError, kind="body_invalid"):
     """The body cannot be read: malformed JSON, duplicate keys, invalid UTF-8, nested too deep."""
 
-    kind = "body_invalid"
 
-
-class BodyTimeoutError(RequestError):
+class BodyTimeoutError(RequestError, kind="body_timeout"):
     """The body was not complete within its deadline; nothing was done."""
 
-    kind = "body_timeout"
 
-
-class BodyTooLargeError(RequestError):
+class BodyTooLargeError(RequestError, kind="body_too_large"):
     """The body is larger than the operation allows."""
 
-    kind = "body_too_large"
 
-
-class BatchTooLargeError(RequestError):
+class BatchTooLargeError(RequestError, kind="batch_too_large"):
     """The batch has too many items, or is too large."""
 
-    kind = "batch_too_large"
 
-
-class BatchSkippedError(RequestError):
+class BatchSkippedError(RequestError, kind="batch_skipped"):
     """The item was not run: an earlier one of its lane, or that it refers to, did not succeed."""
 
-    kind = "batch_skipped"
 
-
-class NotAuthenticatedError(RequestError):
+class NotAuthenticatedError(RequestError, kind="not_authenticated"):
     """The request has no token, or an invalid one."""
 
-    kind = "not_authenticated"
 
-
-class ForbiddenError(RequestError):
+class ForbiddenError(RequestError, kind="forbidden"):
     """The caller lacks the required role."""
 
-    kind = "forbidden"
 
-
-class NotFoundError(RequestError):
+class NotFoundError(RequestError, kind="not_found"):
     """The resource does not exist, or belongs to another tenant."""
 
-    kind = "not_found"
 
-
-class PayloadMismatchError(RequestError):
+class PayloadMismatchError(RequestError, kind="payload_mismatch"):
     """The key was used for a different request."""
 
-    kind = "payload_mismatch"
 
-
-class InProgressError(RequestError):
+class InProgressError(RequestError, kind="in_progress"):
     """The first request with this key is still running after the wait."""
 
-    kind = "in_progress"
 
-
-class VersionMismatchError(RequestError):
+class VersionMismatchError(RequestError, kind="version_mismatch"):
     """The resource has changed since the caller read it."""
 
-    kind = "version_mismatch"
 
-
-class VersionRequiredError(RequestError):
+class VersionRequiredError(RequestError, kind="version_required"):
     """The request does not name the version it is based on."""
 
-    kind = "version_required"
 
-
-class FieldNotAllowedError(RequestError):
+class FieldNotAllowedError(RequestError, kind="field_not_allowed"):
     """A field has a value that is not allowed."""
 
-    kind = "field_not_allowed"
 
-
-class StaleActionError(RequestError):
+class StaleActionError(RequestError, kind="stale_action"):
     """The action is too old, or its time is in the server's future."""
 
-    kind = "stale_action"
 
-
-class SequenceInvalidError(RequestError):
+class SequenceInvalidError(RequestError, kind="bad_request"):
     """A header of a strict sequence is missing or malformed."""
 
-    kind = "bad_request"
 
-
-class SequenceViolationError(RequestError):
+class SequenceViolationError(RequestError, kind="sequence_violation"):
     """The number of the request is not the next one of its client. Never stored."""
 
-    kind = "sequence_violation"
 
-
-class RateLimitedError(RequestError):
+class RateLimitedError(RequestError, kind="rate_limited"):
     """The rate limit was exceeded."""
 
-    kind = "rate_limited"
 
-
-class QuotaExceededError(RequestError):
+class QuotaExceededError(RequestError, kind="quota_exceeded"):
     """The caller or its tenant has as many of something as it may have; ``details`` say of what."""
 
-    kind = "quota_exceeded"
 
-
-class OverloadedError(RequestError):
+class OverloadedError(RequestError, kind="overloaded"):
     """The server has no connection or memory left for this request; nothing was done."""
 
-    kind = "overloaded"
 
-
-class FeatureDisabledError(RequestError):
+class FeatureDisabledError(RequestError, kind="feature_disabled"):
     """The endpoint is switched off by a setting. Never stored."""
 
-    kind = "feature_disabled"
 
-
-class ServiceError(RequestError):
+class ServiceError(RequestError, kind="service"):
     """An error of the app, with its own code and status."""
-
-    kind = "service"
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ path segment that equals the UUID of a known local id. Names of members are not 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -15,21 +15,25 @@ from onceward_protocol.errors import EntryInvalidError
 
 __all__ = [
     "RULE",
+    "UUID_TEXT",
     "References",
     "is_local_id",
     "references",
     "replace_in_body",
     "replace_in_headers",
     "replace_in_path",
+    "strings_in",
+    "with_strings",
 ]
 
 RULE: Final = "local_id_must_be_lowercase_uuid"
 
 ServerId = str | int
 
-_UUID_TEXT: Final = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_UUID: Final = re.compile(_UUID_TEXT)
-_PLACEHOLDER: Final = re.compile(rf"\{{local:({_UUID_TEXT})\}}")
+# The only format of a local id.
+UUID_TEXT: Final = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
+_UUID: Final = re.compile(UUID_TEXT)
+_PLACEHOLDER: Final = re.compile(rf"\{{local:({UUID_TEXT})\}}")
 _OPENING: Final = "{local:"
 
 
@@ -73,13 +77,7 @@ def replace_in_body(body: Any, ids: Mapping[str, ServerId]) -> Any:
 
     A whole value becomes the server's id as it is: a number stays a number.
     """
-    if isinstance(body, str):
-        return _replaced(body, ids)
-    if isinstance(body, dict):
-        return {name: replace_in_body(value, ids) for name, value in body.items()}
-    if isinstance(body, list):
-        return [replace_in_body(value, ids) for value in body]
-    return body
+    return with_strings(body, lambda text: _replaced(text, ids))
 
 
 def replace_in_headers(headers: Mapping[str, str], ids: Mapping[str, ServerId]) -> dict[str, str]:
@@ -124,12 +122,28 @@ def _strings(body: Any, headers: Mapping[str, str], path: str) -> Iterable[str]:
     route, _, query = path.partition("?")
     yield from route.split("/")
     yield query
-    waiting = [body]
+    yield from strings_in(body)
+
+
+def strings_in(value: Any) -> Iterator[str]:
+    """Yield all strings of a JSON value, without the names of members."""
+    waiting = [value]
     while waiting:
-        value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
-            waiting.extend(value.values())
-        elif isinstance(value, list):
-            waiting.extend(value)
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, dict):
+            waiting.extend(each.values())
+        elif isinstance(each, list):
+            waiting.extend(each)
+
+
+def with_strings(value: Any, replace: Callable[[str], Any]) -> Any:
+    """Return a JSON value with its strings replaced, but not the names of members."""
+    if isinstance(value, str):
+        return replace(value)
+    if isinstance(value, dict):
+        return {name: with_strings(each, replace) for name, each in value.items()}
+    if isinstance(value, list):
+        return [with_strings(each, replace) for each in value]
+    return value

@@ -12,20 +12,36 @@ The check and the write have to be atomic: either lock the row and call ``check_
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from onceward_protocol.errors import BodyInvalidError, VersionMismatchError, VersionRequiredError
 
-__all__ = ["ANY_VERSION", "AnyVersion", "Expected", "check_version", "etag", "expected_version"]
+__all__ = [
+    "ANY_TAG",
+    "ANY_VERSION",
+    "AnyVersion",
+    "Expected",
+    "as_tag",
+    "check_version",
+    "etag",
+    "expected_version",
+    "if_match_in",
+    "is_weak",
+    "without_if_match",
+]
 
 # An entity tag of RFC 9110: quoted, visible characters without a quote.
 _TAG: Final = re.compile(r'\s*"([\x21\x23-\x7e\x80-\xff]*)"\s*')
+_WEAK: Final = re.compile(r'(?:^|,)\s*W/"', re.IGNORECASE)
 _VERSION: Final = re.compile(r"[1-9][0-9]{0,18}")
 _MAX: Final = 2**63 - 1
 _MAX_HEADER_CHARS: Final = 1000
+
+ANY_TAG: Final = "*"
+"""``If-Match: *``: any version that the server has, so that nothing is checked."""
 
 
 class AnyVersion(msgspec.Struct, frozen=True):
@@ -85,7 +101,7 @@ def _read_if_match(values: Sequence[str]) -> Expected | None:
     if len(set(values)) > 1:
         raise BodyInvalidError("there are two different If-Match headers")
     text = values[0].strip()
-    if text == "*":
+    if text == ANY_TAG:
         return ANY_VERSION
     if not text or len(text) > _MAX_HEADER_CHARS:
         raise BodyInvalidError("If-Match is empty or too long")
@@ -106,3 +122,31 @@ def _read_body(value: Any) -> Expected:
     if not isinstance(value, int) or isinstance(value, bool):
         raise BodyInvalidError("version must be an integer")
     return frozenset({value} if 1 <= value <= _MAX else ())
+
+
+# -- the headers of a client -------------------------------------------------------------------
+
+
+def is_weak(version: str) -> bool:
+    """Return whether a tag, or one of a list of tags, is weak: ``If-Match`` never matches it."""
+    return _WEAK.search(version) is not None
+
+
+def as_tag(version: str) -> str | None:
+    """Return a version as ``If-Match`` takes it: ``3`` becomes ``"3"``. None for a weak tag."""
+    if is_weak(version):
+        return None
+    return version if version.startswith('"') or version == ANY_TAG else f'"{version}"'
+
+
+def if_match_in(headers: Mapping[str, str]) -> str | None:
+    """Return the tag in ``If-Match``; None without the header, or if it is weak."""
+    for name, value in headers.items():
+        if name.lower() == "if-match":
+            return as_tag(value)
+    return None
+
+
+def without_if_match(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the other headers."""
+    return {name: value for name, value in headers.items() if name.lower() != "if-match"}

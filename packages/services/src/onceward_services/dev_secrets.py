@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from onceward.errors import ConfigurationError
-from onceward_protocol.storage.private_files import check_private_directory
 
 __all__ = ["APP_CHECK_KEY", "JWT_SECRET", "development_app_check_key", "development_secret"]
 
@@ -26,6 +25,7 @@ JWT_SECRET: Final = "jwt-secret"  # noqa: S105 - a file name
 APP_CHECK_KEY: Final = "app-check-key.json"
 
 _RSA_BITS: Final = 2048
+_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def development_secret(home: Path, name: str = JWT_SECRET) -> str:
@@ -66,12 +66,41 @@ def development_app_check_key(home: Path) -> Path:
 
 def _check_home(home: Path) -> None:
     try:
-        check_private_directory(home)
+        _check_directory(home)
     except ConfigurationError as error:
         raise ConfigurationError(
             f"development secrets are not kept in a directory of others: {error}; or set "
             "ONCEWARD_HOME to another directory"
         ) from None
+
+
+def _check_directory(path: Path) -> None:
+    """Raise ``ConfigurationError`` if another user owns, can replace or can write a directory.
+
+    A directory that does not exist passes. Raises ``OSError`` if it cannot be looked at.
+    """
+    try:
+        about = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(about.st_mode):
+        raise ConfigurationError(
+            f"{path} is a symbolic link: give the directory that it names instead"
+        )
+    if not stat.S_ISDIR(about.st_mode):
+        raise ConfigurationError(f"{path} is not a directory")
+    if not hasattr(os, "geteuid"):  # Windows has no owners in this sense
+        return
+    if about.st_uid != os.geteuid():
+        raise ConfigurationError(
+            f"{path} belongs to another user (uid {about.st_uid}), who could read and replace "
+            f"what is kept in it: use a directory of your own (uid {os.geteuid()})"
+        )
+    if about.st_mode & _WRITABLE_BY_OTHERS:
+        raise ConfigurationError(
+            f"{path} can be written by other users (mode {stat.S_IMODE(about.st_mode):04o}): "
+            f"run chmod 700 {path}"
+        )
 
 
 def _check_file(path: Path) -> None:

@@ -32,7 +32,7 @@ def demo(
         onceward demo
     """
     from onceward_lab.cli.demo import show_demo
-    from onceward_protocol.cli.signals import run_until_interrupted
+    from onceward_lab.cli.signals import run_until_interrupted
 
     raise typer.Exit(run_until_interrupted(lambda: show_demo(as_json=json, seed=seed)))
 
@@ -77,7 +77,7 @@ def chaos(  # noqa: PLR0917 - typer calls by name
         onceward chaos --seconds 600 --database postgres-ha
     """
     from onceward_lab.cli.chaos import show_chaos
-    from onceward_protocol.cli.signals import run_until_interrupted
+    from onceward_lab.cli.signals import run_until_interrupted
 
     raise typer.Exit(
         run_until_interrupted(
@@ -122,8 +122,8 @@ def simulate(  # noqa: PLR0917 - typer calls by name
 
         onceward simulate --seconds 600
     """
+    from onceward_lab.cli.signals import run_until_interrupted
     from onceward_lab.cli.simulate import check_options, show_planted, show_seed, show_simulation
-    from onceward_protocol.cli.signals import run_until_interrupted
 
     check_options(seed=seed, seeds=seeds, seconds=seconds, planted=planted)
     if planted:
@@ -216,8 +216,8 @@ def conform(  # noqa: PLR0917 - typer turns them into options
         --other-body '{"account": "bob-1", "note": "{unique}"}'
     """
     from onceward_lab.cli.conform import Operation, run_conform
+    from onceward_lab.cli.signals import run_until_interrupted
     from onceward_lab.conformance import SignIn
-    from onceward_protocol.cli.signals import run_until_interrupted
 
     raise typer.Exit(
         run_until_interrupted(
@@ -344,8 +344,8 @@ def attack(  # noqa: PLR0917 - typer turns them into options
     """
     from onceward_lab.attack.target import Limits
     from onceward_lab.cli.attack import AttackOptions, run_attack
+    from onceward_lab.cli.signals import run_until_interrupted
     from onceward_lab.conformance import SignIn
-    from onceward_protocol.cli.signals import run_until_interrupted
 
     raise typer.Exit(
         run_until_interrupted(

@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from onceward_lab.cli.signals import stop_requested
 from onceward_lab.mutations.runner import BUGS, BugResult, find_bugs
 from onceward_lab.simulation import runner
 from onceward_lab.simulation.faults import POINTS
 from onceward_protocol.cli.output import CommandError, print_json, print_json_line, print_table
-from onceward_protocol.cli.signals import stop_requested
 
 __all__ = ["check_options", "show_planted", "show_seed", "show_simulation"]
 

@@ -123,8 +123,8 @@ class SignIn(msgspec.Struct, frozen=True):
             self.secret,
             sub=name,
             org=f"{name}-org",
-            issuer=self.issuer,
-            audience=self.audience,
+            iss=self.issuer,
+            aud=self.audience,
             lifetime=_HOUR,
             now=datetime.now(UTC),
         )

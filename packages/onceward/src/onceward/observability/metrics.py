@@ -6,10 +6,11 @@ would grow without bound, and show every reader of ``/metrics`` who the tenants 
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 from onceward_protocol.extras import needs_extra
 
@@ -49,9 +50,6 @@ class PrometheusMetrics:
     files in that directory and ``exposition`` adds up all processes.
     """
 
-    # Called for every request: children are cached, because labels() takes a lock and builds a
-    # tuple each time.
-
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         directory = os.environ.get(_DIRECTORY)
         if directory and not Path(directory).is_dir():
@@ -60,140 +58,101 @@ class PrometheusMetrics:
             )
         # The registry that has the series.
         self.registry = registry if registry is not None else CollectorRegistry()
-        self._requests = Counter(
-            "onceward_requests_total",
-            "Guarded requests by outcome.",
-            ("endpoint", "outcome"),
-            registry=self.registry,
+        self._counter = counter = partial(Counter, registry=self.registry)
+        self._histogram = histogram = partial(Histogram, registry=self.registry)
+        # Of a value that is the same for all processes, the latest of any process is right.
+        self._gauge = partial(Gauge, registry=self.registry, multiprocess_mode="mostrecent")
+        self._sum = partial(Gauge, registry=self.registry, multiprocess_mode="livesum")
+        requests = counter(
+            "onceward_requests_total", "Guarded requests by outcome.", ("endpoint", "outcome")
         )
-        self._expired = Counter(
+        self._requests = _Children(requests, get_args(Outcome))
+        expired = counter(
             "onceward_expired_total",
             "Expired records that were found and treated as absent.",
             ("endpoint",),
-            registry=self.registry,
         )
-        self._wait = Histogram(
+        self._expired = _Children(expired)
+        wait = histogram(
             "onceward_wait_seconds",
             "Time that duplicates waited for the first request.",
             ("endpoint",),
-            registry=self.registry,
             buckets=_WAIT_BUCKETS,
         )
-        self._store = Histogram(
+        self._wait = _Children(wait)
+        store = histogram(
             "onceward_store_seconds",
             "Duration of calls to the store.",
             ("operation",),
-            registry=self.registry,
             buckets=_STORE_BUCKETS,
         )
-        self._pool_wait = Histogram(
+        self._store = _Children(store)
+        self._pool_wait = histogram(
             "onceward_pool_wait_seconds",
             "Time that callers waited for a connection because none was free.",
-            registry=self.registry,
             buckets=_POOL_BUCKETS,
         )
-        commit_failures = Counter(
+        self._commit_failures = counter(
             "onceward_commit_failures_total",
             "Commits that were rolled back by the database, or whose outcome is unknown.",
             ("of", "failure"),
-            registry=self.registry,
         )
-        # All series exist from the start: a counter that appears with its first failure has no
-        # increase that an alert could see.
-        self._commit_failures = {
-            (of, failure): commit_failures.labels(of, failure)
-            for of in ("request", "job")
-            for failure in get_args(CommitFailure)
-        }
-        self._breaker_opened = Counter(
+        for failure in get_args(CommitFailure):  # see _Children
+            self._commit_failures.labels("request", failure)
+            self._commit_failures.labels("job", failure)
+        self._breaker_opened = counter(
             "onceward_breaker_opened_total",
             "How often the circuit breaker of the store has opened.",
-            registry=self.registry,
         )
-        self._breaker_open = Gauge(
+        self._breaker_open = self._sum(
             "onceward_breaker_open",
             "1 while the circuit breaker of the store is open; the sum of all processes.",
-            registry=self.registry,
-            multiprocess_mode="livesum",
         )
         # Only of stores that know it: an alert on 0 would match SQLite.
         self._durability: tuple[Gauge, Gauge] | None = None
         self._sweeps: tuple[Counter, Histogram] | None = None
         self._lock = Lock()
-        self._jobs = Histogram(
+        jobs = histogram(
             "onceward_job_seconds",
             "Duration of attempts at jobs, by outcome.",
             ("queue", "type", "outcome"),
-            registry=self.registry,
             buckets=_JOB_BUCKETS,
         )
-        # All processes read the same tables, so the latest value of any process is right.
-        self._job_depth = Gauge(
-            "onceward_jobs",
-            "Jobs in the tables: waiting, running or dead.",
-            ("queue", "state"),
-            registry=self.registry,
-            multiprocess_mode="mostrecent",
+        self._jobs = _Children(jobs, _FAILED_OUTCOMES)
+        self._job_depth = self._gauge(
+            "onceward_jobs", "Jobs in the tables: waiting, running or dead.", ("queue", "state")
         )
-        self._job_age = Gauge(
-            "onceward_job_oldest_seconds",
-            "Age of the oldest due job.",
-            ("queue",),
-            registry=self.registry,
-            multiprocess_mode="mostrecent",
+        self._job_age = self._gauge(
+            "onceward_job_oldest_seconds", "Age of the oldest due job.", ("queue",)
         )
-        self._broker_silences = Counter(
-            "onceward_broker_silences_total",
-            "How often the broker of jobs has fallen silent.",
-            registry=self.registry,
+        self._broker_silences = counter(
+            "onceward_broker_silences_total", "How often the broker of jobs has fallen silent."
         )
-        self._broker_silent = Gauge(
+        self._broker_silent = self._sum(
             "onceward_broker_silent",
             "1 while the broker of jobs does not respond; the sum of all processes.",
-            registry=self.registry,
-            multiprocess_mode="livesum",
         )
-        self._jobs_bypassed = Counter(
+        self._jobs_bypassed = counter(
             "onceward_jobs_bypassed_broker_total",
             "Jobs that were leased from the table although there is a broker.",
-            registry=self.registry,
         )
         self._queues_seen: set[str] = set()
-        self._job_children: dict[tuple[str, str, JobOutcome], Histogram] = {}
-        self._request_children: dict[tuple[str, Outcome], Counter] = {}
-        self._expired_children: dict[str, Counter] = {}
-        self._wait_children: dict[str, Histogram] = {}
-        self._store_children: dict[str, Histogram] = {}
 
     def outcome(self, endpoint: str, outcome: Outcome) -> None:
         """Count the outcome of a guarded request."""
-        child = self._request_children.get((endpoint, outcome))
-        if child is None:
-            for each in get_args(Outcome):  # see _commit_failures
-                self._request_children[endpoint, each] = self._requests.labels(endpoint, each)
-            child = self._request_children[endpoint, outcome]
-        child.inc()
+        self._requests[endpoint, outcome].inc()
 
     def waited(self, endpoint: str, seconds: float) -> None:
         """Record how long a duplicate waited for the first request."""
-        child = self._wait_children.get(endpoint)
-        if child is None:
-            child = self._wait_children[endpoint] = self._wait.labels(endpoint)
-        child.observe(seconds)
+        self._wait[endpoint].observe(seconds)
 
     def expired(self, endpoint: str) -> None:
         """Count an expired record that was found and treated as absent."""
-        child = self._expired_children.get(endpoint)
-        if child is None:
-            child = self._expired_children[endpoint] = self._expired.labels(endpoint)
-        child.inc()
+        self._expired[endpoint].inc()
 
     def store_time(self, operation: str, seconds: float) -> None:
         """Record the duration of a call to the store."""
-        child = self._store_children.get(operation)
-        if child is None:
-            child = self._store_children[operation] = self._store.labels(operation)
-        child.observe(seconds)
+        self._store[operation].observe(seconds)
 
     def pool_waited(self, seconds: float) -> None:
         """Record how long a caller waited for a connection, because none was free."""
@@ -201,7 +160,7 @@ class PrometheusMetrics:
 
     def commit_failed(self, of: Literal["request", "job"], failure: CommitFailure) -> None:
         """Count a commit that the database refused, or whose outcome is unknown."""
-        self._commit_failures[of, failure].inc()
+        self._commit_failures.labels(of, failure).inc()
 
     def breaker_changed(self, *, is_open: bool) -> None:
         """Count that the breaker has opened, or note that it is closed again."""
@@ -220,18 +179,14 @@ class PrometheusMetrics:
     def _durability_series(self) -> tuple[Gauge, Gauge]:
         with self._lock:
             if self._durability is None:
-                replicated = Gauge(
+                replicated = self._gauge(
                     "onceward_database_replicated",
                     "1 if acknowledged commits outlive the loss of the database server, else 0.",
-                    registry=self.registry,
-                    multiprocess_mode="mostrecent",
                 )
-                abandoned = Gauge(
+                abandoned = self._sum(
                     "onceward_abandoned_commits",
                     "Commits that were cut and may still wait on the server; the sum of all "
                     "processes.",
-                    registry=self.registry,
-                    multiprocess_mode="livesum",
                 )
                 self._durability = replicated, abandoned
             return self._durability
@@ -254,29 +209,18 @@ class PrometheusMetrics:
         """
         with self._lock:
             if self._sweeps is None:
-                deleted = Counter(
-                    "onceward_sweep_records_total",
-                    "Expired records removed by the sweep.",
-                    registry=self.registry,
+                deleted = self._counter(
+                    "onceward_sweep_records_total", "Expired records removed by the sweep."
                 )
-                duration = Histogram(
-                    "onceward_sweep_seconds",
-                    "Duration of sweeps.",
-                    registry=self.registry,
-                    buckets=_SWEEP_BUCKETS,
+                duration = self._histogram(
+                    "onceward_sweep_seconds", "Duration of sweeps.", buckets=_SWEEP_BUCKETS
                 )
                 self._sweeps = deleted, duration
             return self._sweeps
 
     def job_ended(self, queue: str, job_type: str, outcome: JobOutcome, seconds: float) -> None:
         """Record the outcome and the duration of an attempt at a job."""
-        child = self._job_children.get((queue, job_type, outcome))
-        if child is None:
-            for each in {outcome, *_FAILED_OUTCOMES}:  # see _commit_failures
-                labels = self._jobs.labels(queue, job_type, each)
-                self._job_children[queue, job_type, each] = labels
-            child = self._job_children[queue, job_type, outcome]
-        child.observe(seconds)
+        self._jobs[queue, job_type, outcome].observe(seconds)
 
     def broker_changed(self, *, is_silent: bool) -> None:
         """Count that the broker has fallen silent, or note that it responds again."""
@@ -293,19 +237,12 @@ class PrometheusMetrics:
 
         Queues of earlier calls that are not in ``depths`` are set to zero.
         """
-        for queue in self._queues_seen - set(depths):
-            self._set_depth(queue, 0, 0, 0, 0.0)
-        for queue, (waiting, running, dead, oldest_seconds) in depths.items():
-            self._queues_seen.add(queue)
-            self._set_depth(queue, waiting, running, dead, oldest_seconds)
-
-    def _set_depth(
-        self, queue: str, waiting: int, running: int, dead: int, oldest_seconds: float
-    ) -> None:
-        self._job_depth.labels(queue, "waiting").set(waiting)
-        self._job_depth.labels(queue, "running").set(running)
-        self._job_depth.labels(queue, "dead").set(dead)
-        self._job_age.labels(queue).set(oldest_seconds)
+        gone = dict.fromkeys(self._queues_seen - set(depths), (0, 0, 0, 0.0))
+        self._queues_seen |= set(depths)
+        for queue, (*counts, oldest_seconds) in {**gone, **depths}.items():
+            for state, count in zip(("waiting", "running", "dead"), counts, strict=True):
+                self._job_depth.labels(queue, state).set(count)
+            self._job_age.labels(queue).set(oldest_seconds)
 
     def exposition(self) -> tuple[bytes, str]:
         """Return the body and the content type of ``/metrics``."""
@@ -314,3 +251,23 @@ class PrometheusMetrics:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
         return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Children(dict[str | tuple[str, ...], Any]):
+    """The children of a series by label or labels: ``labels()`` takes a lock for each request.
+
+    With the first child, those with ``others`` as last label begin to exist: a counter that appears
+    with its first failure has no increase that an alert could see.
+    """
+
+    def __init__(self, series: Counter | Histogram, others: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._series = series
+        self._others = others
+
+    def __missing__(self, key: str | tuple[str, ...]) -> Any:
+        labels = (key,) if isinstance(key, str) else key
+        for other in self._others:
+            self[*labels[:-1], other] = self._series.labels(*labels[:-1], other)
+        self[key] = self._series.labels(*labels)
+        return self[key]

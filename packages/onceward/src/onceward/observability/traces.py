@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 from onceward.observability.logs import is_secret
+from onceward_protocol.correlation import current_traceparent
 from onceward_protocol.extras import needs_extra
-from onceward_protocol.traceparent import current_traceparent
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -33,6 +33,12 @@ def continued_traceparent(received: str | None) -> str | None:
     return received
 
 
+def _named(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes with the names that a span has, without those of secrets."""
+    short = {name.removeprefix(_PREFIX): value for name, value in attributes.items()}
+    return {_PREFIX + name: value for name, value in short.items() if not is_secret(name)}
+
+
 class SpanHandle:
     """The span of one guarded request."""
 
@@ -44,9 +50,7 @@ class SpanHandle:
 
     def describe(self, attributes: Mapping[str, Any]) -> None:
         """Add attributes, named as in the logs. Names of secrets are left out."""
-        for name, value in attributes.items():
-            if not is_secret(name):
-                self._span.set_attribute(_PREFIX + name, value)
+        self._span.set_attributes(_named(attributes))
 
     def outcome(self, status: int, replayed: bool) -> None:
         """Set the status of the response. Only a 5xx marks the span as an error."""
@@ -82,11 +86,9 @@ class Spans:
         ``correlation_id``. Names of secrets (``idempotency_key``, ``token``, …) are left
         out.
         """
-        values: dict[str, str] = {"onceward.endpoint": endpoint}
-        for name, value in attributes.items():
-            short = name.removeprefix(_PREFIX)
-            if not is_secret(short):
-                values[_PREFIX + short] = value[:_KEY_HASH_CHARS] if short == "key_hash" else value
+        values = _named({"endpoint": endpoint, **attributes})
+        if (key_hash := _PREFIX + "key_hash") in values:
+            values[key_hash] = values[key_hash][:_KEY_HASH_CHARS]
         is_traced = self._trace.get_current_span().get_span_context().is_valid
         return self._open(f"onceward {endpoint}", values, None if is_traced else traceparent)
 
@@ -97,10 +99,7 @@ class Spans:
 
         ``traceparent`` is that of the request that enqueued it. ``attributes`` as in ``request``.
         """
-        values = {
-            _PREFIX + name: value for name, value in attributes.items() if not is_secret(name)
-        }
-        return self._open(f"onceward job {job_type}", values, traceparent)
+        return self._open(f"onceward job {job_type}", _named(attributes), traceparent)
 
     @contextmanager
     def _open(

@@ -36,6 +36,9 @@ _TOKEN_MAX_BYTES: Final = 16 * 1024
 # Names become part of keys in databases and caches: short, and no NUL, which PostgreSQL refuses.
 _NAME_MAX_CHARS: Final = 256
 _FORBIDDEN_IN_NAME: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# For an issuer whose clock is ahead (``nbf``, ``iat``). There is none for ``exp``: if this server's
+# clock is ahead, the caller refreshes its token early.
+_LEEWAY_SECONDS: Final = 30.0
 # About 2 KB each. Only valid tokens are cached, so others cannot flush the cache.
 _CACHED_TOKENS: Final = 4096
 
@@ -55,14 +58,14 @@ class JwtIdentify:
         jwks_file: Path | None = None,
         jwks_url: str | None = None,
         algorithm: str = "HS256",
-        tenant_claim: str = "sub",
         issuer: str | Sequence[str] | None = None,
         audience: str | Sequence[str] | None = None,
         is_revoked: Callable[[str], bool | Awaitable[bool]] | None = None,
         clock: Clock | None = None,
-        leeway_seconds: float = 30.0,
     ) -> None:
         """Take exactly one source of keys: a secret for HS256, a JWKS for RS256 and ES256.
+
+        The tenant is the claim ``sub``, or that of ``with_tenant``.
 
         Several secrets are accepted while one replaces another. A token must be from one of the
         issuers and for one of the audiences; with a JWKS both are required, because its keys may
@@ -70,9 +73,6 @@ class JwtIdentify:
 
         ``is_revoked`` gets the token's ``jti`` at every request and returns whether it is refused;
         it may be async. With it, a token needs a ``jti``. If it raises, the request fails.
-
-        ``leeway_seconds`` is for an issuer whose clock is ahead (``nbf``, ``iat``). There is none
-        for ``exp``: if this server's clock is ahead, the caller refreshes its token early.
         """
         self._clock: Clock = clock or SystemClock()
         self._issuers = _texts("issuer", issuer)
@@ -85,9 +85,8 @@ class JwtIdentify:
                 "services"
             )
         self._algorithm = algorithm
-        self._tenant_claim = tenant_claim
+        self._tenant_claim = "sub"
         self._is_revoked = is_revoked
-        self._leeway = leeway_seconds
         self._verified = _VerifiedTokens()
         self._jws = PyJWS(algorithms=[algorithm])
 
@@ -207,7 +206,7 @@ class JwtIdentify:
         now = self._clock.now().timestamp()
         if now >= verified.expires_at:
             raise NotAuthenticatedError("the token has expired")
-        if now + self._leeway < verified.begins_at:
+        if now + _LEEWAY_SECONDS < verified.begins_at:
             raise NotAuthenticatedError("the token is not valid yet")
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
@@ -223,31 +222,18 @@ def mint_token(
     secret: str,
     *,
     sub: str,
-    org: str | None = None,
-    roles: Sequence[str] = (),
-    issuer: str | None = None,
-    audience: str | Sequence[str] | None = None,
-    token_id: str | None = None,
     lifetime: timedelta,
     now: datetime,
+    **claims: str | Sequence[str] | None,
 ) -> str:
-    """Return an HS256 token, for development and tests; ``token_id`` is its ``jti``."""
-    claims: dict[str, Any] = {
-        "sub": sub,
-        "iat": floor(now.timestamp()),
-        "exp": ceil((now + lifetime).timestamp()),
-    }
-    if org is not None:
-        claims["org"] = org
-    if roles:
-        claims["roles"] = list(roles)
-    if issuer is not None:
-        claims["iss"] = issuer
-    if audience:
-        claims["aud"] = audience if isinstance(audience, str) else list(audience)
-    if token_id is not None:
-        claims["jti"] = token_id
-    return jwt.encode(claims, usable_secret(secret), algorithm="HS256")
+    """Return an HS256 token, for development and tests.
+
+    ``claims`` are others, such as ``org``, ``roles``, ``iss``, ``aud`` and ``jti``; those that are
+    None or empty are left out.
+    """
+    times = {"iat": floor(now.timestamp()), "exp": ceil((now + lifetime).timestamp())}
+    others = {name: value for name, value in claims.items() if value}
+    return jwt.encode({"sub": sub, **times, **others}, usable_secret(secret), algorithm="HS256")
 
 
 # -- tokens ------------------------------------------------------------------------------------

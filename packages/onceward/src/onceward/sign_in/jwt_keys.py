@@ -2,18 +2,27 @@
 
 PyJWT (2.15) parses the keys, but its ``PyJWKClient`` does not fetch them: it blocks the calling
 thread, reads responses of any size, cannot use expired keys during an outage of the key server,
-sends that server a request for every token meanwhile, and ignores keys without an id.
+sends that server a request for every token meanwhile, and ignores keys without an id. Nor do
+``urllib`` and ``http.client`` alone: their time-outs are per read, so that a server that sends one
+byte every few seconds would keep a download running for hours.
 """
 
 import asyncio
+import io
 import logging
+import ssl
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
+from http.client import HTTPConnection, HTTPResponse, HTTPSConnection
 from pathlib import Path
+from socket import socket
 from threading import Lock, Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from onceward_protocol.extras import needs_extra
 
@@ -23,12 +32,13 @@ import msgspec
 
 from onceward.errors import ConfigurationError, StoreUnavailableError
 from onceward.ports import Clock
-from onceward.sign_in.jwks_download import download
 
 __all__ = [
+    "MAX_BYTES",
     "SAMPLE_SECRETS",
     "UNREADABLE",
     "KeySource",
+    "download",
     "keys_unavailable",
     "open_keys",
     "usable_secret",
@@ -55,6 +65,8 @@ _JWKS_PAUSE_SECONDS: Final = 5.0
 # For the whole download. A request without a usable key waits less, and then gets 503.
 _JWKS_TIMEOUT_SECONDS: Final = 5.0
 _JWKS_WAIT_SECONDS: Final = 2.0
+# The largest JWKS.
+MAX_BYTES: Final = 1024 * 1024
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 # Secrets that the documentation has shown: everybody knows them.
@@ -356,3 +368,76 @@ def _usable_keys(raw: bytes, algorithm: str) -> Sequence[tuple[str | None, Any]]
     if not usable:
         raise ValueError(f"has no key for {algorithm}")
     return usable
+
+
+# -- downloading -------------------------------------------------------------------------------
+
+
+def download(url: str, timeout_seconds: float) -> bytes:
+    """Return the body of a 200 response. Blocks, for about ``timeout_seconds`` at most.
+
+    Raises ``OSError``, ``HTTPException`` or ``ValueError``. Proxies come from the environment.
+    """
+    opener = build_opener(_NoRedirect, _Handler)
+    with opener.open(url, timeout=timeout_seconds) as response:
+        raw: bytes = response.read(MAX_BYTES + 1)
+    if len(raw) > MAX_BYTES:
+        raise ValueError(f"has more than {MAX_BYTES} bytes")
+    return raw
+
+
+class _NoRedirect(HTTPRedirectHandler):
+    """Follows no redirect: urllib then raises the status as an error."""
+
+    def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
+        return None
+
+
+class _Handler(HTTPHandler, HTTPSHandler):
+    """Opens connections that read responses until a deadline."""
+
+    def http_open(self, req: Request) -> Any:
+        return self.do_open(partial(_connection, HTTPConnection), req)
+
+    def https_open(self, req: Request) -> Any:
+        context = ssl.create_default_context()
+        return self.do_open(partial(_connection, HTTPSConnection), req, context=context)
+
+
+def _connection(kind: Any, host: str, *, timeout: float, **options: Any) -> HTTPConnection:
+    connection: HTTPConnection = kind(host, timeout=timeout, **options)
+    deadline = time.monotonic() + timeout
+    connection.response_class = partial(_Response, deadline=deadline)  # type: ignore[assignment]
+    return connection
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: socket, *args: Any, deadline: float, **kwargs: Any) -> None:
+        super().__init__(sock, *args, **kwargs)
+        with self.fp:
+            self.fp = io.BufferedReader(_DeadlineReader(sock, deadline))
+
+
+class _DeadlineReader(io.RawIOBase):
+    """Reads from a socket until a deadline, however often bytes arrive."""
+
+    def __init__(self, connection: socket, deadline: float) -> None:
+        self._connection = connection
+        # Keeps the socket open after the connection object is closed.
+        self._file: Any = connection.makefile("rb", buffering=0)
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int | None:
+        remaining = self._deadline - time.monotonic()
+        if remaining <= 0:
+            raise TimeoutError("the download takes too long")
+        self._connection.settimeout(remaining)
+        read: int | None = self._file.readinto(buffer)
+        return read
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()

@@ -48,17 +48,15 @@ def load_object(
 def _import(name: str) -> ModuleType:
     try:
         return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
-            where = f"in {Path.cwd()} or among the installed packages"
-            raise CommandError(f"there is no module {error.name} {where}", _USAGE) from error
-        raise CommandError(f"{name} cannot be imported: {describe_error(error)}") from error
     except CommandError:
         raise
-    except MissingExtraError as error:  # what to do is more useful than where
-        raise CommandError(f"{name} cannot be imported: {error}") from error
     except Exception as error:
-        raise CommandError(f"{name} cannot be imported: {describe_error(error)}") from error
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            where = f"in {Path.cwd()} or among the installed packages"
+            raise CommandError(f"there is no module {error.name} {where}", _USAGE) from error
+        # What to install is more useful than where the import failed.
+        reason = error if isinstance(error, MissingExtraError) else describe_error(error)
+        raise CommandError(f"{name} cannot be imported: {reason}") from error
 
 
 def describe_error(error: BaseException) -> str:

@@ -94,8 +94,8 @@ def add_plugins(app: "typer.Typer", arguments: Sequence[str]) -> None:
 
     A command of this project loads its own package only; ``--help`` and all other commands load
     every package. A package whose commands cannot be loaded costs one warning on stderr; all other
-    commands work. Commands in ``PACKAGE_OF_COMMAND`` that no package added get a hidden command
-    that ends with the name of the package.
+    commands work. Raises ``CommandError`` for a command in ``PACKAGE_OF_COMMAND`` that no package
+    added.
     """
     wanted = _command(arguments)
     if wanted in _names(app):
@@ -111,13 +111,9 @@ def add_plugins(app: "typer.Typer", arguments: Sequence[str]) -> None:
         except Exception as error:  # noqa: BLE001 - a broken package must not break the others
             failed.add(package)
             print_warning(f"cannot load the commands of {package}: {type(error).__name__}: {error}")
-    present = _names(app)
-    for name, package in PACKAGE_OF_COMMAND.items():
-        if name not in present:
-            _add_hidden(app, name, _not_available(name, package, is_broken=package in failed))
-    for name, new_name in RENAMED_COMMANDS.items():
-        if name not in present:
-            _add_hidden(app, name, _renamed(name, new_name))
+    missing = None if wanted in _names(app) else _missing(wanted, is_broken=only in failed)
+    if missing is not None:
+        raise missing
 
 
 def default_worker() -> Callable[..., int] | None:
@@ -153,14 +149,9 @@ def error_without_typer(arguments: Sequence[str]) -> CommandError:
     ``arguments`` are those of the command line, without the program's name.
     """
     name = _command(arguments)
-    if name in RENAMED_COMMANDS:
-        return _renamed(name, RENAMED_COMMANDS[name])
-    package = PACKAGE_OF_COMMAND.get(name)
-    if package is not None and package not in {
-        point.dist.name for point in _installed() if point.dist
-    }:
-        return _not_available(name, package, is_broken=False)
-    return CommandError(
+    installed = {point.dist.name for point in _installed() if point.dist}
+    missing = None if PACKAGE_OF_COMMAND.get(name) in installed else _missing(name)
+    return missing or CommandError(
         'the command line needs typer and rich: pip install "onceward-protocol[cli]"', _USAGE
     )
 
@@ -185,16 +176,18 @@ def _command(arguments: Sequence[str]) -> str:
     return next((argument for argument in arguments if not argument.startswith("-")), "")
 
 
-def _not_available(name: str, package: str, *, is_broken: bool) -> CommandError:
-    if is_broken:
+def _missing(name: str, *, is_broken: bool = False) -> CommandError | None:
+    """Return the error for a command that another package has, or that was renamed."""
+    package = PACKAGE_OF_COMMAND.get(name)
+    if name in RENAMED_COMMANDS:
+        line = f"onceward {name} is now named onceward {RENAMED_COMMANDS[name]}"
+    elif package is None:
+        return None
+    elif is_broken:
         line = f"onceward {name} is part of {package}, which cannot be loaded (see the warning)"
     else:
         line = f"onceward {name} is part of the package {package}, which is not installed"
     return CommandError(line, _USAGE)
-
-
-def _renamed(name: str, new_name: str) -> CommandError:
-    return CommandError(f"onceward {name} is now named onceward {new_name}", _USAGE)
 
 
 def _names(app: "typer.Typer") -> set[str | None]:
@@ -204,20 +197,3 @@ def _names(app: "typer.Typer") -> set[str | None]:
         if command.callback
     }
     return commands | {group.name for group in app.registered_groups}
-
-
-def _add_hidden(app: "typer.Typer", name: str, error: CommandError) -> None:
-    """Add a command that takes any arguments and ends with ``error``."""
-    app.command(
-        name,
-        hidden=True,
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(_raising(error))
-
-
-def _raising(error: CommandError) -> Callable[[], None]:
-    def command() -> None:
-        raise error
-
-    return command

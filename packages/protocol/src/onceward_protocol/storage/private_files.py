@@ -1,4 +1,4 @@
-"""Files and directories of secrets and personal data: only their owner can use them.
+"""Files of secrets and personal data: only their owner can use them.
 
 A file is created with its mode before the first byte is written: a later ``chmod`` would leave a
 time in which others can open it. SQLite gives its log and its index of the log the mode of the
@@ -17,7 +17,6 @@ from typing import Final, TextIO
 from onceward_protocol.errors import ConfigurationError
 
 __all__ = [
-    "check_private_directory",
     "create_database_file",
     "create_private_file",
     "private_output",
@@ -26,7 +25,6 @@ __all__ = [
 _log = logging.getLogger("onceward.stores")
 
 _OWNER_ONLY: Final = 0o600
-_WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
 def create_private_file(path: str | Path) -> bool:
@@ -85,32 +83,3 @@ def private_output(path: Path, *, force: bool) -> Iterator[TextIO]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def check_private_directory(path: Path) -> None:
-    """Raise ``ConfigurationError`` if another user owns, can replace or can write a directory.
-
-    A directory that does not exist passes. Raises ``OSError`` if it cannot be looked at.
-    """
-    try:
-        about = path.lstat()
-    except FileNotFoundError:
-        return
-    if stat.S_ISLNK(about.st_mode):
-        raise ConfigurationError(
-            f"{path} is a symbolic link: give the directory that it names instead"
-        )
-    if not stat.S_ISDIR(about.st_mode):
-        raise ConfigurationError(f"{path} is not a directory")
-    if not hasattr(os, "geteuid"):  # Windows has no owners in this sense
-        return
-    if about.st_uid != os.geteuid():
-        raise ConfigurationError(
-            f"{path} belongs to another user (uid {about.st_uid}), who could read and replace "
-            f"what is kept in it: use a directory of your own (uid {os.geteuid()})"
-        )
-    if about.st_mode & _WRITABLE_BY_OTHERS:
-        raise ConfigurationError(
-            f"{path} can be written by other users (mode {stat.S_IMODE(about.st_mode):04o}): "
-            f"run chmod 700 {path}"
-        )

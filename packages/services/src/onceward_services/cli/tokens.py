@@ -50,9 +50,9 @@ def make_token(
         sub=sub,
         org=org,
         roles=roles,
-        issuer=settings.jwt_issuers[0] if settings.jwt_issuers else None,
-        audience=audiences[0] if len(audiences) == 1 else audiences,
-        token_id=str(uuid4()),
+        iss=settings.jwt_issuers[0] if settings.jwt_issuers else None,
+        aud=audiences[0] if len(audiences) == 1 else audiences,
+        jti=str(uuid4()),
         lifetime=timedelta(hours=hours),
         now=datetime.now(UTC),
     )
