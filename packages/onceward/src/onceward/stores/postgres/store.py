@@ -25,6 +25,7 @@ from onceward.ports import (
 )
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_read_only, statement_error, unavailable
+from onceward.stores.factory import parse_store_url
 from onceward.stores.parts import MIGRATION_LOCK
 from onceward.stores.postgres.connections import Connections
 from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, DriverMaker
@@ -39,7 +40,6 @@ from onceward.stores.postgres.unit_of_work import (
 )
 from onceward.stores.replication import Durability
 from onceward.stores.rows import record_of
-from onceward.stores.urls import parse_store_url
 from onceward_protocol.storage.migrations import Migration, run_steps_async
 
 __all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
