@@ -128,11 +128,15 @@ def migrations_for(database: str, migration_packages: Sequence[tuple[str, str]])
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A parsed URL. ``location`` is the path of a file, or a ``postgresql://`` URL for drivers."""
+    """A parsed URL."""
 
+    # Which database it names.
     database: Literal["sqlite", "postgresql"]
+    # The path of a file, or a ``postgresql://`` URL for drivers.
     location: str
+    # Options of Onceward in the URL.
     table_prefix: str | None = None
+    # The schema of Onceward's tables, if the URL names one.
     schema: str | None = None
     # The driver that the URL of a PostgreSQL database names, if any.
     driver: str = ""

@@ -75,8 +75,8 @@ class Connections:
         self._durability_metrics: DurabilityMetrics | None = None
         # From the first check on, each acquisition checks again.
         self._is_checked = False
-        self._commits = ConfirmedCommits()
-        self._barrier = ReplicationBarrier(self._commits, self._confirm)
+        self.commits = ConfirmedCommits()
+        self._barrier = ReplicationBarrier(self.commits, self._confirm)
         self._probe: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         # False until the tables exist.
@@ -208,9 +208,11 @@ class Connections:
             connection.terminate()
             if self._pool is not None:
                 self._pool.renew()
-        await self.give_back(connection, used or UsedSession())
+        await self.clean_and_release(connection, used or UsedSession())
 
-    async def give_back(self, connection: Any, used: UsedSession, tag: str | None = None) -> None:
+    async def clean_and_release(
+        self, connection: Any, used: UsedSession, tag: str | None = None
+    ) -> None:
         """Clean and release a connection; without the ``tag`` of COMMIT, roll back first.
 
         It is closed if that fails.
@@ -324,13 +326,6 @@ class Connections:
         """Check whether another server was reached since the connection was opened."""
         return self._pool is not None and self._pool.is_outdated(connection)
 
-    def begin_commit(self) -> int:
-        return self._commits.mark() if self.waits_for_standby else 0
-
-    def confirm_commit(self, started: int) -> None:
-        """Note that a commit that began at ``started`` wrote WAL and ended without a warning."""
-        self._commits.confirm(started)
-
     async def confirm_replicated(self) -> None:
         """Wait until what was read before is on the synchronous standby, if there is one.
 
@@ -342,9 +337,9 @@ class Connections:
         if not self.waits_for_standby:
             return
         if self.driver.is_sync:  # in the thread of a request there is no event loop
-            started = self._commits.mark()
+            started = self.commits.mark()
             await self._confirm()
-            self._commits.confirm(started)
+            self.commits.confirm(started)
         else:
             await self._barrier.wait()
 
