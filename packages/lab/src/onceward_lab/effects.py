@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from onceward.stores.urls import parse_store_url
+from onceward.stores.factory import parse_store_url
 from onceward_lab.user_actions import WalkAction, marks_of
 
 __all__ = ["Document", "Effects", "read_effects", "select"]

@@ -8,7 +8,7 @@ import pytest
 
 from onceward.errors import ConfigurationError
 from onceward.ports import Store
-from onceward.stores.postgres import PostgresStore, pooling
+from onceward.stores.postgres import PostgresStore, connections
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore
 from onceward_testing.servers import RealPostgres
 from packages.onceward.tests.support.pooling_proxy import Mode, PoolingProxy
@@ -29,7 +29,7 @@ async def test_transaction_pooling_is_refused_with_one_line(
     clean_postgres_url: str,
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(pooling, "_NOTIFICATION_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "_NOTIFICATION_SECONDS", 0.2)
     async with PoolingProxy(postgres.port, mode) as proxy:
         store = make(through(proxy, postgres, clean_postgres_url))
         with pytest.raises(ConfigurationError, match="use session pooling") as refused:

@@ -7,9 +7,9 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from onceward import Onceward, open_store
 from onceward.errors import ConfigurationError
+from onceward.stores.factory import parse_store_url
 from onceward.stores.postgres import PostgresStore
 from onceward.stores.sqlite import SqliteStore
-from onceward.stores.urls import parse_store_url
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any
 from onceward import GuardConfig, Onceward, open_store
 from onceward.errors import ConfigurationError
 from onceward.ports import Metrics, Store
-from onceward.stores.urls import parse_store_url
+from onceward.stores.factory import parse_store_url
 from onceward_services.jobs import register_jobs
 from onceward_services.registry import migration_packages
 from onceward_services.settings import Settings

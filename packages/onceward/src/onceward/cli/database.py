@@ -19,12 +19,11 @@ from onceward.maintenance.retention import Retention
 from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import RecordCache, Store
 from onceward.records import RecordId
-from onceward.stores.factory import uses_psycopg
+from onceward.stores.factory import StoreUrl, parse_store_url, uses_psycopg
 from onceward.stores.parts import GUARD, LIBRARY_PARTS, Part, distribute_store, installed_parts
 from onceward.stores.postgres.store import BasePostgresStore
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.tenant_tables import TenantTable, covered_tables, plain_name, uncovered_tables
-from onceward.stores.urls import StoreUrl, parse_store_url
 from onceward_protocol.cli.output import (
     CommandError,
     print_json,

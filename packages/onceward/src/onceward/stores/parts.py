@@ -39,6 +39,7 @@ from onceward.stores.citus import (
     refuse_other_nodes,
 )
 from onceward.stores.errors import is_denied
+from onceward.stores.sql_loader import load_queries
 from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import (
     Applied,
@@ -77,23 +78,6 @@ _FIRST: Final = ("guard", 1)
 _FUNCTIONS: Final = 0
 _SERVER: Final = f"SELECT current_setting('server_encoding'), ({IS_CITUS})"
 _CREATED: Final = re.compile(r"^CREATE TABLE (?:IF NOT EXISTS )?(\S+) \(", re.MULTILINE)
-_HAS_TENANT: Final = (
-    "SELECT EXISTS (SELECT 1 FROM pg_attribute WHERE attrelid = to_regclass($1::text)"
-    " AND attname = 'tenant' AND NOT attisdropped)"
-)
-# Tables of migrations, whatever the prefix: those of 0.1 have the same columns but the first.
-_LEDGERS_ON_SQLITE: Final = """SELECT '"' || replace(name, '"', '""') || '"'
-  FROM sqlite_schema AS found
- WHERE type = 'table' AND substr(name, -11) = '_migrations'
-   AND (SELECT count(*) FROM pragma_table_info(found.name)
-         WHERE name IN ('number', 'name', 'applied_at')) = 3
-"""
-_LEDGERS: Final = """SELECT oid::regclass::text FROM pg_class
- WHERE relkind = 'r' AND relpersistence <> 't' AND right(relname, 11) = '_migrations'
-   AND has_table_privilege(oid, 'SELECT')
-   AND (SELECT count(*) FROM pg_attribute
-         WHERE attrelid = pg_class.oid AND attname IN ('number', 'name', 'applied_at')) = 3
-"""
 _LOCK: Final = f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})"
 _GROUP: Final = "onceward.parts"
 # A parameter in the style of a driver: ``$1`` or ``?``.
@@ -252,7 +236,7 @@ class MigrationTable:
             tables: dict[str, str | None] = {}
             for migration in new:
                 for table in _CREATED.findall(self.names.render(migration.sql)):
-                    has_tenant = (yield _HAS_TENANT, (table,))[0][0]
+                    has_tenant = (yield _sql("has_tenant"), (table,))[0][0]
                     tables[table] = "tenant" if has_tenant else None
             yield from distribute(self.names, tables.items())
         yield from self._replace_functions()
@@ -278,7 +262,7 @@ class MigrationTable:
             yield self.record(Migration(part.name, _FUNCTIONS, f"{here} {digest}", ""))
 
     def _refuse_database_of_0_1(self) -> Steps[None]:
-        for (table,) in (yield _LEDGERS_ON_SQLITE if self._is_sqlite else _LEDGERS, ()):
+        for (table,) in (yield _sql("ledgers_on_sqlite" if self._is_sqlite else "ledgers"), ()):
             first = f"SELECT 1 FROM {table} WHERE number = 1 AND name = 'records'"  # noqa: S608
             if (yield first, ()):
                 raise ConfigurationError(
@@ -429,6 +413,10 @@ def _functions(part: Part, names: TableNames) -> tuple[str, ...]:
         chosen |= {name.split(".")[0]: name for name in found if name.endswith(".citus.sql")}
     texts = (found[file].read_text(encoding="utf-8") for _, file in sorted(chosen.items()))
     return tuple(names.render(without_comments(text)).strip() for text in texts)
+
+
+def _sql(name: str) -> str:
+    return load_queries("onceward.stores", "parts.sql")[name]
 
 
 @contextmanager

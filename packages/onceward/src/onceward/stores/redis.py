@@ -350,7 +350,8 @@ class RedisBatches:
             if loop.is_closed():
                 self._by_loop.pop(loop, None)
         commands = _Commands(self._new_pool(), self._timeout_seconds, self._by_loop)
-        await commands.open()
+        self._by_loop[get_running_loop()] = commands
+        await anext(commands.until_end)
         return commands
 
 
@@ -390,12 +391,8 @@ class _Commands:
         # Commands that are not in a batch.
         self._running = 0
         self._all_ended = asyncio.Event()
-        self._until_end = self._disconnect_at_end()
-
-    async def open(self) -> None:
-        """Register with the event loop. It does not connect yet."""
-        self._registry[self._loop] = self
-        await anext(self._until_end)
+        # Its first step registers it with the event loop; it does not connect yet.
+        self.until_end = self._disconnect_at_end()
 
     def add(self, command: bytes, *, is_read: bool) -> "Future[Any]":
         """Add a command to the next batch and return the future of its response."""
@@ -434,7 +431,7 @@ class _Commands:
             await asyncio.wait({self._sending})
         if self._running:
             await self._all_ended.wait()
-        await self._until_end.aclose()
+        await self.until_end.aclose()
 
     async def _disconnect_at_end(self) -> AsyncGenerator[None, None]:
         """Disconnect when it is closed, which event loops also do when they end.

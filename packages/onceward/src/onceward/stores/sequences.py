@@ -1,8 +1,8 @@
 """The numbers of clients in a store: how far each stream has come, and which keys it has used."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onceward.errors import OncewardError, StoreUnavailableError
 from onceward.ports import Row, Store, Transaction
@@ -11,6 +11,8 @@ from onceward.stores.sql_loader import load_queries
 from onceward_protocol.sequence import KNOWN_NUMBERS, Position, Stream
 
 __all__ = ["SequenceNumbers"]
+
+T = TypeVar("T")
 
 # Distinguishes the lock of a stream from that of a record. No endpoint has this name.
 _LOCK: Final = "onceward sequence"
@@ -94,22 +96,18 @@ class SequenceNumbers:
     async def _fetch(
         self, name: str, values: dict[str, Any], on: Transaction | None
     ) -> Sequence[Row]:
-        read: Callable[[str, dict[str, Any]], Awaitable[Sequence[Row]]] = (
-            self._store.read if on is None else on.fetch_all
-        )
-        rows: Sequence[Row] = await _translated(read(self._sql(name), values))
-        return rows
+        read = self._store.read if on is None else on.fetch_all
+        return await _translated(read(self._sql(name), values))
 
     async def _execute(self, name: str, values: dict[str, Any], on: Transaction) -> int:
-        changed: int = await _translated(on.execute(self._sql(name), values))
-        return changed
+        return await _translated(on.execute(self._sql(name), values))
 
 
 def _names(stream: Stream) -> dict[str, Any]:
     return {"tenant": stream.tenant, "client_id": stream.client_id}
 
 
-async def _translated(work: Awaitable[Any]) -> Any:
+async def _translated(work: Awaitable[T]) -> T:
     """Translate an error of the driver, which is about one statement, as a commit does."""
     try:
         return await work

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from onceward.errors import ConfigurationError
 from onceward.ports import Row, Store
+from onceward.stores.sql_loader import load_queries
 from onceward.stores.table_names import TableNames
 
 __all__ = [
@@ -46,33 +47,6 @@ _AFTER_OTHERS: Final = (
     "audit_events",
     "audit_seals",
 )
-
-_SQLITE_COLUMNS: Final = (
-    "SELECT name, type, pk AS position FROM pragma_table_info(:name) ORDER BY cid"
-)
-_POSTGRES_COLUMNS: Final = """
-SELECT a.attname::text AS name, format_type(a.atttypid, NULL) AS type,
-       coalesce(array_position(i.indkey::int2[], a.attnum) + 1, 0) AS position
-  FROM pg_attribute AS a
-  LEFT JOIN pg_index AS i ON i.indrelid = a.attrelid AND i.indisprimary
- WHERE a.attrelid = to_regclass(CAST(:name AS text)) AND a.attnum > 0 AND NOT a.attisdropped
- ORDER BY a.attnum
-"""
-_SQLITE_WITH_TENANT: Final = """
-SELECT m.name AS name FROM sqlite_master AS m, pragma_table_info(m.name) AS c
- WHERE m.type = 'table' AND c.name = :column ORDER BY m.name
-"""
-_POSTGRES_WITH_TENANT: Final = """
-SELECT quote_ident(n.nspname) || '.' || quote_ident(t.relname) AS name
-  FROM pg_class AS t
-  JOIN pg_namespace AS n ON n.oid = t.relnamespace
-  JOIN pg_attribute AS a
-    ON a.attrelid = t.oid AND a.attname = CAST(:column AS text) AND NOT a.attisdropped
- WHERE t.relkind IN ('r', 'p') AND NOT t.relispartition
-   AND left(n.nspname, 3) <> 'pg_' AND n.nspname <> 'information_schema'
- ORDER BY n.nspname, t.relname
-"""
-_POSTGRES_ID: Final = "SELECT to_regclass(CAST(:name AS text))::oid::bigint AS id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,17 +104,17 @@ async def covered_tables(
 async def uncovered_tables(store: Store, covered: Sequence[TenantTable]) -> list[str]:
     """Return tables of the database that have a column ``tenant`` and are not ``covered``."""
     if store.name == "sqlite":
-        rows = await store.read(_SQLITE_WITH_TENANT, {"column": _TENANT})
+        rows = await store.read(_sql("tables_with_column_on_sqlite"), {"column": _TENANT})
         known: set[Any] = {table.name for table in covered}
         return [row["name"] for row in rows if row["name"] not in known]
-    rows = await store.read(_POSTGRES_WITH_TENANT, {"column": _TENANT})
+    rows = await store.read(_sql("tables_with_column"), {"column": _TENANT})
     known = {await _postgres_id(store, table.name) for table in covered}
     return [row["name"] for row in rows if await _postgres_id(store, row["name"]) not in known]
 
 
 async def columns_of(store: Store, table: str) -> Columns:
     """Return the columns of a table; none if it does not exist."""
-    sql = _SQLITE_COLUMNS if store.name == "sqlite" else _POSTGRES_COLUMNS
+    sql = _sql("columns_on_sqlite" if store.name == "sqlite" else "columns")
     rows = await store.read(sql, {"name": table})
     in_key = sorted((row["position"], row["name"]) for row in rows if row["position"])
     return Columns(
@@ -198,6 +172,10 @@ def own_table(names: TableNames, name: str) -> TenantTable:
 
 
 async def _postgres_id(store: Store, table: str) -> int | None:
-    rows = await store.read(_POSTGRES_ID, {"name": table})
+    rows = await store.read(_sql("id_of_table"), {"name": table})
     found: int | None = rows[0]["id"]
     return found
+
+
+def _sql(name: str) -> str:
+    return load_queries("onceward.stores", "tenant_tables.sql")[name]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from onceward.cli.options import AppTarget, Target, describe_target
-from onceward.stores.urls import StoreUrl, parse_store_url
+from onceward.stores.factory import StoreUrl, parse_store_url
 from onceward_protocol.cli.output import CommandError, print_json
 
 __all__ = ["backup", "declare_restored", "restore"]

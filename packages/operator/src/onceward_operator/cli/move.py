@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from onceward.cli.database import installed_migrations
-from onceward.stores.urls import StoreUrl, parse_store_url
+from onceward.stores.factory import StoreUrl, parse_store_url
 from onceward_protocol.cli.output import (
     CommandError,
     print_json,

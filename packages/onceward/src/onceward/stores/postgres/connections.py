@@ -1,6 +1,7 @@
 """The connections of a store on PostgreSQL: the pool, what is checked of each, and replication."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -14,7 +15,6 @@ from onceward.stores.postgres.driver import NEVER, Driver, Pool
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.postgres.hosts import replaced
 from onceward.stores.postgres.pool import cut_connection
-from onceward.stores.postgres.pooling import refuse_transaction_pooling
 from onceward.stores.postgres.session import UsedSession
 from onceward.stores.replication import (
     CONFIRMING_COMMIT,
@@ -33,6 +33,20 @@ T = TypeVar("T")
 # probe of a silent server the next one begins.
 _SETTINGS_SECONDS: Final = 1.0
 _PROBE_SECONDS: Final = 1.0
+
+# The process id alone may be the same on two servers behind one proxy.
+_BACKEND: Final = "SELECT pg_backend_pid(), pg_postmaster_start_time()::text"
+# How long a notification may take. If it is late because the server is slow, it comes with the
+# response to the next statement.
+_NOTIFICATION_SECONDS: Final = 2.0
+# Poolers without support of prepared statements: the statement of another client is there, or
+# one's own is not.
+_FOREIGN_STATEMENTS: Final = ("26000", "42P05")
+
+_POOLER: Final = (
+    "the connection pooler in front of PostgreSQL gives each transaction another connection: "
+    "use session pooling (PgBouncer: pool_mode = session), or connect without the pooler"
+)
 
 
 class Connections:
@@ -61,8 +75,8 @@ class Connections:
         self._durability_metrics: DurabilityMetrics | None = None
         # From the first check on, each acquisition checks again.
         self._is_checked = False
-        self._commits = ConfirmedCommits()
-        self._barrier = ReplicationBarrier(self._commits, self._confirm)
+        self.commits = ConfirmedCommits()
+        self._barrier = ReplicationBarrier(self.commits, self._confirm)
         self._probe: asyncio.Task[None] | None = None
         self._probe_at = 0.0
         # False until the tables exist.
@@ -110,7 +124,7 @@ class Connections:
         """
         connection = await self.acquire()
         try:
-            backend = await refuse_transaction_pooling(self.driver, connection)
+            backend = await _session_backend(self.driver, connection)
             self._has_pooler = backend != connection.backend
             connection.backend = backend
         except BaseException as error:
@@ -122,14 +136,14 @@ class Connections:
             self.release(connection)
 
     async def _fill(self, pool: Pool, least: int) -> None:
-        refusals: tuple[type[Exception], ...] = (*self.driver.errors, ValueError)
+        outages, errors = self.driver.outages, self.driver.errors
+        refusals: tuple[type[BaseException], ...] = (*outages, *errors, ValueError)
         try:
             await pool.fill(least)
-        except self.driver.outages as error:
-            if isinstance(error, ValueError):  # asyncpg: the URL, not the server
-                raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
-            raise unavailable(error) from error
         except refusals as error:
+            # asyncpg raises outages that are a ValueError, too: for the URL, not for the server.
+            if isinstance(error, outages) and not isinstance(error, ValueError):
+                raise unavailable(error) from error
             raise ConfigurationError(f"cannot connect to PostgreSQL: {error}") from error
 
     async def close(self) -> None:
@@ -194,9 +208,11 @@ class Connections:
             connection.terminate()
             if self._pool is not None:
                 self._pool.renew()
-        await self.give_back(connection, used or UsedSession())
+        await self.clean_and_release(connection, used or UsedSession())
 
-    async def give_back(self, connection: Any, used: UsedSession, tag: str | None = None) -> None:
+    async def clean_and_release(
+        self, connection: Any, used: UsedSession, tag: str | None = None
+    ) -> None:
         """Clean and release a connection; without the ``tag`` of COMMIT, roll back first.
 
         It is closed if that fails.
@@ -310,13 +326,6 @@ class Connections:
         """Check whether another server was reached since the connection was opened."""
         return self._pool is not None and self._pool.is_outdated(connection)
 
-    def begin_commit(self) -> int:
-        return self._commits.mark() if self.waits_for_standby else 0
-
-    def confirm_commit(self, started: int) -> None:
-        """Note that a commit that began at ``started`` wrote WAL and ended without a warning."""
-        self._commits.confirm(started)
-
     async def confirm_replicated(self) -> None:
         """Wait until what was read before is on the synchronous standby, if there is one.
 
@@ -328,9 +337,9 @@ class Connections:
         if not self.waits_for_standby:
             return
         if self.driver.is_sync:  # in the thread of a request there is no event loop
-            started = self._commits.mark()
+            started = self.commits.mark()
             await self._confirm()
-            self._commits.confirm(started)
+            self.commits.confirm(started)
         else:
             await self._barrier.wait()
 
@@ -349,6 +358,52 @@ class Connections:
             ) from error
         finally:
             self.release(connection)
+
+
+async def _session_backend(driver: Driver, first: Any) -> int:
+    """Return the process id of the backend of a connection, which it keeps while it is idle.
+
+    Raises ``ConfigurationError`` if a connection pooler gives each transaction another server
+    connection, and what the driver raises. Onceward remembers facts about a connection: the
+    timeline of its server, its backend, prepared statements, ``LISTEN``. With transaction pooling
+    they are about a server connection that the next transaction may not get.
+
+    Which server connection a pooler takes for a transaction cannot be controlled from outside: two
+    statements may reach the same one by chance. A notification can tell. PostgreSQL sends it to the
+    server connection that has run ``LISTEN``, at any time; a pooler can pass it on to the client
+    only if the two belong together while the client is idle, which is session pooling.
+    """
+    second = await driver.connect()
+    try:
+        backend = await _kept_backend(driver, first, second)
+    except Exception as error:
+        if getattr(error, "sqlstate", None) not in _FOREIGN_STATEMENTS:
+            raise
+        backend = None
+    finally:
+        second.terminate()
+    if backend is None:
+        raise ConfigurationError(_POOLER)
+    return backend
+
+
+async def _kept_backend(driver: Driver, first: Any, second: Any) -> int | None:
+    """Return the backend of ``first``; None if it belongs to other clients, too."""
+    backend = tuple(await first.fetchrow(_BACKEND))
+    # Mostly enough to see a pooler: it gives the server connection that was used last to the next
+    # client.
+    if tuple(await second.fetchrow(_BACKEND)) == backend:
+        return None
+    channel = f"onceward_pooling_{secrets.token_hex(8)}"
+
+    async def notify() -> None:
+        # Not like other commits: it would wait for a synchronous standby that is away.
+        await second.execute(
+            f"BEGIN;SET LOCAL synchronous_commit = off;SELECT pg_notify('{channel}', '');COMMIT"
+        )
+
+    is_kept = await driver.is_notified(first, channel, notify, _NOTIFICATION_SECONDS)
+    return int(backend[0]) if is_kept else None
 
 
 class sending_commit(CommitWatch):  # noqa: N801 - used like a function

@@ -1,7 +1,7 @@
 """What the PostgreSQL store needs of a driver. Implemented for asyncpg and for psycopg."""
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn, Protocol
 
@@ -37,7 +37,9 @@ class Time(Protocol):
 class Connection(Protocol):
     """A connection in autocommit mode: BEGIN and COMMIT are sent as statements.
 
-    Parameters are numbered (``$1``). Without values, ``execute`` takes several statements at once.
+    It has these methods of asyncpg's connections: ``execute``, ``fetch``, ``fetchrow``,
+    ``is_closed``, ``terminate`` and ``close``. Parameters are numbered (``$1``). Without values,
+    ``execute`` takes several statements at once, and returns the command tag of the last one.
 
     A caller that sets ``deadline`` sets it to ``NEVER`` afterwards. Without one, a statement has
     the limit ``statement_seconds``. Past its deadline a connection is cut: closed without a word to
@@ -55,24 +57,6 @@ class Connection(Protocol):
     is_read_only: bool
     # The process id of its backend.
     backend: int
-
-    async def execute(self, sql: str, *values: Any) -> str:
-        """Run a statement and return the command tag of the last one, such as ``UPDATE 2``."""
-
-    async def fetch(self, sql: str, *values: Any) -> Sequence[Any]:
-        """Return rows, which have positions and, by ``dict(row)``, names."""
-
-    async def fetchrow(self, sql: str, *values: Any) -> Any:
-        """Return the first row, or None."""
-
-    def is_closed(self) -> bool:
-        """Return whether it is closed or broken."""
-
-    def terminate(self) -> None:
-        """Close at once. What runs on it fails."""
-
-    async def close(self, *, timeout: float) -> None:  # noqa: ASYNC109 - asyncpg's name
-        """Close in an orderly way."""
 
 
 class Pool(Protocol):

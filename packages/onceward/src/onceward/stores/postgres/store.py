@@ -25,9 +25,10 @@ from onceward.ports import (
 from onceward.records import Record, RecordId
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import is_read_only, statement_error, unavailable
+from onceward.stores.factory import parse_store_url
 from onceward.stores.parts import MIGRATION_LOCK
 from onceward.stores.postgres.connections import Connections
-from onceward.stores.postgres.driver import NEVER, Connection, Deadlines, DriverMaker
+from onceward.stores.postgres.driver import NEVER, Deadlines, DriverMaker
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.postgres.hosts import check_dsn
 from onceward.stores.postgres.params import claim_literals, instant_literal, positional
@@ -39,10 +40,9 @@ from onceward.stores.postgres.unit_of_work import (
 )
 from onceward.stores.replication import Durability
 from onceward.stores.rows import check_storable, record_of
-from onceward.stores.urls import parse_store_url
 from onceward_protocol.storage.migrations import Migration, run_steps_async
 
-__all__ = ["BasePostgresStore", "ChunkPostgresStore", "PostgresOptions", "PostgresStore"]
+__all__ = ["BasePostgresStore", "Options", "PostgresOptions", "PostgresStore"]
 
 _log = logging.getLogger("onceward.stores")
 
@@ -110,6 +110,8 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
     """
 
     knows_durability = True
+    # Fewer than the 64 savepoints that PostgreSQL keeps in memory for a transaction.
+    chunk_items = 50
 
     def __init__(
         self, url: str, *, driver: DriverMaker, **options: Unpack[PostgresOptions]
@@ -232,6 +234,17 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
             raise
         return PostgresUnit(self, connection, is_kept_alive=idle_seconds is not None)
 
+    @property
+    def max_chunks(self) -> int:
+        """Half of the connections: the others are for single requests.
+
+        It also bounds the advisory locks that a process holds, of which a server has thousands.
+        """
+        return max(1, self.max_connections // 2)
+
+    async def begin_chunk(self, *, has_savepoints: bool = True) -> PostgresChunk:
+        return PostgresChunk(self, await self.begin(), has_savepoints=has_savepoints)
+
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
         connection = await self.connections.acquire()
         try:
@@ -347,27 +360,7 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
         self._use_names(migration.names)
 
 
-class ChunkPostgresStore(BasePostgresStore[TransactionT_co]):
-    """A store whose transactions can hold several requests of a batch: on async drivers."""
-
-    # Fewer than the 64 savepoints that PostgreSQL keeps in memory for a transaction.
-    chunk_items = 50
-
-    @property
-    def max_chunks(self) -> int:
-        """Half of the connections: the others are for single requests.
-
-        It also bounds the advisory locks that a process holds, of which a server has thousands.
-        """
-        return max(1, self.max_connections // 2)
-
-    async def begin_chunk(self, *, has_savepoints: bool = True) -> PostgresChunk:
-        # A sync driver's statements are not seen to fail.
-        has_savepoints = has_savepoints or self.driver.is_sync
-        return PostgresChunk(self, await self.begin(), has_savepoints=has_savepoints)
-
-
-class PostgresStore(ChunkPostgresStore[PostgresTransaction]):
+class PostgresStore(BasePostgresStore[PostgresTransaction]):
     """The store for many processes, on asyncpg. A handler gets a ``PostgresTransaction``."""
 
     def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
@@ -375,9 +368,7 @@ class PostgresStore(ChunkPostgresStore[PostgresTransaction]):
         super().__init__(url, driver=_asyncpg_driver(), **options)
 
 
-async def _ends_within(
-    running: "asyncio.Future[Any]", seconds: float, connection: Connection
-) -> bool:
+async def _ends_within(running: "asyncio.Future[Any]", seconds: float, connection: Any) -> bool:
     """Return whether a statement has ended in time. If cancelled, cut its connection."""
     try:
         limit = None if seconds == math.inf else seconds

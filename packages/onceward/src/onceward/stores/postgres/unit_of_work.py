@@ -196,7 +196,7 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
             if message is None:
                 await self._save_separately(record, audit)
                 message = self._last_message(None, None, None)
-            started = connections.begin_commit()
+            started = connections.commits.mark() if connections.waits_for_standby else None
             with sending_commit(connections, connection) as commit:
                 tag = await connection.execute(message)
         except (*driver.errors, *driver.outages) as error:
@@ -211,14 +211,14 @@ class PostgresUnit(BaseUnit, Generic[TransactionT_co]):
         self._ended = True
         self.statements.end()
         if used.may_have_names or used.is_raw:
-            await connections.give_back(connection, used, tag)
+            await connections.clean_and_release(connection, used, tag)
         else:
             connections.release(connection)
         if tag == "ROLLBACK":  # PostgreSQL rolls an aborted transaction back, without an error
             raise aborted()
         commit.raise_if_unknown()
-        if started and record is not None:  # so it has written WAL
-            connections.confirm_commit(started)
+        if started is not None and record is not None:  # so it has written WAL
+            connections.commits.confirm(started)
 
     def _last_message(
         self, record: Record | None, audit: AuditEvent | None, last_statement: str | None

@@ -2,11 +2,7 @@
 
 from typing import Unpack
 
-from onceward.stores.postgres.store import (
-    BasePostgresStore,
-    ChunkPostgresStore,
-    PostgresOptions,
-)
+from onceward.stores.postgres.store import BasePostgresStore, PostgresOptions
 from onceward.stores.psycopg.drivers import (
     PsycopgDriver,
     PsycopgSyncTransaction,
@@ -17,7 +13,7 @@ from onceward.stores.psycopg.drivers import (
 __all__ = ["PsycopgStore", "PsycopgSyncStore"]
 
 
-class PsycopgStore(ChunkPostgresStore[PsycopgTransaction]):
+class PsycopgStore(BasePostgresStore[PsycopgTransaction]):
     """The PostgreSQL store on psycopg's async connections. Takes the options of ``PostgresStore``.
 
     A handler gets a ``PsycopgTransaction``, whose ``connection`` is psycopg's.
@@ -39,6 +35,8 @@ class PsycopgSyncStore(BasePostgresStore[PsycopgSyncTransaction]):
 
     # Sync frameworks need no event loop for this store.
     runs_in_request_thread = True
+    # Its statements are not seen to fail, so that no request could be undone alone.
+    chunk_items = 0
 
     def __init__(self, url: str, **options: Unpack[PostgresOptions]) -> None:
         """Check the URL, which may raise ``ConfigurationError``. ``open`` connects."""
