@@ -54,8 +54,8 @@ MEMBERS = {
 # Documented names that are imported from their module.
 ELSEWHERE = {
     "client": ["AsyncClient", "Client"],
-    "core.job": ["AlreadyDone", "Enqueued", "Merged"],
-    "core.tenants": ["ALL_TENANTS"],
+    "jobs.job": ["AlreadyDone", "Enqueued", "Merged"],
+    "tenants": ["ALL_TENANTS"],
     "fastapi": ["Caller", "Run", "Session", "Tx", "principal_from"],
     "sign_in.identify": ["ApiKeyIdentify", "hash_api_key", "principal_from"],
     "jobs.sync_handler": ["SyncJobContext"],

@@ -5,8 +5,8 @@ these modules:
 
     errors              every error of the server
     ports               protocols for stores, metrics, engines
-    core.job            Enqueued, Merged, AlreadyDone: what ``enqueue`` returns
-    core.tenants        ALL_TENANTS, for operators
+    jobs.job            Enqueued, Merged, AlreadyDone: what ``enqueue`` returns
+    tenants             ALL_TENANTS, for operators
     fastapi             dependencies for FastAPI: Session, Tx, Caller, Run; principal_from
     frameworks          integrations: starlette, asgi, wsgi, django
     sign_in             who calls: identify, jwt_auth
