@@ -49,7 +49,7 @@ class SessionLimits:
 class Sent(Protocol):
     """A unit whose statements are limited."""
 
-    # When the last statement was sent, in monotonic seconds.
+    # When the last statement was sent, in monotonic seconds; 0 if nobody looks.
     statement_at: float
 
 
@@ -61,6 +61,8 @@ class Messages:
 
     # Whether connections that do not respond are closed.
     has_limits = False
+    # Names of events of an engine, and what listens to them.
+    listeners: tuple[tuple[str, Callable[..., None]], ...] = ()
 
     def connecting(self, _pool: Any = None) -> AbstractContextManager[Any]:
         """Limit the time to connect during the block."""
@@ -74,12 +76,11 @@ class Messages:
         """Limit the time of a rollback during the block."""
         return nullcontext()
 
-    def limit(self, connection: Any, unit: Sent | None = None) -> Callable[[], object] | None:  # noqa: ARG002
+    def limit(self, connection: Any, unit: Sent | None = None) -> None:
         """Close the connection if it does not respond to a statement of a unit, or of one read.
 
-        Returns how to end this; None if that is not needed.
+        Until ``unlimit``, or until the pool has it back.
         """
-        return None
 
     def unlimit(self, connection: Any) -> None:
         """Let the app decide again what a statement may take."""

@@ -34,7 +34,7 @@ from onceward.stores.sessions.messages import (
     autocommit_refusal,
 )
 
-__all__ = ["PsycopgLimits", "PsycopgMessages", "limits_of", "on_checkin", "on_connect"]
+__all__ = ["PsycopgLimits", "PsycopgMessages", "limits_of"]
 
 # How often psycopg looks for Ctrl-C while it waits.
 _INTERVAL_SECONDS: Final = 0.1
@@ -122,6 +122,20 @@ def limits_of(raw: Any) -> PsycopgLimits:
     return limits
 
 
+def _on_checkin(raw: Any, _record: Any) -> None:
+    """Remove the limit of a connection that returns to the pool; a listener of the pool."""
+    found = getattr(raw, "wait", None)
+    if type(found) is PsycopgLimits:
+        found.seconds = None
+
+
+def _on_connect(_engine: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
+    """Limit the time to connect during a call of Onceward, unless the app does; ``do_connect``."""
+    seconds = thread_limit.current()
+    if seconds is not None and "PGCONNECT_TIMEOUT" not in os.environ:
+        parameters.setdefault("connect_timeout", math.ceil(seconds))
+
+
 class _limited:  # noqa: N801 - used like a function
     """Limit each response on one connection."""
 
@@ -168,17 +182,16 @@ class PsycopgMessages(Messages):
     """Messages on connections of psycopg 3. ``raw_of`` finds psycopg's in that of the library."""
 
     has_limits = True
+    listeners = (("checkin", _on_checkin), ("do_connect", _on_connect))
 
     def __init__(self, limits: SessionLimits, raw_of: Callable[[Any], Any]) -> None:
         self._limits = limits
         self._raw_of = raw_of
 
     def connecting(self, _pool: Any = None) -> AbstractContextManager[Any]:
-        """Limit the time to connect during the block."""
         return thread_limit(self._limits.claim_seconds)
 
     def waiting(self, seconds: float) -> AbstractContextManager[Any]:
-        """Limit each response to this thread, where a connection has no limit of its own."""
         return thread_limit(seconds)
 
     def begin_of(self, raw: Any) -> str | None:
@@ -193,25 +206,19 @@ class PsycopgMessages(Messages):
             raise_outage(raw, error)
             raise
 
-    def limit(self, connection: Any, unit: Sent | None = None) -> Callable[[], object] | None:  # noqa: ARG002
-        """Limit what each statement may take, until ``unlimit`` or the pool has it back."""
+    def limit(self, connection: Any, unit: Sent | None = None) -> None:  # noqa: ARG002
         limits_of(self._raw_of(connection)).seconds = self._limits.statement_seconds
-        return None
 
     def unlimit(self, connection: Any) -> None:
-        """Let the app decide again what a statement may take."""
         limits_of(self._raw_of(connection)).seconds = None
 
     def claiming(self, connection: Any) -> AbstractContextManager[Any]:
-        """Limit each response during the block, which claims a key."""
         return _limited(limits_of(self._raw_of(connection)), self._limits.claim_seconds)
 
     def notices_of(self, connection: Any) -> CommitNotices | None:
-        """Return what is noted of a connection."""
         return limits_of(self._raw_of(connection))
 
     def begin_and_claim(self, connection: Any, call: str) -> int | None:
-        """Begin and claim in one message; return the number of rows."""
         raw = self._raw_of(connection)
         begin = self.begin_of(raw)
         if begin is None:
@@ -224,16 +231,13 @@ class PsycopgMessages(Messages):
             limits.seconds = before
 
     def refuse_autocommit(self, connection: Any) -> None:
-        """Raise ``ConfigurationError`` if statements do not begin a transaction."""
         if self._raw_of(connection).autocommit:
             raise autocommit_refusal()
 
     def is_closed(self, connection: Any) -> bool:
-        """Return whether the driver has closed the connection."""
         return bool(self._raw_of(connection).closed)
 
     def confirm(self, connection: Any) -> None:
-        """Commit what was read, so that a synchronous standby has it too."""
         raw = self._raw_of(connection)
         is_idle = raw.autocommit and raw.pgconn.transaction_status == _IDLE
         with _limited_commit(raw, self._limits, is_read=True):
@@ -244,7 +248,6 @@ class PsycopgMessages(Messages):
         return True
 
     def finish_and_commit(self, connection: Any, statement: str) -> None:
-        """Run the statement that saves a record, and commit, in one message."""
         raw = self._raw_of(connection)
         limits = limits_of(raw)
         before, limits.seconds = limits.seconds, self._limits.commit_seconds
@@ -262,24 +265,9 @@ class PsycopgMessages(Messages):
     def committing(
         self, connection: Any, *, is_read: bool = False, seconds: float | None = None
     ) -> AbstractContextManager[Any]:
-        """Limit a COMMIT during the block; raise if it has warned."""
         raw = self._raw_of(connection)
         return _limited_commit(raw, self._limits, is_read=is_read, seconds=seconds)
 
     def needs_rollback(self, driver: Any) -> bool:
         """Return whether there may be a transaction: psycopg asks in some twenty calls."""
         return bool(driver.pgconn.transaction_status != _IDLE)
-
-
-def on_checkin(raw: Any, _record: Any) -> None:
-    """Remove the limit of a connection that returns to the pool; a listener of the pool."""
-    found = getattr(raw, "wait", None)
-    if type(found) is PsycopgLimits:
-        found.seconds = None
-
-
-def on_connect(_engine: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
-    """Limit the time to connect during a call of Onceward, unless the app does; ``do_connect``."""
-    seconds = thread_limit.current()
-    if seconds is not None and "PGCONNECT_TIMEOUT" not in os.environ:
-        parameters.setdefault("connect_timeout", math.ceil(seconds))

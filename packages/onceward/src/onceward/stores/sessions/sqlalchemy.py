@@ -24,10 +24,9 @@ from onceward.errors import (
 from onceward.ports import Notifier
 from onceward.records import RecordId
 from onceward.stores.notifier import LocalNotifier
-from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.gate import ConnectionGate, ThreadGate, Visit, current_visit
 from onceward.stores.sessions.messages import REPLACED, Messages
-from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions, listen_once
+from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions
 from onceward.stores.sessions.sqlalchemy_errors import (
     raise_outage,
     refuse_connection,
@@ -109,7 +108,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
             limits=limits,
         )
         self._session_class = guarded_class(type(session.sync_session))
-        self.messages = self._new_messages()
         self._gate = self._new_gate()
         self._turn = _GreenletTurn()
         self._ending_tasks: set[asyncio.Task[Any]] = set()
@@ -117,8 +115,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         self._opened_with: tuple[asyncio.AbstractEventLoop, Any] | None = None
 
     def _new_messages(self) -> Messages:
-        if self.is_sqlite:
-            return Messages()
         from onceward.stores.sessions.asyncpg_messages import (  # noqa: PLC0415 - of one driver
             AsyncpgMessages,
         )
@@ -197,13 +193,9 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         from onceward.stores.sessions.asyncpg_messages import notices_of  # noqa: PLC0415
 
         def fetch_row(sql: str) -> Any:
-            row = adapted.run_async(lambda driver: driver.fetchrow(sql))
-            if row is not None:
-                notices_of(pooled).backend = backend_of(row)
-            return row
+            return adapted.run_async(lambda driver: driver.fetchrow(sql))
 
-        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
-        if reading.is_replaced:
+        if self.is_replaced(fetch_row, lambda: notices_of(pooled)):
             adapted.driver_connection.terminate()
             raise ConnectionError(REPLACED)
 
@@ -347,19 +339,12 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         )
         self._thread_gate = ThreadGate(self.max_connections, self._wait_seconds, self._pool_waited)
         self._gate = self._new_gate()
-        self.messages = self._new_messages()
 
     def _new_messages(self) -> Messages:
-        if self.is_sqlite:
-            return Messages()
         from onceward.stores.sessions.psycopg_messages import (  # noqa: PLC0415 - of one driver
             PsycopgMessages,
-            on_checkin,
-            on_connect,
         )
 
-        listen_once(self.engine, "checkin", on_checkin)
-        listen_once(self.engine, "do_connect", on_connect)
         return PsycopgMessages(self.limits, _raw_of)
 
     @property
@@ -406,28 +391,14 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
 
     def run_in_unit(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run a function in the thread of the request, or in one of the store."""
-
-        def run() -> T:
-            try:
-                return work()
-            except Exception as error:
-                raise_outage(error)
-                raise
-
-        return self._threads.run(run)
+        return self._threads.run(_translated(work))
 
     def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
         """Do the same: a thread always runs to the end."""
         return self.run_in_unit(work)
 
     async def _run_apart(self, work: Callable[[], T]) -> T:
-        self._refuse_closed()
-
-        def run() -> T:
-            with translating_outages():
-                return work()
-
-        return await self._threads.run_with_slot(run)
+        return await self._threads.run_with_slot(_translated(work))
 
     async def _new_unit(
         self,
@@ -525,17 +496,12 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     def _on_connect(self, driver: Any, _pooled: Any) -> None:
         from onceward.stores.sessions.psycopg_messages import limits_of  # noqa: PLC0415
 
-        before, driver.autocommit = driver.autocommit, True
-
         def fetch_row(sql: str) -> Any:
-            row = driver.execute(sql, prepare=False).fetchone()
-            if row is not None:
-                limits_of(driver).backend = backend_of(row)
-            return row
+            return driver.execute(sql, prepare=False).fetchone()
 
+        before, driver.autocommit = driver.autocommit, True
         try:
-            reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
-            if reading.is_replaced:
+            if self.is_replaced(fetch_row, lambda: limits_of(driver)):
                 driver.close()
                 raise ConnectionError(REPLACED)
         finally:
@@ -558,6 +524,19 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
 
 
 # -- engines --------------------------------------------------------------------------------------
+
+
+def _translated(work: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that raises outages as ``StoreUnavailableError``."""
+
+    def run() -> T:
+        try:
+            return work()
+        except Exception as error:
+            raise_outage(error)
+            raise
+
+    return run
 
 
 def _raw_of(connection: Connection) -> Any:

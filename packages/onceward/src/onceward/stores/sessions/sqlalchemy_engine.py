@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from onceward_protocol.extras import needs_extra
 
@@ -34,19 +34,16 @@ from onceward.stores.sessions.sqlalchemy_errors import (
     is_outage,
     raise_aborted,
     raise_without_statement,
-    translating_outages,
     translating_refusals,
 )
-from onceward.stores.sessions.sqlalchemy_unit import (
-    is_lost,
-)
+from onceward.stores.sessions.sqlalchemy_unit import is_lost
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import to_pyformat
 from onceward_protocol.storage.migrations import Migration
 
-__all__ = ["SqlAlchemySessions", "Turn", "listen_once"]
+__all__ = ["SqlAlchemySessions"]
 
 _log = logging.getLogger("onceward.stores")
 
@@ -54,16 +51,6 @@ _TURN_SECONDS: Final = 30.0
 _SYNCHRONOUS_FULL: Final = 2
 # The key of ``ConnectionPoolEntry.info`` for the SQLite file of the connection.
 _FILE: Final = "onceward_file"
-
-
-class Turn(Protocol):
-    """The turn to write to an SQLite file. Blocks."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Wait for it."""
-
-    def release(self) -> None:
-        """Pass it on."""
 
 
 class _ReplacedFile:
@@ -118,15 +105,27 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         )
         self._metrics: StoreMetrics | None = None
         self.limits.abandoned.limit_to_half_of(self.max_connections)
-        self._turn: Turn
+        # The turn to write to an SQLite file: a lock whose ``acquire`` blocks.
+        self._turn: Any
         self._replaced_file = _ReplacedFile(self.sqlite_path)
-        # Now: hooks of the request that opens the store hold connections already.
-        listen_once(engine, "checkout", ConnectionGate.on_checkout)
-        listen_once(engine, "checkin", ConnectionGate.on_checkin)
+        self.messages = Messages() if self.is_sqlite else self._new_messages()
+        # Now: hooks of the request that opens the store hold connections already. Not undone:
+        # another store may have the same engine.
+        listeners: tuple[tuple[str, Callable[..., None]], ...] = (
+            ("checkout", ConnectionGate.on_checkout),
+            ("checkin", ConnectionGate.on_checkin),
+            *self.messages.listeners,
+        )
+        for name, listener in listeners:
+            if not event.contains(engine, name, listener):
+                event.listen(engine, name, listener)
+
+    @abstractmethod
+    def _new_messages(self) -> Messages:
+        """Return those of the driver of PostgreSQL."""
 
     @property
     def sqlite_path(self) -> str | None:
-        """The file of the engine; None on PostgreSQL, or if its URL is an SQLite URI."""
         url = self.engine.url
         return url.database if self.is_sqlite and "uri" not in url.query else None
 
@@ -194,40 +193,33 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             finally:
                 self._pool_waited(time.monotonic() - started)
 
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        """Lend a connection for statements of Onceward."""
+    def _connection(self) -> Connection:
+        """Return a connection for statements of Onceward."""
         self._refuse_closed()
         if self.is_sqlite:
-            with self.engine.connect() as connection:
-                yield connection
-            return
+            return self.engine.connect()
         with self.messages.connecting():
             connection = self.engine.connect()
-        with connection:
-            end_limit = self.messages.limit(connection)
-            try:
-                yield connection
-            except BaseException:
-                if is_lost(connection, self.messages):
-                    connection.invalidate()
-                raise
-            finally:
-                if end_limit is not None:
-                    end_limit()
+        self.messages.limit(connection)
+        return connection
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Lend a connection for a statement that needs no transaction."""
-        with self._connection() as connection:
-            # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
-            if not self.is_sqlite:
-                connection.execution_options(isolation_level="AUTOCOMMIT")
-            yield connection
+    def reading(self) -> Connection:
+        connection = self._connection()
+        # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
+        if not self.is_sqlite:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+        return connection
+
+    def _confirm(self, connection: Connection) -> None:
+        try:
+            super()._confirm(connection)
+        except BaseException:
+            if is_lost(connection, self.messages):
+                connection.invalidate()
+            raise
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Lend a connection with a transaction, which commits at the end of the block."""
         if self.is_sqlite:
             self._refuse_closed()
             self.take_turn()
@@ -250,7 +242,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
                 raise StoreUnavailableError(str(error)) from error
 
     def run(self, connection: Connection, sql: str, values: Any = ()) -> Ran:
-        """Run one of Onceward's statements, with ``?`` or ``$1`` for its values."""
         if not self.is_sqlite and not self.is_async:
             sql, values = to_pyformat(sql, values)
         result = connection.exec_driver_sql(sql, values)
@@ -267,22 +258,15 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         return connection.exec_driver_sql(*to_pyformat(text, values))
 
     def execute(self, connection: Connection, sql: str, params: Params) -> int:
-        """Run a statement with named parameters and return how many rows it changed."""
         return max(int(self._run_named(connection, sql, params).rowcount), 0)
 
     def fetch(self, connection: Connection, sql: str, params: Params) -> list[Row]:
-        """Run a statement with named parameters and return its rows, if it has any."""
         result = self._run_named(connection, sql, params)
         return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
     def total_changes(self, connection: Connection) -> int:
-        """Return how many rows SQLite's connection has changed since it was opened."""
         driver: Any = connection.connection.driver_connection
         return int(driver.total_changes)
-
-    def _epoch_row(self, connection: Connection, sql: str) -> Any:
-        with translating_outages():
-            return connection.exec_driver_sql(sql).first()
 
     # -- blocking, for units ------------------------------------------------------------------
 
@@ -294,7 +278,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             )
 
     def pass_turn_on(self) -> None:
-        """Let the next session write."""
         self._turn.release()
 
     def begin_immediate(
@@ -314,20 +297,17 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         return connection.exec_driver_sql(self.sql["find_record"], values).first() is not None
 
     def save(self, connection: Connection, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event in the session's transaction."""
         super().save(connection, record, audit)
         if self.is_sqlite:
             self.run(connection, "RELEASE onceward")
 
     def raise_record_error(self, connection: Connection, error: Exception) -> None:
-        """Raise ``SupersededError`` if another request was first."""
         if state_of(error) in SUPERSEDED_STATES:
             raise SupersededError(SUPERSEDED) from error
         with suppress(sa_errors.SQLAlchemyError):
             _discard_lost(connection, self.messages)
 
     def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
-        """Raise ``CommitUnknownError`` after an outage, and ``SupersededError``."""
         if state_of(error) in SUPERSEDED_STATES:
             raise SupersededError(SUPERSEDED) from error
         raise_aborted(error)
@@ -360,12 +340,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     async def _migrate(self) -> None:
         with translating_refusals():
             await super()._migrate()
-
-
-def listen_once(engine: Engine, name: str, listener: Callable[..., Any]) -> None:
-    """Listen to an engine; not undone: another store may have the same one."""
-    if not event.contains(engine, name, listener):
-        event.listen(engine, name, listener)
 
 
 def _discard_lost(connection: Connection, messages: Messages) -> None:

@@ -163,9 +163,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         self._statement_thread = 0
         # Of the claim, on PostgreSQL; None once a handler has ended that transaction.
         self._connection: Connection | None = None
-        # Ends the limit of statements.
-        self._limit: Callable[[], object] | None = None
-        # When the last statement was sent, in monotonic seconds.
+        # When the last statement was sent, in monotonic seconds; 0 if nobody looks.
         self.statement_at = 0.0
         # Whether the connection was lost, or the database failed, in a statement.
         self._is_lost = False
@@ -315,12 +313,6 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
             else:
                 info[_UNIT] = None  # not the unit, which refers to the session
         self._leave_turn()
-        self._end_limit()
-
-    def _end_limit(self) -> None:
-        end, self._limit = self._limit, None
-        if end is not None:
-            end()
 
     def _leave_turn(self) -> None:
         with self._lock:
@@ -359,8 +351,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         pooled: Any = connection.connection
         pooled.commit = partial(self._commit_driver, connection, pooled.dbapi_connection)
         if not store.is_sqlite:
-            self._end_limit()
-            self._limit = store.messages.limit(connection, self)
+            store.messages.limit(connection, self)
             pooled.rollback = partial(self._roll_back_driver, pooled.dbapi_connection)
 
     def _begin_immediate(self, connection: Connection) -> None:
@@ -430,7 +421,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
         ``is_insert`` says that SQLAlchemy has written an INSERT by itself.
         """
-        if self._limit is not None:
+        if self.statement_at:
             self.statement_at = time.monotonic()
         if not self._may_end and not self._is_beginning:
             self._look_at_connections()

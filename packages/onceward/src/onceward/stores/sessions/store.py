@@ -22,17 +22,10 @@ from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.base import BaseStore
 from onceward.stores.errors import SUPERSEDED
 from onceward.stores.notifier import LocalNotifier
-from onceward.stores.parts import MIGRATION_LOCK, MigrationTable
-from onceward.stores.postgres.epoch import EpochReader
+from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import instant_literal, text_literals
-from onceward.stores.replication import STILL_RUNNING
-from onceward.stores.rows import (
-    audit_values,
-    check_storable,
-    finish_values,
-    record_of,
-    record_values,
-)
+from onceward.stores.replication import STILL_RUNNING, CommitNotices
+from onceward.stores.rows import audit_values, finish_values, record_of, record_values
 from onceward.stores.sessions.messages import Messages, SessionLimits
 from onceward.stores.sessions.unit import SessionUnit
 from onceward.stores.sqlite.store import reading_of
@@ -141,10 +134,6 @@ class SessionAdapter(BaseStore[TransactionT_co]):
         """Begin to look at connections: the schema is there."""
 
     @abstractmethod
-    def _epoch_row(self, connection: Any, sql: str) -> Any:
-        """Run a query for the epoch. Raises outages as ``StoreUnavailableError``."""
-
-    @abstractmethod
     def _find_first(
         self, unit: SessionUnit[Any], record_id: RecordId, now: datetime
     ) -> Record | None:
@@ -190,17 +179,15 @@ class SessionStore(SessionAdapter[TransactionT_co]):
             raise
 
     async def find(self, record_id: RecordId, now: datetime) -> Record | None:
-        """Look a key up outside any transaction."""
         check_storable(*record_id)
 
-        def find() -> Record | None:
-            with self.reading() as connection:
-                record = self.find_on(connection, record_id, now)
-                if record is not None:
-                    self._confirm(connection)
+        def find(connection: Any) -> Record | None:
+            record = self.find_on(connection, record_id, now)
+            if record is not None:
+                self._confirm(connection)
             return record
 
-        return await self._run_apart(find)
+        return await self._read(find)
 
     async def claim(
         self, record_id: RecordId, now: datetime, *, session: Any = None
@@ -244,65 +231,74 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         return unit
 
     async def read(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run a query outside any guarded request."""
-
-        def read() -> Sequence[Row]:
-            with self.reading() as connection:
-                return self.fetch(connection, sql, params)
-
-        return await self._run_apart(read)
+        return await self._read(lambda connection: self.fetch(connection, sql, params))
 
     async def write(self, sql: str, params: Params = None) -> Sequence[Row]:
-        """Run one statement in its own transaction."""
-
-        def write() -> Sequence[Row]:
-            with self.writing() as connection:
-                return self.fetch(connection, sql, params)
-
-        return await self._run_apart(write)
+        return await self._write(lambda connection: self.fetch(connection, sql, params))
 
     async def sweep(self, now: datetime, limit: int) -> int:
         """Delete one batch of expired records."""
 
-        def delete() -> int:
-            with self.writing() as connection:
-                ran = self.run(connection, self.sql["sweep_records"], (self.instant(now), limit))
+        def delete(connection: Any) -> int:
+            ran = self.run(connection, self.sql["sweep_records"], (self.instant(now), limit))
             return int(ran.rows[0][0]) if ran.rows else ran.changed
 
-        return await self._run_apart(delete)
+        return await self._write(delete)
 
     async def _list(self, sql: str, values: Any) -> Sequence[Any]:
-        def read() -> Sequence[Any]:
+        return await self._read(lambda connection: self.run(connection, sql, values).rows)
+
+    async def _read(self, work: Callable[[Any], T]) -> T:
+        def read() -> T:
             with self.reading() as connection:
-                return self.run(connection, sql, values).rows
+                return work(connection)
 
         return await self._run_apart(read)
+
+    async def _write(self, work: Callable[[Any], T]) -> T:
+        def write() -> T:
+            with self.writing() as connection:
+                return work(connection)
+
+        return await self._run_apart(write)
 
     def notifier(self) -> Any:
         """Return a notifier for this process; workers of others poll once a second."""
         return LocalNotifier()
 
     def report_epochs(self, report: Callable[[EpochReading], None]) -> None:
-        """Report the epoch of each new connection."""
         self._epochs.report_to(report)
 
     async def read_epoch(self) -> EpochReading:
         """Read the epoch on a connection of the app."""
         if self.is_sqlite:
             return reading_of(self.sqlite_path, await self._cache_epoch())
-
-        def read() -> EpochReading:
-            with self.reading() as connection:
-                return self._epochs.read_blocking(
-                    self.table_names, lambda sql: self._epoch_row(connection, sql), (Exception,)
-                )
-
-        return await self._run_apart(read)
+        return await self._read(
+            lambda connection: self._epochs.read_blocking(
+                self.table_names, lambda sql: self.run(connection, sql).rows[0], (Exception,)
+            )
+        )
 
     # -- blocking -----------------------------------------------------------------------------
 
+    def is_replaced(
+        self, fetch_row: Callable[[str], Any], notices: Callable[[], CommitNotices | None]
+    ) -> bool:
+        """Read the epoch on a new connection; return whether its server was replaced.
+
+        ``notices`` returns those of the connection, which get the process id of its backend.
+        """
+
+        def read(sql: str) -> Any:
+            row = fetch_row(sql)
+            noted = None if row is None else notices()
+            if noted is not None:
+                noted.backend = backend_of(row)
+            return row
+
+        return self._epochs.read_blocking(self.table_names, read, (Exception,)).is_replaced
+
     def find_on(self, connection: Any, record_id: RecordId, now: datetime) -> Record | None:
-        """Look a key up."""
         rows = self.run(connection, self.sql["find_record"], (*record_id, self.instant(now))).rows
         return record_of(record_id, rows[0]) if rows else None
 
