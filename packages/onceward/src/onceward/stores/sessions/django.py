@@ -46,7 +46,6 @@ from onceward.stores.errors import (
     is_sqlite_outage,
     state_of,
 )
-from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages, SessionLimits
 from onceward.stores.sessions.store import Ran, SessionStore
 from onceward.stores.sessions.unit import SessionUnit
@@ -150,30 +149,11 @@ class DjangoStore(SessionStore[Any]):
 
     # -- in the request's thread ------------------------------------------------------------
 
-    async def run_in_unit(self, work: Callable[[], T]) -> T:
-        """Run a function in the request's thread, within the limits of statements."""
-        return await self.in_thread(work, self.limits.statement_seconds)
-
-    async def run_claim(self, work: Callable[[], T]) -> T:
-        """Do the same, within the limit of a claim."""
-        return await self.in_thread(work, self.limits.claim_seconds)
-
-    async def run_to_end(self, work: Callable[[], T]) -> T | None:  # type: ignore[override]
-        """Do the same for a rollback: what cannot be reached has rolled back."""
-        with suppress(StoreUnavailableError):
-            return await self.run_in_unit(work)
-        return None
-
-    async def _run_apart(self, work: Callable[[], T]) -> T:
-        return await self.run_in_unit(work)
-
-    async def in_thread(self, work: Callable[[], T], seconds: float) -> T:
-        """Run a function in the request's thread. Raises outages as ``StoreUnavailableError``.
-
-        ``seconds`` limits each response of PostgreSQL.
-        """
+    async def run_in_unit(self, work: Callable[[], T], *, is_claim: bool = False) -> T:
         limited: Callable[[], Any] = work
         if self.messages.has_limits:
+            limits = self.limits
+            seconds = limits.claim_seconds if is_claim else limits.statement_seconds
             limited = partial(self._run_in_time, work, seconds)
         try:
             found: T = await self._run(limited)
@@ -185,6 +165,15 @@ class DjangoStore(SessionStore[Any]):
                 f"the database is unavailable: {error}", is_outage=_is_outage(error)
             ) from error
         return found
+
+    async def run_to_end(self, work: Callable[[], T]) -> T | None:  # type: ignore[override]
+        """Do the same for a rollback: what cannot be reached has rolled back."""
+        with suppress(StoreUnavailableError):
+            return await self.run_in_unit(work)
+        return None
+
+    async def _run_apart(self, work: Callable[[], T]) -> T:
+        return await self.run_in_unit(work)
 
     def _run_in_time(self, work: Callable[[], Any], seconds: float) -> Any:
         """Run a function with a time limit for connecting, and for each response."""
@@ -247,17 +236,12 @@ class DjangoStore(SessionStore[Any]):
             with connection.connection.cursor() as cursor:
                 try:
                     cursor.execute(sql)
-                    row = cursor.fetchone()
-                    notices = self.messages.notices_of(connection)
-                    if notices is not None and row is not None:
-                        notices.backend = backend_of(row)
-                    return row
+                    return cursor.fetchone()
                 finally:
                     if not connection.get_autocommit():
                         connection.connection.rollback()
 
-        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
-        if reading.is_replaced:
+        if self.is_replaced(fetch_row, partial(self.messages.notices_of, connection)):
             connection.close()
             raise OperationalError(REPLACED)
 
@@ -334,9 +318,6 @@ class DjangoStore(SessionStore[Any]):
                 "migrate creates them"
             )
         return self.run(connection, sql, values).rows
-
-    def _epoch_row(self, connection: Any, sql: str) -> Any:
-        return self.run(connection, sql).rows[0]
 
     def _confirm(self, connection: Any) -> None:
         if not self.is_sqlite:
@@ -499,8 +480,8 @@ class DjangoUnit(SessionUnit[Any]):
         if self._transaction.needs_rollback:
             raise AbortedTransactionError(_ABORTED)
 
-    def _fits_one_message(self, record: Record) -> bool:
-        return self.has_messages and super()._fits_one_message(record)
+    def _may_share_commit(self) -> bool:
+        return self.has_messages
 
     def _end_transaction(self) -> None:
         if self._is_committed:

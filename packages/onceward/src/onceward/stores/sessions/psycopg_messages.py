@@ -57,7 +57,7 @@ class thread_limit:  # noqa: N801 - used like a function; a generator would cost
         self._seconds = seconds
 
     def __enter__(self) -> None:
-        self._before = self.current()
+        self._before = getattr(_thread, "seconds", None)
         _thread.seconds = self._seconds
 
     def __exit__(self, *_: object) -> None:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from onceward_protocol.extras import needs_extra
@@ -28,7 +29,6 @@ from onceward.stores.sessions.gate import ConnectionGate, ThreadGate, Visit, cur
 from onceward.stores.sessions.messages import REPLACED, Messages
 from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions
 from onceward.stores.sessions.sqlalchemy_errors import (
-    raise_outage,
     refuse_connection,
     translating_outages,
     unavailable,
@@ -109,6 +109,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         )
         self._session_class = guarded_class(type(session.sync_session))
         self._gate = self._new_gate()
+        self._run_blocking = greenlet_spawn
         self._turn = _GreenletTurn()
         self._ending_tasks: set[asyncio.Task[Any]] = set()
         # The event loop and the engine's pool when it was last opened.
@@ -136,12 +137,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
             await asyncio.wait(self._ending_tasks)
 
     # -- in SQLAlchemy's greenlet -------------------------------------------------------------
-
-    async def run_in_unit(self, work: Callable[[], T]) -> T:
-        """Run a function in SQLAlchemy's greenlet."""
-        with translating_outages():
-            found: T = await greenlet_spawn(work)
-        return found
 
     async def run_to_end(self, work: Callable[[], T]) -> T:
         """Do the same, to the end even if the caller is cancelled."""
@@ -176,7 +171,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
             self,
             record_id,
             now,
-            lambda: Given(given.sync_session, given, is_shared=is_shared),
+            partial(Given, given.sync_session, given, is_shared),
             free=free,
             leave=leave,
         )
@@ -337,6 +332,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             wait_seconds=self._wait_seconds,
             on_wait=self._pool_waited,
         )
+        self._run_blocking = self._threads.run
         self._thread_gate = ThreadGate(self.max_connections, self._wait_seconds, self._pool_waited)
         self._gate = self._new_gate()
 
@@ -389,16 +385,13 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
 
     # -- in threads ---------------------------------------------------------------------------
 
-    def run_in_unit(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a function in the thread of the request, or in one of the store."""
-        return self._threads.run(_translated(work))
-
     def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
         """Do the same: a thread always runs to the end."""
         return self.run_in_unit(work)
 
     async def _run_apart(self, work: Callable[[], T]) -> T:
-        return await self._threads.run_with_slot(_translated(work))
+        with translating_outages():
+            return await self._threads.run_with_slot(work)
 
     async def _new_unit(
         self,
@@ -406,20 +399,26 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         now: datetime | None,
         _session: Any = None,
     ) -> SqlAlchemyUnit[Session]:
+        thread = request_thread.get(None)
         visit = None
         if record_id is not None:
-            self._refuse_scoped_session_elsewhere()
+            if self._scoped is not None and thread is None:
+                raise ConfigurationError(
+                    "a scoped_session belongs to the thread of a request, and an async framework "
+                    "has none: give SqlAlchemySyncStore the engine or a sessionmaker, and write in "
+                    "onceward.transaction"
+                )
             visit = current_visit()
         self._refuse_closed()
-        if visit is not None and request_thread.get(None) is None:
+        if visit is not None and thread is None:
             self._gate.before_claim(visit)
             await self._gate.admit(visit)
-        has_slot = await self._threads.take_slot()
+        has_slot = thread is None and await self._threads.take_slot()
         return SqlAlchemyUnit(
             self,
             record_id,
             now,
-            lambda: self._session_for(visit, is_in_request_thread=not has_slot),
+            partial(self._session_for, visit, is_in_request_thread=not has_slot),
             free=self._threads.free_slot if has_slot else None,
             leave=None if visit is None else visit.leave_without_connection,
             has_slot=has_slot,
@@ -430,11 +429,11 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             session: Session = self._scoped()
             refuse_connection(session.get_bind())  # a test may have bound it to one since
             self._end_earlier_transaction(session)
-            given = Given(session, is_kept=True)
+            given = Given(session, session, is_shared=True, is_kept=True)
         else:
             own: Session = self._sessions()
             refuse_connection(own.bind)
-            given = Given(own)
+            given = Given(own, own)
         # Without a slot, the transaction of the request's session has ended by now.
         if visit is not None and is_in_request_thread:
             self._thread_gate.before_claim(visit)
@@ -480,14 +479,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             return False
         return assigned is not None
 
-    def _refuse_scoped_session_elsewhere(self) -> None:
-        if self._scoped is not None and request_thread.get(None) is None:
-            raise ConfigurationError(
-                "a scoped_session belongs to the thread of a request, and an async framework has "
-                "none: give SqlAlchemySyncStore the engine or a sessionmaker, and write in "
-                "onceward.transaction"
-            )
-
     def run_script(self, connection: Connection, sql: str) -> Sequence[Any]:
         """Run a statement of a migration as it is."""
         cursor = _raw_of(connection).execute(sql, prepare=False)
@@ -524,19 +515,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
 
 
 # -- engines --------------------------------------------------------------------------------------
-
-
-def _translated(work: Callable[[], T]) -> Callable[[], T]:
-    """Return a function that raises outages as ``StoreUnavailableError``."""
-
-    def run() -> T:
-        try:
-            return work()
-        except Exception as error:
-            raise_outage(error)
-            raise
-
-    return run
 
 
 def _raw_of(connection: Connection) -> Any:

@@ -3,10 +3,10 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from onceward_protocol.extras import needs_extra
 
@@ -33,6 +33,7 @@ from onceward.stores.sessions.sqlalchemy_errors import (
     driver_error,
     is_outage,
     raise_aborted,
+    raise_outage,
     raise_without_statement,
     translating_refusals,
 )
@@ -44,6 +45,8 @@ from onceward.stores.statements import to_pyformat
 from onceward_protocol.storage.migrations import Migration
 
 __all__ = ["SqlAlchemySessions"]
+
+T = TypeVar("T")
 
 _log = logging.getLogger("onceward.stores")
 
@@ -105,6 +108,8 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         )
         self._metrics: StoreMetrics | None = None
         self.limits.abandoned.limit_to_half_of(self.max_connections)
+        # Runs a function where the engine blocks.
+        self._run_blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
         # The turn to write to an SQLite file: a lock whose ``acquire`` blocks.
         self._turn: Any
         self._replaced_file = _ReplacedFile(self.sqlite_path)
@@ -177,6 +182,14 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
                 "SQLite runs with PRAGMA synchronous below FULL: a power failure may lose "
                 "acknowledged requests together with their records"
             )
+
+    async def run_in_unit(self, work: Callable[[], T], *, is_claim: bool = False) -> T:  # noqa: ARG002
+        try:
+            found: T = await self._run_blocking(work)
+        except Exception as error:
+            raise_outage(error)
+            raise
+        return found
 
     # -- connections --------------------------------------------------------------------------
 
@@ -315,14 +328,8 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             lost = f"the connection was lost in COMMIT: {driver_error(error)}"
             raise_without_statement(CommitUnknownError(lost, is_cut=is_cut), error)
 
-    def _send_claim(
-        self, unit: SessionUnit[Any], connection: Connection, record_id: RecordId, now: datetime
-    ) -> int:
-        try:
-            return super()._send_claim(unit, connection, record_id, now)
-        except Exception:
-            _discard_lost(connection, self.messages)
-            raise
+    def _claim_failed(self, connection: Connection) -> None:
+        _discard_lost(connection, self.messages)
 
     def _begin(self, unit: SessionUnit[Any]) -> None:
         super()._begin(unit)

@@ -61,12 +61,11 @@ class SessionAdapter(BaseStore[TransactionT_co]):
         """The file of the database; None on PostgreSQL, or if its URL is an SQLite URI."""
 
     @abstractmethod
-    def run_in_unit(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a function on behalf of a unit. Raises ``StoreUnavailableError`` in an outage."""
+    def run_in_unit(self, work: Callable[[], T], *, is_claim: bool = False) -> Awaitable[T]:
+        """Run a function on behalf of a unit. Raises ``StoreUnavailableError`` in an outage.
 
-    def run_claim(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do the same for a claim, which has a limit of its own."""
-        return self.run_in_unit(work)
+        A claim may have a time limit of its own.
+        """
 
     @abstractmethod
     def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -200,7 +199,9 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         check_storable(*record_id)
         unit = await self._new_unit(record_id, now, session)
         try:
-            claim = await self.run_claim(lambda: self._claim(unit, record_id, now))
+            claim = await self.run_in_unit(
+                partial(self._claim, unit, record_id, now), is_claim=True
+            )
         except BaseException:
             await unit.rollback()
             raise
@@ -224,7 +225,7 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         unit = await self._new_unit(None, None, session)
         try:
             unit.is_claimed = True
-            await unit.run(lambda: self._begin(unit))
+            await unit.run(partial(self._begin, unit))
         except BaseException:
             await unit.rollback()
             raise
@@ -308,9 +309,14 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         if self.is_sqlite:
             record = self._find_first(unit, record_id, now)
             return Claimed(unit) if record is None else Found(record)
-        self._refuse_abandoned()
+        if self.limits.abandoned.is_full:
+            self._refuse_abandoned()
         connection = unit.start()
-        rows = self._send_claim(unit, connection, record_id, now)
+        try:
+            rows = self._send_claim(unit, connection, record_id, now)
+        except Exception:
+            self._claim_failed(connection)
+            raise
         if rows in _CLAIMED_ROWS:
             return Claimed(unit, after_expiry=_CLAIMED_ROWS[rows])
         record = None if rows == _HELD_ROWS else self.find_on(connection, record_id, now)
@@ -337,8 +343,11 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         self.messages.refuse_autocommit(connection)
         return len(found)
 
+    def _claim_failed(self, connection: Any) -> None:
+        """Look whether the connection was lost."""
+
     def _begin(self, unit: SessionUnit[Any]) -> None:
-        if not self.is_sqlite:
+        if not self.is_sqlite and self.limits.abandoned.is_full:
             self._refuse_abandoned()
         unit.start()
 
@@ -349,8 +358,7 @@ class SessionStore(SessionAdapter[TransactionT_co]):
 
     def _refuse_abandoned(self) -> None:
         """Raise while too many commits that were cut are still waiting on the server."""
-        if self.limits.abandoned.is_full:
-            self.limits.abandoned.check_blocking(self._still_running)
+        self.limits.abandoned.check_blocking(self._still_running)
 
     def _still_running(self, backends: list[int]) -> Sequence[Any]:
         with self.reading() as connection:

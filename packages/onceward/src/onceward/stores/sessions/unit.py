@@ -133,7 +133,12 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
         connection = self.connection
         notices = None
         try:
-            if record is not None and self._fits_one_message(record):
+            if (
+                record is not None
+                and len(record.body) <= _INLINE_BODY_BYTES
+                and store.messages.can_finish(connection)
+                and self._may_share_commit()
+            ):
                 statement = finish_statement(store.finish_function, record, audit)
                 store.messages.finish_and_commit(connection, statement)
                 self._is_committed = True
@@ -152,11 +157,9 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
             raise
         self._end()
 
-    def _fits_one_message(self, record: Record) -> bool:
-        """Check whether COMMIT may be sent with the record."""
-        return len(record.body) <= _INLINE_BODY_BYTES and self._store.messages.can_finish(
-            self.connection
-        )
+    @abstractmethod
+    def _may_share_commit(self) -> bool:
+        """Check whether COMMIT may be sent with the record, if the driver can."""
 
     def _has_written(self) -> bool:
         if not self._store.is_sqlite:
