@@ -65,7 +65,6 @@ class ThreadTime:
 
     @property
     def now(self) -> float:
-        """Seconds."""
         return time.monotonic()
 
 
@@ -256,7 +255,6 @@ class AsyncConnection(_Wrapped):
         return rows[0] if rows else None
 
     async def notifications(self, seconds: float, *, stop_after: int | None = None) -> list[Any]:
-        """Wait for notifications and return them."""
         return [each async for each in self.raw.notifies(timeout=seconds, stop_after=stop_after)]
 
     async def close(self, *, timeout: float) -> None:  # noqa: ARG002, ASYNC109 - asyncpg's name
@@ -313,7 +311,6 @@ class ThreadConnection(_Wrapped):
         return rows[0] if rows else None
 
     async def notifications(self, seconds: float, *, stop_after: int | None = None) -> list[Any]:
-        """Wait for notifications and return them."""
         raw = self.raw
         return await self._threads.run(
             lambda: list(raw.notifies(timeout=seconds, stop_after=stop_after)),

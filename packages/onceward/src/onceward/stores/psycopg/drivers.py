@@ -280,7 +280,6 @@ class PsycopgThreadDriver(_Driver):
         return ThreadConnection(opened[0], self._threads)
 
     def connect_blocking(self, *, is_limited: bool = True) -> GuardedConnection:
-        """Open a connection to the writable server, in this thread."""
         is_first = self.deadlines.timelines.is_empty
         wait = COMPARE_SECONDS if is_first else 0.0
         return connect_blocking_to_writable(

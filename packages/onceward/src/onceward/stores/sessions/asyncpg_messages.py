@@ -185,7 +185,6 @@ class SharedTransaction:
                 raise
 
     async def confirm(self) -> None:
-        """Commit what was read, so that a synchronous standby has it too. Raises if it may not."""
         self._is_over = True
         with watching_commit(self._notices, self._limits.abandoned, is_read=True):
             await self._send_commit(CONFIRM)

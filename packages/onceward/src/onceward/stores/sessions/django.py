@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache, partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from onceward_protocol.extras import needs_extra
 
@@ -47,13 +47,11 @@ from onceward.stores.errors import (
     state_of,
 )
 from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages, SessionLimits
-from onceward.stores.sessions.store import Ran, SessionStore
-from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.store import file_identity
+from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, SessionUnit
+from onceward.stores.sqlite.file import file_identity
 from onceward.stores.statements import named_parameters, refuse_transaction_control
-from onceward_protocol.storage.migrations import Migration
 
-__all__ = ["DjangoStore", "DjangoUnit"]
+__all__ = ["DjangoStore", "DjangoUnit", "SessionOptions"]
 
 T = TypeVar("T")
 
@@ -99,30 +97,18 @@ class DjangoStore(SessionStore[Any]):
         run_in_thread: RunInThread,
         *,
         using: str = "default",
-        table_prefix: str | None = None,
-        schema: str | None = None,
-        migrations: Sequence[Migration] = (),
-        **limits: float,
+        **options: Unpack[SessionOptions],
     ) -> None:
         """Use the database with the alias ``using`` in Django's settings.
 
-        On SQLite, names of Onceward's tables begin with ``table_prefix`` (default: ``onceward_``).
-        On PostgreSQL they are in ``schema`` (default: ``onceward``), with a prefix only if it is
-        given or the schema is ``public``. ``limits`` are those of ``SessionLimits``,
-        for PostgreSQL with psycopg 3.
+        The limits of ``options`` are for PostgreSQL with psycopg 3.
         """
         vendor = connections[using].vendor
         if vendor not in {"sqlite", "postgresql"}:
             raise ConfigurationError(f"{vendor} is not supported: use PostgreSQL or SQLite")
         if not django_settings.USE_TZ:
             raise ConfigurationError("Onceward needs USE_TZ = True")
-        super().__init__(
-            vendor,
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
-        )
+        super().__init__(vendor, **options)
         # The alias in ``settings.DATABASES``.
         self.using = using
         self.messages = _messages_of(using, self.limits)
@@ -134,7 +120,6 @@ class DjangoStore(SessionStore[Any]):
 
     @property
     def sqlite_path(self) -> str | None:
-        """The file in Django's settings; None on PostgreSQL, or if it is an SQLite URI."""
         name = str(connections[self.using].settings_dict["NAME"])
         return name if self.is_sqlite and not name.startswith("file:") else None
 
@@ -249,7 +234,6 @@ class DjangoStore(SessionStore[Any]):
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
-        """Lend Django's connection of this thread."""
         if self.is_sqlite:
             self.leave_replaced_file()
         yield connections[self.using]
@@ -263,7 +247,6 @@ class DjangoStore(SessionStore[Any]):
 
     @contextmanager
     def migrating(self) -> Iterator[Any]:
-        """Begin a transaction, and commit at the end of the block."""
         unit = DjangoUnit(self, None, None)
         unit.start()
         try:
@@ -274,7 +257,6 @@ class DjangoStore(SessionStore[Any]):
         unit.end()
 
     def run(self, connection: Any, sql: str, values: Any = ()) -> Ran:
-        """Run one of Onceward's statements, with ``?`` or ``$1`` for its values."""
         if isinstance(values, (tuple, list)) and "$1" in sql:
             values = {f"p{index}": value for index, value in enumerate(values, 1)}
         with connection.cursor() as cursor:
@@ -283,11 +265,9 @@ class DjangoStore(SessionStore[Any]):
             return Ran(rows, max(cursor.rowcount, 0))
 
     def execute(self, connection: Any, sql: str, params: Params) -> int:
-        """Run a statement with named parameters and return how many rows it changed."""
         return self.run(connection, sql, _named(params, self.instant)).changed
 
     def fetch(self, connection: Any, sql: str, params: Params) -> list[Row]:
-        """Run a statement with named parameters and return its rows, if it has any."""
         with connection.cursor() as cursor:
             cursor.execute(_with_django_parameters(sql), _named(params, self.instant) or None)
             if cursor.description is None:
@@ -296,11 +276,9 @@ class DjangoStore(SessionStore[Any]):
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def total_changes(self, connection: Any) -> int:
-        """Return how many rows SQLite's connection has changed since it was opened."""
         return int(connection.connection.total_changes)
 
     def run_script(self, connection: Any, sql: str) -> Sequence[Any]:
-        """Run a statement of a migration as it is."""
         with connection.cursor() as cursor:
             cursor.execute(sql)
             rows: Sequence[Any] = cursor.fetchall() if cursor.description is not None else ()
@@ -337,7 +315,6 @@ class DjangoStore(SessionStore[Any]):
         return self.find_on(unit.start(), record_id, now)
 
     def raise_record_error(self, connection: Any, error: Exception) -> None:  # noqa: ARG002
-        """Raise ``SupersededError`` or ``AbortedTransactionError``."""
         if state_of(error) == SUPERSEDED_STATE:
             raise SupersededError(SUPERSEDED) from None
         if is_aborted(error):
@@ -346,7 +323,6 @@ class DjangoStore(SessionStore[Any]):
             self.renew()
 
     def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
-        """Raise ``CommitUnknownError`` after an outage."""
         if isinstance(error, _OUTAGES):
             raise CommitUnknownError(str(error), is_cut=is_cut) from error
 
@@ -398,7 +374,6 @@ class DjangoUnit(SessionUnit[Any]):
 
     @property
     def connection(self) -> Any:
-        """The same."""
         return self._transaction
 
     def start(self) -> Any:
@@ -429,7 +404,6 @@ class DjangoUnit(SessionUnit[Any]):
         return connection
 
     def _lock(self, connection: Any, *, in_test: bool) -> None:
-        """Take SQLite's write lock."""
         store = self._of
         try:
             migrations = store.table_names.table("migrations")
@@ -449,12 +423,10 @@ class DjangoUnit(SessionUnit[Any]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection was lost in the view."""
         raw = self.transaction.connection
         return not self.has_ended and (raw is None or bool(getattr(raw, "closed", False)))
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if a statement of the view failed in an outage."""
         is_internal = isinstance(error, InternalError) and not is_read_only(error)
         if not isinstance(error, _OUTAGES) or is_internal or not _is_outage(error):
             return None
@@ -467,7 +439,6 @@ class DjangoUnit(SessionUnit[Any]):
         return outage
 
     def confirm(self) -> None:
-        """Commit what the claim has read, so that a synchronous standby has it too, or raise."""
         if self.has_messages:
             super().confirm()
             return
@@ -494,7 +465,6 @@ class DjangoUnit(SessionUnit[Any]):
         """Do nothing: ``end`` has."""
 
     def end(self) -> None:
-        """Commit."""
         self._stop_refusing()
         try:
             self._atomic.__exit__(None, None, None)
@@ -502,7 +472,6 @@ class DjangoUnit(SessionUnit[Any]):
             self._end_limit()
 
     def undo(self) -> None:
-        """Roll back."""
         connection = self.transaction
         if self.has_ended or connection is None:
             self.has_ended = True

@@ -40,7 +40,6 @@ class Visit:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether it may take a connection."""
         return self._release is not None
 
     def admitted(self, release: Callable[[], None]) -> None:
@@ -136,7 +135,6 @@ class ConnectionGate(_Gate):
         timeout_seconds: float,
         on_wait: Callable[[float], None] | None = None,
     ) -> None:
-        """``capacity`` None is no limit. ``on_wait`` gets the seconds of each wait."""
         super().__init__(capacity, timeout_seconds, on_wait)
         self._slots = None if capacity is None else asyncio.Semaphore(max(1, capacity - 1))
 
@@ -152,7 +150,6 @@ class ConnectionGate(_Gate):
         _visit.set(visit)
 
     async def admit(self, visit: Visit) -> None:
-        """Wait until the request may take a connection. Does nothing if it has been admitted."""
         slots = self._slots
         if slots is None or visit.is_admitted:
             return
@@ -180,7 +177,6 @@ class ThreadGate(_Gate):
         timeout_seconds: float,
         on_wait: Callable[[float], None] | None = None,
     ) -> None:
-        """``capacity`` None is no limit. ``on_wait`` gets the seconds of each wait."""
         super().__init__(capacity, timeout_seconds, on_wait)
         # Not a semaphore of ``threading``: that takes a dozen function calls per request.
         self._lock = threading.Lock()

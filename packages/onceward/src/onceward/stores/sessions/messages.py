@@ -39,7 +39,6 @@ class SessionLimits:
     )
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigurationError`` unless all limits are positive and finite."""
         for name in ("claim_seconds", "statement_seconds", "commit_seconds"):
             seconds = getattr(self, name)
             if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:

@@ -65,7 +65,6 @@ class thread_limit:  # noqa: N801 - used like a function; a generator would cost
 
     @staticmethod
     def current() -> float | None:
-        """Return the limit of this thread in seconds."""
         return getattr(_thread, "seconds", None)
 
 
@@ -244,7 +243,6 @@ class PsycopgMessages(Messages):
             self.send(connection, raw, CONFIRM if is_idle else f"{CONFIRM};COMMIT")
 
     def can_finish(self, connection: Any) -> bool:  # noqa: ARG002
-        """Return True: any transaction can end with a message."""
         return True
 
     def finish_and_commit(self, connection: Any, statement: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from onceward_protocol.extras import needs_extra
 
@@ -43,10 +43,10 @@ from onceward.stores.sessions.sqlalchemy_unit import (
     has_unflushed_changes,
     listen_to_driver_calls,
 )
+from onceward.stores.sessions.store import SessionOptions
 from onceward.stores.threads import StoreThreads, request_thread
-from onceward_protocol.storage.migrations import Migration
 
-__all__ = ["SqlAlchemyStore", "SqlAlchemySyncStore", "SqlAlchemyUnit"]
+__all__ = ["SessionOptions", "SqlAlchemyStore", "SqlAlchemySyncStore", "SqlAlchemyUnit"]
 
 T = TypeVar("T")
 
@@ -83,18 +83,9 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     def __init__(
         self,
         sessions: async_sessionmaker[AsyncSession] | AsyncEngine,
-        *,
-        table_prefix: str | None = None,
-        schema: str | None = None,
-        migrations: Sequence[Migration] = (),
-        **limits: float,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        """``sessions`` is the app's session maker, or its engine. ``open`` connects.
-
-        On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On
-        PostgreSQL they are in ``schema`` (``onceward``), with a prefix only if it is given or the
-        schema is ``public``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
-        """
+        """``sessions`` is the app's session maker, or its engine. ``open`` connects."""
         self._sessions = _session_maker(sessions)
         session = self._sessions()
         bind = session.get_bind()
@@ -102,10 +93,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         super().__init__(
             bind.engine,
             {"sqlite": "aiosqlite", "postgresql": "asyncpg"},
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
+            **options,
         )
         self._session_class = guarded_class(type(session.sync_session))
         self._gate = self._new_gate()
@@ -129,7 +117,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
-        """Wait for transactions that are ending. The app disposes of the engine."""
         if self._is_open:
             self._is_open = False
             self._stop_listening()
@@ -139,7 +126,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     # -- in SQLAlchemy's greenlet -------------------------------------------------------------
 
     async def run_to_end(self, work: Callable[[], T]) -> T:
-        """Do the same, to the end even if the caller is cancelled."""
         task = asyncio.ensure_future(self.run_in_unit(work))
         self._ending_tasks.add(task)
         task.add_done_callback(self._ending_tasks.discard)
@@ -177,7 +163,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         )
 
     def run_script(self, connection: Connection, sql: str) -> Sequence[Any]:
-        """Run a statement of a migration as it is."""
         driver: Any = connection.connection.driver_connection
         if not sql.startswith("SELECT"):
             await_only(driver.execute(sql))
@@ -196,7 +181,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
 
     @property
     def gate(self) -> ConnectionGate:
-        """Limits how many guarded requests use the pool at once."""
         return self._gate
 
     # -- sessions outside a guarded handler ---------------------------------------------------
@@ -225,7 +209,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
                 session.sync_session.close()
 
     def outage_of(self, session: AsyncSession, error: Exception) -> StoreUnavailableError | None:
-        """Return the client's error, if a method of the session raised ``error`` in an outage."""
         return unavailable(error) if session.sync_session.info.get(OUTAGE) is error else None
 
     # -- the event loop -----------------------------------------------------------------------
@@ -263,7 +246,6 @@ class _GreenletTurn:
         return bool(await_only(self._lock.acquire()))
 
     def release(self) -> None:
-        """Pass it on."""
         self._lock.release()
 
 
@@ -297,25 +279,13 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     def __init__(
         self,
         sessions: Engine | sessionmaker[Any] | scoped_session[Any],
-        *,
-        table_prefix: str | None = None,
-        schema: str | None = None,
-        migrations: Sequence[Migration] = (),
-        **limits: float,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        """Take the app's engine, session maker or scoped session. ``open`` connects.
-
-        On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On
-        PostgreSQL they are in ``schema`` (``onceward``), with a prefix only if it is given or the
-        schema is ``public``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
-        """
+        """Take the app's engine, session maker or scoped session. ``open`` connects."""
         super().__init__(
             _engine_of(sessions),
             {"sqlite": "pysqlite", "postgresql": "psycopg"},
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
+            **options,
         )
         self._scoped = sessions if isinstance(sessions, scoped_session) else None
         self._sessions = (
@@ -362,7 +332,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
-        """Wait for running transactions. The app disposes of the engine."""
         if self._is_open:
             self._is_open = False
             await self._threads.close(_CLOSE_SECONDS)
@@ -386,7 +355,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     # -- in threads ---------------------------------------------------------------------------
 
     def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do the same: a thread always runs to the end."""
         return self.run_in_unit(work)
 
     async def _run_apart(self, work: Callable[[], T]) -> T:
@@ -480,7 +448,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         return assigned is not None
 
     def run_script(self, connection: Connection, sql: str) -> Sequence[Any]:
-        """Run a statement of a migration as it is."""
         cursor = _raw_of(connection).execute(sql, prepare=False)
         return () if cursor.description is None else list(cursor)
 

@@ -3,10 +3,10 @@
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from onceward_protocol.extras import needs_extra
 
@@ -38,11 +38,9 @@ from onceward.stores.sessions.sqlalchemy_errors import (
     translating_refusals,
 )
 from onceward.stores.sessions.sqlalchemy_unit import is_lost
-from onceward.stores.sessions.store import Ran, SessionStore
-from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.store import file_identity
+from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, SessionUnit
+from onceward.stores.sqlite.file import file_identity
 from onceward.stores.statements import to_pyformat
-from onceward_protocol.storage.migrations import Migration
 
 __all__ = ["SqlAlchemySessions"]
 
@@ -89,23 +87,13 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         self,
         engine: Any,
         supported: dict[str, str],
-        *,
-        table_prefix: str | None,
-        schema: str | None,
-        migrations: Sequence[Migration],
-        limits: dict[str, float],
+        **options: Unpack[SessionOptions],
     ) -> None:
         """``supported`` are drivers by database; of another engine it says what they are."""
         _refuse_engine(engine, supported)
         # The engine of the app.
         self.engine: Engine = engine
-        super().__init__(
-            engine.dialect.name,
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
-        )
+        super().__init__(engine.dialect.name, **options)
         self._metrics: StoreMetrics | None = None
         self.limits.abandoned.limit_to_half_of(self.max_connections)
         # Runs a function where the engine blocks.
@@ -142,7 +130,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         return None if overflow < 0 else pool.size() + overflow
 
     def report_to(self, metrics: StoreMetrics) -> None:
-        """Report waits for a connection of the engine's pool to ``metrics``."""
         self._metrics = metrics
         if isinstance(metrics, DurabilityMetrics):
             self.limits.abandoned.report = metrics.commits_abandoned
@@ -194,7 +181,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     # -- connections --------------------------------------------------------------------------
 
     def connect(self, session: Session) -> Connection:
-        """Return the session's connection; report the wait if none was free."""
         pool: Any = self.engine.pool
         limit = None if self._metrics is None else self.max_connections
         with self.messages.connecting(pool):

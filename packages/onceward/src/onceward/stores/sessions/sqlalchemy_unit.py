@@ -33,7 +33,7 @@ from onceward.records import Record, RecordId
 from onceward.stores.errors import SUPERSEDED, is_read_only
 from onceward.stores.sessions.messages import Messages
 from onceward.stores.sessions.sqlalchemy_errors import is_outage, translating_outages, unavailable
-from onceward.stores.sessions.unit import ENDED, SessionUnit
+from onceward.stores.sessions.store import ENDED, SessionUnit
 from onceward.stores.statements import TRANSACTION_CONTROL, refuse_transaction_control
 
 if TYPE_CHECKING:
@@ -139,7 +139,6 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
     @property
     def transaction(self) -> TransactionT_co:
-        """The session to write in."""
         if self._given is None:
             raise NoTransactionError(ENDED)
         handle: TransactionT_co = self._given.handle
@@ -348,7 +347,6 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
                 self._ended_by_connection = not self._may_end
 
     def refuse_commit(self, session: Session) -> None:
-        """Raise if the handler commits."""
         if not self._may_end and session.get_nested_transaction() is None:
             raise UsageError(
                 "a guarded handler must not commit: Onceward commits its rows together with the "
@@ -405,7 +403,6 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         self._statement_thread = threading.get_ident()
 
     def note_error(self, *, is_outage: bool) -> None:
-        """Note that a statement has failed in this thread."""
         self._is_lost |= is_outage
         self.end_statement()
 

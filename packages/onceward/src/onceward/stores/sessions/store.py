@@ -1,13 +1,20 @@
-"""The store in the sessions of an app: what its adapters have in common, in blocking style."""
+"""The store in the sessions of an app: what its adapters have in common, in blocking style.
 
-from abc import abstractmethod
+``SessionUnit`` is one transaction, ``SessionStore`` what the guard calls.
+"""
+
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 
-from onceward.errors import StoreUnavailableError, SupersededError
+from onceward.core.decision import HELD, Held
+from onceward.core.idempotency_record import AuditEvent, Record, RecordId
+from onceward.core.storable_text import check_storable
+from onceward.core.table_names import TableNames
+from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
 from onceward.ports import (
     HELD,
     Claimed,
@@ -18,28 +25,51 @@ from onceward.ports import (
     Row,
     TransactionT_co,
 )
-from onceward.records import AuditEvent, Record, RecordId
-from onceward.stores.base import BaseStore
+from onceward.stores.base import BaseStore, BaseUnit
 from onceward.stores.errors import SUPERSEDED
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.postgres.epoch import EpochReader, backend_of
-from onceward.stores.postgres.params import instant_literal, text_literals
+from onceward.stores.postgres.params import finish_statement, instant_literal, text_literals
 from onceward.stores.replication import STILL_RUNNING, CommitNotices
-from onceward.stores.rows import audit_values, finish_values, record_of, record_values
+from onceward.stores.rows import (
+    HAS_WRITTEN,
+    audit_values,
+    finish_values,
+    record_of,
+    record_values,
+)
 from onceward.stores.sessions.messages import Messages, SessionLimits
-from onceward.stores.sessions.unit import SessionUnit
-from onceward.stores.sqlite.store import reading_of
-from onceward.stores.table_names import TableNames
+from onceward.stores.sqlite.file import reading_of
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
-__all__ = ["Ran", "SessionStore"]
+__all__ = ["ENDED", "Ran", "SessionOptions", "SessionStore", "SessionUnit"]
 
 T = TypeVar("T")
+
+ENDED: Final = "the transaction has ended: it was committed or rolled back"
+# Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
+_INLINE_BODY_BYTES: Final = 16 * 1024
 
 # onceward_claim returns its result as a number of rows. Claimed: whether it has an expired record.
 _CLAIMED_ROWS: Final = {0: False, 3: True}
 _HELD_ROWS: Final = 2
+
+
+class SessionOptions(TypedDict, total=False):
+    """Options of the stores in sessions of an app.
+
+    On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On PostgreSQL
+    they are in ``schema`` (``onceward``), with a prefix only if it is given or the schema is
+    ``public``. The limits are those of ``SessionLimits``, for PostgreSQL.
+    """
+
+    table_prefix: str | None
+    schema: str | None
+    migrations: Sequence[Migration]
+    claim_seconds: float
+    statement_seconds: float
+    commit_seconds: float
 
 
 class Ran(NamedTuple):
@@ -47,6 +77,168 @@ class Ran(NamedTuple):
 
     rows: Sequence[Any]
     changed: int
+
+
+class SessionStatements:
+    """Onceward's statements in the transaction of a unit."""
+
+    def __init__(self, store: "SessionStore[Any]", unit: "SessionUnit[Any]") -> None:
+        self._store = store
+        self._unit = unit
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        return await self._unit.run(lambda: self._store.execute(self._unit.connection, sql, params))
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        return await self._unit.run(lambda: self._store.fetch(self._unit.connection, sql, params))
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
+
+
+class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
+    """One guarded request or job. Only Onceward commits or ends its transaction.
+
+    Methods without ``async`` block: ``run`` calls them where the store's connections are used.
+    """
+
+    def __init__(
+        self, store: "SessionStore[Any]", record_id: RecordId | None, claimed_at: datetime | None
+    ) -> None:
+        self._store = store
+        self.record_id = record_id
+        self.claimed_at = claimed_at
+        # True once it was committed or rolled back.
+        self.has_ended = False
+        # True from the end of the handler on: Onceward ends the transaction.
+        self._may_end = False
+        # True once COMMIT was sent with the record.
+        self._is_committed = False
+        # Rows that SQLite's connection has changed since it was opened, without those of this unit.
+        self._changes_before = 0
+        # True once the handler may use it: the key is claimed, or there is none.
+        self.is_claimed = False
+        # True if BEGIN and the claim shared a message.
+        self.has_messages = False
+        # Frees what the request has taken for this unit.
+        self._on_free: Callable[[], None] | None = None
+        # Called if the key was not claimed.
+        self._on_leave: Callable[[], None] | None = None
+        # True if another request has committed the key.
+        self.superseded = False
+
+    @property
+    @abstractmethod
+    def transaction(self) -> TransactionT_co:
+        """The session or connection that handlers use."""
+
+    @property
+    @abstractmethod
+    def connection(self) -> Any:
+        """The connection with the transaction, for statements of Onceward."""
+
+    @property
+    def statements(self) -> SessionStatements:
+        """The same transaction, for Onceward's statements."""
+        return SessionStatements(self._store, self)
+
+    def run(self, work: Callable[[], T]) -> Awaitable[T]:
+        """Run a blocking function. Raises ``StoreUnavailableError``."""
+        return self._store.run_in_unit(work)
+
+    async def has_written(self) -> bool:
+        return await self.run(self._has_written)
+
+    async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        if self.has_ended:
+            raise NoTransactionError(ENDED)
+        try:
+            await self.run(partial(self._commit, record, audit))
+        except BaseException:
+            await self.rollback()
+            raise
+        self._free()
+
+    async def rollback(self) -> None:
+        if not self.has_ended:
+            await self._store.run_to_end(self.undo)
+        self._free()
+
+    # -- blocking -------------------------------------------------------------------------
+
+    @abstractmethod
+    def start(self) -> Any:
+        """Begin the transaction, or prepare the session that begins it, and guard it."""
+
+    def confirm(self) -> None:
+        self._store.messages.confirm(self.connection)
+
+    def _commit(self, record: Record | None, audit: AuditEvent | None) -> None:
+        store = self._store
+        self._prepare_commit()
+        connection = self.connection
+        notices = None
+        try:
+            if (
+                record is not None
+                and len(record.body) <= _INLINE_BODY_BYTES
+                and store.messages.can_finish(connection)
+                and self._may_share_commit()
+            ):
+                statement = finish_statement(store.finish_function, record, audit)
+                store.messages.finish_and_commit(connection, statement)
+                self._is_committed = True
+            else:
+                notices = store.messages.notices_of(connection)
+                store.save(connection, record, audit)
+        except Exception as error:
+            store.raise_record_error(connection, error)
+            raise
+        self._may_end = True
+        try:
+            self._end_transaction()
+        except Exception as error:
+            is_cut = notices is not None and notices.was_cut
+            store.raise_commit_error(error, is_cut=is_cut)
+            raise
+        self._end()
+
+    @abstractmethod
+    def _may_share_commit(self) -> bool:
+        """Check whether COMMIT may be sent with the record, if the driver can."""
+
+    def _has_written(self) -> bool:
+        if not self._store.is_sqlite:
+            return bool(self._store.run(self.connection, HAS_WRITTEN).rows[0][0])
+        return self._store.total_changes(self.connection) != self._changes_before
+
+    @abstractmethod
+    def _prepare_commit(self) -> None:
+        """Write what the handler has left to write. Raises if it may not be committed."""
+
+    @abstractmethod
+    def _end_transaction(self) -> None:
+        """Commit; after ``finish_and_commit``, only note the end."""
+
+    @abstractmethod
+    def _end(self) -> None:
+        """Let the session go: the transaction has ended."""
+
+    @abstractmethod
+    def undo(self) -> None:
+        """Roll back. Never raises. Idempotent."""
+
+    def leave(self) -> None:
+        """Let the next request have the connection that this one does not need."""
+        if self._on_leave is not None:
+            self._on_leave()
+
+    def _free(self) -> None:
+        if self.has_ended:
+            free, self._on_free = self._on_free, None
+            if free is not None:
+                free()
 
 
 class SessionAdapter(BaseStore[TransactionT_co]):
@@ -146,10 +338,10 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         self,
         database: str,
         *,
-        table_prefix: str | None,
-        schema: str | None,
-        migrations: Sequence[Migration],
-        limits: dict[str, float],
+        table_prefix: str | None = None,
+        schema: str | None = None,
+        migrations: Sequence[Migration] = (),
+        **limits: float,
     ) -> None:
         is_sqlite = database == "sqlite"
         names = TableNames.chosen(table_prefix, schema, is_sqlite=is_sqlite)
@@ -238,8 +430,6 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         return await self._write(lambda connection: self.fetch(connection, sql, params))
 
     async def sweep(self, now: datetime, limit: int) -> int:
-        """Delete one batch of expired records."""
-
         def delete(connection: Any) -> int:
             ran = self.run(connection, self.sql["sweep_records"], (self.instant(now), limit))
             return int(ran.rows[0][0]) if ran.rows else ran.changed
@@ -271,7 +461,6 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         self._epochs.report_to(report)
 
     async def read_epoch(self) -> EpochReading:
-        """Read the epoch on a connection of the app."""
         if self.is_sqlite:
             return reading_of(self.sqlite_path, await self._cache_epoch())
         return await self._read(
@@ -352,7 +541,6 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         unit.start()
 
     def _confirm(self, connection: Any) -> None:
-        """Commit what was read, so that a synchronous standby has it too, or raise."""
         if not self.is_sqlite:
             self.messages.confirm(connection)
 
@@ -365,7 +553,6 @@ class SessionStore(SessionAdapter[TransactionT_co]):
             return self.run(connection, STILL_RUNNING, (backends,)).rows
 
     def save(self, connection: Any, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event in the transaction of the connection."""
         if self.is_sqlite:
             if record is not None:
                 saved = self.run(connection, self.sql["save_record"], record_values(record))
