@@ -157,9 +157,6 @@ class DjangoStore(SessionStore[Any]):
             return await self.run_in_unit(work)
         return None
 
-    async def _run_apart(self, work: Callable[[], T]) -> T:
-        return await self.run_in_unit(work)
-
     def _run_in_time(self, work: Callable[[], Any], seconds: float) -> Any:
         """Run a function with a time limit for connecting, and for each response."""
         connection = connections[self.using]
@@ -359,11 +356,12 @@ def _named(params: Params, instant: Callable[[datetime], Any]) -> dict[str, Any]
 class DjangoUnit(SessionUnit[Any]):
     """One ``transaction.atomic()`` around the request, in the request's thread."""
 
+    _store: DjangoStore
+
     def __init__(
         self, store: DjangoStore, record_id: RecordId | None, claimed_at: datetime | None
     ) -> None:
         super().__init__(store, record_id, claimed_at)
-        self._of = store
         self._atomic: Any = None
         self._transaction: Any = None
 
@@ -372,13 +370,11 @@ class DjangoUnit(SessionUnit[Any]):
         """Django's connection of this thread, which the ORM uses."""
         return self._transaction
 
-    @property
-    def connection(self) -> Any:
-        return self._transaction
+    connection = transaction
 
     def start(self) -> Any:
         """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
-        store = self._of
+        store = self._store
         connection = get_connection(store.using)
         in_test = is_in_test_case(connection)
         if connection.in_atomic_block and not in_test:
@@ -404,7 +400,7 @@ class DjangoUnit(SessionUnit[Any]):
         return connection
 
     def _lock(self, connection: Any, *, in_test: bool) -> None:
-        store = self._of
+        store = self._store
         try:
             migrations = store.table_names.table("migrations")
             store.run(connection, f"UPDATE {migrations} SET name = name WHERE 0")  # noqa: S608
@@ -433,7 +429,7 @@ class DjangoUnit(SessionUnit[Any]):
         if not self.transaction.errors_occurred and not self.is_lost:  # of another database
             return None
         if is_read_only(error):
-            self._of.renew()
+            self._store.renew()
         outage = StoreUnavailableError(f"the database is unavailable: {error}")
         outage.__cause__ = error
         return outage
@@ -442,8 +438,8 @@ class DjangoUnit(SessionUnit[Any]):
         if self.has_messages:
             super().confirm()
             return
-        with self._of.messages.committing(self.transaction, is_read=True):
-            self._of.run(self.transaction, CONFIRM)
+        with self._store.messages.committing(self.transaction, is_read=True):
+            self._store.run(self.transaction, CONFIRM)
             self.end()
 
     def _prepare_commit(self) -> None:
@@ -458,7 +454,7 @@ class DjangoUnit(SessionUnit[Any]):
         if self._is_committed:
             self.end()
             return
-        with self._of.messages.committing(self._transaction):
+        with self._store.messages.committing(self._transaction):
             self.end()
 
     def _end(self) -> None:
@@ -478,16 +474,16 @@ class DjangoUnit(SessionUnit[Any]):
             return
         self._stop_refusing()
         connection.set_rollback(True)
-        if connection.connection is not None and self._of.messages.is_closed(connection):
+        if connection.connection is not None and self._store.messages.is_closed(connection):
             connection.close()  # else Django would connect again, to set autocommit
         with suppress(DatabaseError):
             self._atomic.__exit__(None, None, None)
         self._end_limit()
-        self._of.leave_old_connection(connection)
+        self._store.leave_old_connection(connection)
 
     def _end_limit(self) -> None:
         if self._transaction.connection is not None:
-            self._of.messages.unlimit(self._transaction)
+            self._store.messages.unlimit(self._transaction)
 
     def _stop_refusing(self) -> None:
         self.has_ended = True

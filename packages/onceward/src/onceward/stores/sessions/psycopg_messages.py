@@ -42,30 +42,33 @@ _INTERVAL_SECONDS: Final = 0.1
 _WaitTimeout: Final[type[Exception]] = errors._WaitTimeout  # noqa: SLF001
 _IDLE: Final = TransactionStatus.IDLE
 
-_thread = threading.local()
 
-
-class thread_limit:  # noqa: N801 - used like a function; a generator would cost more
-    """Limit each response to this thread, on connections that have no limit of their own.
+class _ThreadLimit(threading.local):
+    """What a response to this thread may take, on connections that have no limit of their own.
 
     For what a pool does before it returns a connection: tests of old connections.
     """
 
-    __slots__ = ("_before", "_seconds")
+    seconds: float | None = None
 
-    def __init__(self, seconds: float) -> None:
+
+_thread = _ThreadLimit()
+
+
+class _limited:  # noqa: N801 - used like a function; a generator would cost more
+    """Limit each response on one connection, or to this thread."""
+
+    __slots__ = ("_before", "_limits", "_seconds")
+
+    def __init__(self, limits: "PsycopgLimits | _ThreadLimit", seconds: float) -> None:
+        self._limits = limits
         self._seconds = seconds
 
     def __enter__(self) -> None:
-        self._before = getattr(_thread, "seconds", None)
-        _thread.seconds = self._seconds
+        self._before, self._limits.seconds = self._limits.seconds, self._seconds
 
     def __exit__(self, *_: object) -> None:
-        _thread.seconds = self._before
-
-    @staticmethod
-    def current() -> float | None:
-        return getattr(_thread, "seconds", None)
+        self._limits.seconds = self._before
 
 
 class PsycopgLimits(CommitNotices):
@@ -87,7 +90,7 @@ class PsycopgLimits(CommitNotices):
         """Wait for a response; close the connection if it is late, or if this thread is stopped."""
         seconds = self.seconds
         if seconds is None:
-            seconds = thread_limit.current()
+            seconds = _thread.seconds
         if seconds is None or timeout is not None:
             connection: Any = self._connection()
             return type(connection).wait(connection, generator, interval, timeout)
@@ -130,25 +133,9 @@ def _on_checkin(raw: Any, _record: Any) -> None:
 
 def _on_connect(_engine: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
     """Limit the time to connect during a call of Onceward, unless the app does; ``do_connect``."""
-    seconds = thread_limit.current()
+    seconds = _thread.seconds
     if seconds is not None and "PGCONNECT_TIMEOUT" not in os.environ:
         parameters.setdefault("connect_timeout", math.ceil(seconds))
-
-
-class _limited:  # noqa: N801 - used like a function
-    """Limit each response on one connection."""
-
-    __slots__ = ("_before", "_limits", "_seconds")
-
-    def __init__(self, limits: PsycopgLimits, seconds: float) -> None:
-        self._limits = limits
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._before, self._limits.seconds = self._limits.seconds, self._seconds
-
-    def __exit__(self, *_: object) -> None:
-        self._limits.seconds = self._before
 
 
 class _limited_commit(watching_commit):  # noqa: N801 - used like a function
@@ -188,10 +175,10 @@ class PsycopgMessages(Messages):
         self._raw_of = raw_of
 
     def connecting(self, _pool: Any = None) -> AbstractContextManager[Any]:
-        return thread_limit(self._limits.claim_seconds)
+        return _limited(_thread, self._limits.claim_seconds)
 
     def waiting(self, seconds: float) -> AbstractContextManager[Any]:
-        return thread_limit(seconds)
+        return _limited(_thread, seconds)
 
     def begin_of(self, raw: Any) -> str | None:
         """Return the BEGIN with which a message can begin a transaction."""

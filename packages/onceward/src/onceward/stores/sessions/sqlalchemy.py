@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -41,7 +41,6 @@ from onceward.stores.sessions.sqlalchemy_unit import (
     guard_sessions,
     guarded_class,
     has_unflushed_changes,
-    listen_to_driver_calls,
 )
 from onceward.stores.sessions.store import SessionOptions
 from onceward.stores.threads import StoreThreads, request_thread
@@ -96,7 +95,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
             **options,
         )
         self._session_class = guarded_class(type(session.sync_session))
-        self._gate = self._new_gate()
         self._run_blocking = greenlet_spawn
         self._turn = _GreenletTurn()
         self._ending_tasks: set[asyncio.Task[Any]] = set()
@@ -113,8 +111,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     def _start(self) -> None:
         self._refuse_pool_of_another_loop()
         self._turn = _GreenletTurn()  # a lock belongs to one event loop
-        self._gate = self._new_gate()
-        listen_to_driver_calls(self.engine)
+        super()._start()
 
     async def close(self) -> None:
         if self._is_open:
@@ -130,9 +127,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         self._ending_tasks.add(task)
         task.add_done_callback(self._ending_tasks.discard)
         return await asyncio.shield(task)
-
-    async def _run_apart(self, work: Callable[[], T]) -> T:
-        return await self.run_in_unit(work)
 
     async def _new_unit(
         self,
@@ -213,12 +207,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
 
     # -- the event loop -----------------------------------------------------------------------
 
-    def _new_gate(self) -> ConnectionGate:
-        pool: Any = self.engine.pool
-        timeout = getattr(pool, "timeout", None)
-        seconds = timeout() if timeout is not None else 30.0
-        return ConnectionGate(self.max_connections, seconds, self._pool_waited)
-
     def _refuse_pool_of_another_loop(self) -> None:
         """Raise ``ConfigurationError`` for asyncpg's connections of a loop that has ended."""
         loop, pool = asyncio.get_running_loop(), self.engine.pool
@@ -240,13 +228,11 @@ class _GreenletTurn:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self.release = self._lock.release
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: ARG002
+    def acquire(self, *, timeout: float) -> bool:  # noqa: ARG002
         """Wait for it. The time limit is that of the request."""
         return bool(await_only(self._lock.acquire()))
-
-    def release(self) -> None:
-        self._lock.release()
 
 
 class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
@@ -296,7 +282,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             guard_sessions(self._scoped.session_factory)
         self._turn = threading.Lock()
         self._app_begins = False
-        self._wait_seconds: float = getattr(self.engine.pool, "_timeout", 30.0)
         self._threads = StoreThreads(
             self.max_connections or _MOST_CONNECTIONS,
             wait_seconds=self._wait_seconds,
@@ -304,7 +289,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         )
         self._run_blocking = self._threads.run
         self._thread_gate = ThreadGate(self.max_connections, self._wait_seconds, self._pool_waited)
-        self._gate = self._new_gate()
 
     def _new_messages(self) -> Messages:
         from onceward.stores.sessions.psycopg_messages import (  # noqa: PLC0415 - of one driver
@@ -323,13 +307,9 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         """Limits how many guarded requests of a sync framework use the pool at once."""
         return self._thread_gate
 
-    def _new_gate(self) -> ConnectionGate:
-        return ConnectionGate(self.max_connections, self._wait_seconds, self._pool_waited)
-
     def _start(self) -> None:
         self._threads.open()
-        self._gate = self._new_gate()  # a semaphore belongs to one event loop
-        listen_to_driver_calls(self.engine)
+        super()._start()
 
     async def close(self) -> None:
         if self._is_open:
@@ -353,9 +333,6 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         return SyncPostgresNotifier(self._detached, channel=self.table_names.channel)
 
     # -- in threads ---------------------------------------------------------------------------
-
-    def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
-        return self.run_in_unit(work)
 
     async def _run_apart(self, work: Callable[[], T]) -> T:
         with translating_outages():

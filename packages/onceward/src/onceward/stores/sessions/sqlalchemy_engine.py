@@ -37,7 +37,7 @@ from onceward.stores.sessions.sqlalchemy_errors import (
     raise_without_statement,
     translating_refusals,
 )
-from onceward.stores.sessions.sqlalchemy_unit import is_lost
+from onceward.stores.sessions.sqlalchemy_unit import is_lost, listen_to_driver_calls
 from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, SessionUnit
 from onceward.stores.sqlite.file import file_identity
 from onceward.stores.statements import to_pyformat
@@ -52,24 +52,6 @@ _TURN_SECONDS: Final = 30.0
 _SYNCHRONOUS_FULL: Final = 2
 # The key of ``ConnectionPoolEntry.info`` for the SQLite file of the connection.
 _FILE: Final = "onceward_file"
-
-
-class _ReplacedFile:
-    """Notices that an SQLite file was replaced: open connections would go on using the old one."""
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        # Of an engine.
-        self.listeners = (("connect", self._on_connect), ("checkout", self._on_checkout))
-
-    def _on_connect(self, _driver: Any, pooled: Any) -> None:
-        pooled.info[_FILE] = file_identity(self._path)
-
-    def _on_checkout(self, _driver: Any, pooled: Any, _proxy: Any) -> None:
-        found = file_identity(self._path)
-        if found is not None and pooled.info.setdefault(_FILE, found) != found:
-            # SQLAlchemy closes the connection and opens another one.
-            raise sa_errors.DisconnectionError(f"{self._path} was replaced by another file")
 
 
 class SqlAlchemySessions(SessionStore[TransactionT_co]):
@@ -100,7 +82,10 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         self._run_blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
         # The turn to write to an SQLite file: a lock whose ``acquire`` blocks.
         self._turn: Any
-        self._replaced_file = _ReplacedFile(self.sqlite_path)
+        self._file = self.sqlite_path
+        # How long a caller waits for a connection.
+        self._wait_seconds: float = getattr(engine.pool, "_timeout", 30.0)
+        self._gate = self._new_gate()
         self.messages = Messages() if self.is_sqlite else self._new_messages()
         # Now: hooks of the request that opens the store hold connections already. Not undone:
         # another store may have the same engine.
@@ -134,6 +119,13 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         if isinstance(metrics, DurabilityMetrics):
             self.limits.abandoned.report = metrics.commits_abandoned
 
+    def _new_gate(self) -> ConnectionGate:
+        return ConnectionGate(self.max_connections, self._wait_seconds, self._pool_waited)
+
+    def _start(self) -> None:
+        self._gate = self._new_gate()  # a semaphore belongs to one event loop
+        listen_to_driver_calls(self.engine)
+
     def _pool_waited(self, seconds: float) -> None:
         if self._metrics is not None:
             self._metrics.pool_waited(seconds)
@@ -144,7 +136,19 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         """Return the listeners of an open store."""
         if not self.is_sqlite:
             return (("connect", self._on_connect),)
-        return () if self.sqlite_path is None else self._replaced_file.listeners
+        if self._file is None:
+            return ()
+        return (("connect", self._note_file), ("checkout", self._refuse_replaced_file))
+
+    def _note_file(self, _driver: Any, pooled: Any) -> None:
+        pooled.info[_FILE] = file_identity(self._file)
+
+    def _refuse_replaced_file(self, _driver: Any, pooled: Any, _proxy: Any) -> None:
+        """Notice that the SQLite file was replaced: connections would go on using the old one."""
+        found = file_identity(self._file)
+        if found is not None and pooled.info.setdefault(_FILE, found) != found:
+            # SQLAlchemy closes the connection and opens another one.
+            raise sa_errors.DisconnectionError(f"{self._file} was replaced by another file")
 
     async def _listen(self) -> None:
         for name, listener in self._listeners():

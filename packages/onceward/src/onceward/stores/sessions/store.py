@@ -259,13 +259,13 @@ class SessionAdapter(BaseStore[TransactionT_co]):
         A claim may have a time limit of its own.
         """
 
-    @abstractmethod
     def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do the same, to the end even if the caller is cancelled."""
+        """Do the same, to the end even if the caller is cancelled; a thread does so anyway."""
+        return self.run_in_unit(work)
 
-    @abstractmethod
-    async def _run_apart(self, work: Callable[[], T]) -> T:
+    def _run_apart(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run a function that takes a connection of its own."""
+        return self.run_in_unit(work)
 
     @abstractmethod
     async def _new_unit(
