@@ -37,7 +37,7 @@ from onceward.stores.sessions.messages import (
     SessionLimits,
     autocommit_refusal,
 )
-from onceward.stores.sessions.sqlalchemy_errors import is_outage
+from onceward.stores.sessions.sqlalchemy_engine import is_outage
 
 __all__ = ["AsyncpgMessages", "SharedTransaction", "notices_of"]
 
@@ -252,11 +252,8 @@ class AsyncpgMessages(Messages):
         return time_limit(_ROLLBACK_SECONDS + 1)
 
     def limit(self, connection: Any, unit: Sent | None = None) -> None:
-        pooled, late, seconds = (
-            connection.connection,
-            _late_connections(),
-            self._limits.statement_seconds,
-        )
+        pooled, late = connection.connection, _late_connections()
+        seconds = self._limits.statement_seconds
         if unit is None:
             driver = pooled.driver_connection
             late.add(driver, seconds)

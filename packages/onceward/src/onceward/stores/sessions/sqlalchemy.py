@@ -27,8 +27,8 @@ from onceward.records import RecordId
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.sessions.gate import ConnectionGate, ThreadGate, Visit, current_visit
 from onceward.stores.sessions.messages import REPLACED, Messages
-from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions
-from onceward.stores.sessions.sqlalchemy_errors import (
+from onceward.stores.sessions.sqlalchemy_engine import (
+    SqlAlchemySessions,
     refuse_connection,
     translating_outages,
     unavailable,
@@ -41,6 +41,7 @@ from onceward.stores.sessions.sqlalchemy_unit import (
     guard_sessions,
     guarded_class,
     has_unflushed_changes,
+    listen_to_driver_calls,
 )
 from onceward.stores.sessions.store import SessionOptions
 from onceward.stores.threads import StoreThreads, request_thread
@@ -112,6 +113,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         self._refuse_pool_of_another_loop()
         self._turn = _GreenletTurn()  # a lock belongs to one event loop
         super()._start()
+        listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
         if self._is_open:
@@ -310,6 +312,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     def _start(self) -> None:
         self._threads.open()
         super()._start()
+        listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
         if self._is_open:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
@@ -31,13 +31,15 @@ from onceward.errors import (
 from onceward.ports import TransactionT_co
 from onceward.records import Record, RecordId
 from onceward.stores.errors import SUPERSEDED, is_read_only
-from onceward.stores.sessions.messages import Messages
-from onceward.stores.sessions.sqlalchemy_errors import is_outage, translating_outages, unavailable
+from onceward.stores.sessions.sqlalchemy_engine import (
+    SqlAlchemySessions,
+    is_lost,
+    is_outage,
+    translating_outages,
+    unavailable,
+)
 from onceward.stores.sessions.store import ENDED, SessionUnit
 from onceward.stores.statements import TRANSACTION_CONTROL, refuse_transaction_control
-
-if TYPE_CHECKING:
-    from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions
 
 __all__ = [
     "OUTAGE",
@@ -47,7 +49,6 @@ __all__ = [
     "guard_sessions",
     "guarded_class",
     "has_unflushed_changes",
-    "is_lost",
     "listen_to_driver_calls",
 ]
 
@@ -89,11 +90,11 @@ class Given(NamedTuple):
 class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     """The session of one guarded request or job. Only Onceward commits or ends it."""
 
-    _store: "SqlAlchemySessions[Any]"
+    _store: SqlAlchemySessions[Any]
 
     def __init__(
         self,
-        store: "SqlAlchemySessions[Any]",
+        store: SqlAlchemySessions[Any],
         record_id: RecordId | None,
         claimed_at: datetime | None,
         given: Callable[[], Given],
@@ -575,13 +576,6 @@ def end_transaction(session: Session) -> bool:
             session.expunge(instance)
             make_transient(instance)
     return inserted is None
-
-
-def is_lost(connection: Connection, messages: Messages) -> bool:
-    """Return whether the driver has closed a connection, and SQLAlchemy does not know it."""
-    if connection.closed or connection.invalidated:
-        return False
-    return messages.is_closed(connection)
 
 
 def has_unflushed_changes(session: Session) -> bool:
