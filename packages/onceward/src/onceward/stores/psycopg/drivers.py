@@ -32,7 +32,7 @@ from onceward.stores.psycopg.connections import (
     fetch,
     timeline_of,
 )
-from onceward.stores.psycopg.errors import ServerLostError, translating_connect_errors
+from onceward.stores.psycopg.messages import ServerLostError, translating_connect_errors
 from onceward.stores.psycopg.notifier import SyncPostgresNotifier
 from onceward.stores.psycopg.thread_pool import ThreadConnectionPool
 from onceward.stores.threads import StoreThreads

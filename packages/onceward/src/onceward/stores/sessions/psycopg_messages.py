@@ -23,8 +23,7 @@ with needs_extra("psycopg"):
 
 from onceward.errors import CommitUnknownError
 from onceward.stores.errors import is_unknown_commit
-from onceward.stores.psycopg.errors import raise_outage
-from onceward.stores.psycopg.messages import begin_statement, send
+from onceward.stores.psycopg.messages import begin_statement, raise_outage, send
 from onceward.stores.replication import CommitNotices, watching_commit
 from onceward.stores.sessions.messages import (
     CONFIRM,

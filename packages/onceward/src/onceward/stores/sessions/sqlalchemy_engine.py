@@ -226,8 +226,10 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         return connection
 
     def _confirm(self, connection: Connection) -> None:
+        if self.is_sqlite:
+            return
         try:
-            super()._confirm(connection)
+            self.messages.confirm(connection)
         except BaseException:
             if is_lost(connection, self.messages):
                 connection.invalidate()
@@ -492,7 +494,7 @@ def _is_refusal(error: BaseException) -> bool:
     if type(error).__module__.partition(".")[0] == "psycopg":
         from psycopg import OperationalError  # noqa: PLC0415 - psycopg is optional
 
-        from onceward.stores.psycopg.errors import is_refusal  # noqa: PLC0415
+        from onceward.stores.psycopg.messages import is_refusal  # noqa: PLC0415
 
         return isinstance(error, OperationalError) and is_refusal(error)
     return getattr(error, "sqlstate", None) in REFUSAL_STATES

@@ -314,6 +314,10 @@ class SessionAdapter(BaseStore[TransactionT_co]):
         """Raise why a COMMIT has failed; return if the error is the one to raise."""
 
     @abstractmethod
+    def _confirm(self, connection: Any) -> None:
+        """Commit what was read, so that a synchronous standby has it too, or raise."""
+
+    @abstractmethod
     async def close(self) -> None:
         """Wait for transactions that are ending. The app closes its connections."""
 
@@ -539,10 +543,6 @@ class SessionStore(SessionAdapter[TransactionT_co]):
         if not self.is_sqlite and self.limits.abandoned.is_full:
             self._refuse_abandoned()
         unit.start()
-
-    def _confirm(self, connection: Any) -> None:
-        if not self.is_sqlite:
-            self.messages.confirm(connection)
 
     def _refuse_abandoned(self) -> None:
         """Raise while too many commits that were cut are still waiting on the server."""
