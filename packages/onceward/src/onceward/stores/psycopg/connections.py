@@ -27,12 +27,7 @@ from psycopg.rows import TupleRow
 from onceward.errors import UsageError
 from onceward.stores.postgres.driver import NEVER, Time
 from onceward.stores.postgres.hosts import READ_TIMELINE, Timelines
-from onceward.stores.psycopg.messages import (
-    ServerLostError,
-    exchange,
-    send,
-    translating_outages,
-)
+from onceward.stores.psycopg.messages import ServerLostError, exchange, send, translating_outages
 from onceward.stores.replication import CommitNotices
 from onceward.stores.threads import StoreThreads
 

@@ -92,11 +92,7 @@ class _Driver:
         raise unavailable(error) from error
 
     async def is_notified(
-        self,
-        connection: Any,
-        channel: str,
-        notify: Callable[[], Awaitable[None]],
-        seconds: float,
+        self, connection: Any, channel: str, notify: Callable[[], Awaitable[None]], seconds: float
     ) -> bool:
         await connection.execute(f"LISTEN {channel}")
         await notify()
@@ -168,10 +164,7 @@ class PsycopgSyncTransaction:
         return rows[0] if rows else None
 
     def _run(
-        self,
-        run: Callable[[GuardedConnection, str, Sequence[Any]], T],
-        sql: str,
-        params: Params,
+        self, run: Callable[[GuardedConnection, str, Sequence[Any]], T], sql: str, params: Params
     ) -> T:
         text, values = positional(sql, params)
         self._statements.used.note_statement(sql)

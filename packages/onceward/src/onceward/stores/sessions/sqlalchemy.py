@@ -17,11 +17,8 @@ with needs_extra("sqlalchemy"):
     from sqlalchemy.orm import Session, scoped_session, sessionmaker
     from sqlalchemy.util import await_only, greenlet_spawn
 
-from onceward.errors import (
-    ConfigurationError,
-    StoreUnavailableError,
-    UsageError,
-)
+from onceward.core.idempotency_record import RecordId
+from onceward.errors import ConfigurationError, StoreUnavailableError, UsageError
 from onceward.ports import Notifier
 from onceward.records import RecordId
 from onceward.stores.notifier import LocalNotifier
@@ -90,11 +87,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         session = self._sessions()
         bind = session.get_bind()
         refuse_connection(bind)
-        super().__init__(
-            bind.engine,
-            {"sqlite": "aiosqlite", "postgresql": "asyncpg"},
-            **options,
-        )
+        super().__init__(bind.engine, {"sqlite": "aiosqlite", "postgresql": "asyncpg"}, **options)
         self._session_class = guarded_class(type(session.sync_session))
         self._run_blocking = greenlet_spawn
         self._turn = _GreenletTurn()
@@ -131,10 +124,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         return await asyncio.shield(task)
 
     async def _new_unit(
-        self,
-        record_id: RecordId | None,
-        now: datetime | None,
-        session: AsyncSession | None = None,
+        self, record_id: RecordId | None, now: datetime | None, session: AsyncSession | None = None
     ) -> SqlAlchemyUnit[AsyncSession]:
         """Return a unit for ``session``, which the request closes, or for a new one."""
         self._refuse_closed()
@@ -271,9 +261,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     ) -> None:
         """Take the app's engine, session maker or scoped session. ``open`` connects."""
         super().__init__(
-            _engine_of(sessions),
-            {"sqlite": "pysqlite", "postgresql": "psycopg"},
-            **options,
+            _engine_of(sessions), {"sqlite": "pysqlite", "postgresql": "psycopg"}, **options
         )
         self._scoped = sessions if isinstance(sessions, scoped_session) else None
         self._sessions = (
@@ -342,10 +330,7 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             return await self._threads.run_with_slot(work)
 
     async def _new_unit(
-        self,
-        record_id: RecordId | None,
-        now: datetime | None,
-        _session: Any = None,
+        self, record_id: RecordId | None, now: datetime | None, _session: Any = None
     ) -> SqlAlchemyUnit[Session]:
         thread = request_thread.get(None)
         visit = None

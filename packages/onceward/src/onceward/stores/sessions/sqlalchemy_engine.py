@@ -79,10 +79,7 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     is_gated = True
 
     def __init__(
-        self,
-        engine: Any,
-        supported: dict[str, str],
-        **options: Unpack[SessionOptions],
+        self, engine: Any, supported: dict[str, str], **options: Unpack[SessionOptions]
     ) -> None:
         """``supported`` are drivers by database; of another engine it says what they are."""
         _refuse_engine(engine, supported)

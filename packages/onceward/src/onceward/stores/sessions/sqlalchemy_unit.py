@@ -22,12 +22,7 @@ from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.orm import Session, make_transient
 
 from onceward.core.idempotency_record import RecordId
-from onceward.errors import (
-    NoTransactionError,
-    StoreUnavailableError,
-    SupersededError,
-    UsageError,
-)
+from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
 from onceward.ports import TransactionT_co
 from onceward.records import Record, RecordId
 from onceward.stores.errors import SUPERSEDED, is_read_only

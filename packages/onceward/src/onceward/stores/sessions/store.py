@@ -15,29 +15,14 @@ from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
 from onceward.core.table_names import TableNames
 from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
-from onceward.ports import (
-    HELD,
-    Claimed,
-    EpochReading,
-    Found,
-    Held,
-    Params,
-    Row,
-    TransactionT_co,
-)
+from onceward.ports import Claimed, EpochReading, Found, Params, Row, TransactionT_co
 from onceward.stores.base import BaseStore, BaseUnit
 from onceward.stores.errors import SUPERSEDED
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import finish_statement, instant_literal, text_literals
 from onceward.stores.replication import STILL_RUNNING, CommitNotices
-from onceward.stores.rows import (
-    HAS_WRITTEN,
-    audit_values,
-    finish_values,
-    record_of,
-    record_values,
-)
+from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values, record_of, record_values
 from onceward.stores.sessions.messages import Messages, SessionLimits
 from onceward.stores.sqlite.file import reading_of
 from onceward_protocol.storage.migrations import Migration, run_steps
