@@ -64,24 +64,6 @@ class Ran(NamedTuple):
     changed: int
 
 
-class SessionStatements:
-    """Onceward's statements in the transaction of a unit."""
-
-    def __init__(self, store: "SessionStore[Any]", unit: "SessionUnit[Any]") -> None:
-        self._store = store
-        self._unit = unit
-
-    async def execute(self, sql: str, params: Params = None) -> int:
-        return await self._unit.run(lambda: self._store.execute(self._unit.connection, sql, params))
-
-    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
-        return await self._unit.run(lambda: self._store.fetch(self._unit.connection, sql, params))
-
-    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
-        rows = await self.fetch_all(sql, params)
-        return rows[0] if rows else None
-
-
 class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
     """One guarded request or job. Only Onceward commits or ends its transaction.
 
@@ -124,9 +106,19 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
         """The connection with the transaction, for statements of Onceward."""
 
     @property
-    def statements(self) -> SessionStatements:
+    def statements(self) -> "SessionUnit[TransactionT_co]":
         """The same transaction, for Onceward's statements."""
-        return SessionStatements(self._store, self)
+        return self
+
+    async def execute(self, sql: str, params: Params = None) -> int:
+        return await self.run(lambda: self._store.execute(self.connection, sql, params))
+
+    async def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
+        return await self.run(lambda: self._store.fetch(self.connection, sql, params))
+
+    async def fetch_one(self, sql: str, params: Params = None) -> Row | None:
+        rows = await self.fetch_all(sql, params)
+        return rows[0] if rows else None
 
     def run(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run a blocking function. Raises ``StoreUnavailableError``."""
