@@ -48,7 +48,7 @@ from onceward.stores.errors import (
 )
 from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages, SessionLimits
 from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, SessionUnit
-from onceward.stores.sqlite.file import file_identity
+from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import named_parameters, refuse_transaction_control
 
 __all__ = ["DjangoStore", "DjangoUnit", "SessionOptions"]

@@ -39,7 +39,7 @@ from onceward.stores.rows import to_text, to_values
 from onceward.stores.sessions.gate import ConnectionGate
 from onceward.stores.sessions.messages import Messages
 from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, SessionUnit
-from onceward.stores.sqlite.file import file_identity
+from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import to_pyformat
 
 __all__ = [

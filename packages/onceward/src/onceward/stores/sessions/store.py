@@ -19,12 +19,13 @@ from onceward.ports import Claimed, EpochReading, Found, Params, Row, Transactio
 from onceward.stores.base import BaseStore, BaseUnit
 from onceward.stores.errors import SUPERSEDED
 from onceward.stores.notifier import LocalNotifier
+from onceward.stores.parts import MIGRATION_LOCK, MigrationTable
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import finish_statement, instant_literal, text_literals
 from onceward.stores.replication import STILL_RUNNING, CommitNotices
 from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values, record_of, record_values
 from onceward.stores.sessions.messages import Messages, SessionLimits
-from onceward.stores.sqlite.file import reading_of
+from onceward.stores.sqlite.store import reading_of
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
