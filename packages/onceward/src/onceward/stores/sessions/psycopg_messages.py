@@ -24,7 +24,7 @@ with needs_extra("psycopg"):
 from onceward.errors import CommitUnknownError
 from onceward.stores.errors import is_unknown_commit
 from onceward.stores.psycopg.messages import begin_statement, raise_outage, send
-from onceward.stores.replication import CommitNotices, watching_commit
+from onceward.stores.replication import CommitNotices, CommitWatch, watching_commit
 from onceward.stores.sessions.messages import (
     CONFIRM,
     Messages,
@@ -236,8 +236,9 @@ class PsycopgMessages(Messages):
         limits = limits_of(raw)
         before, limits.seconds = limits.seconds, self._limits.commit_seconds
         try:
-            with watching_commit(limits, self._limits.abandoned):
+            with CommitWatch(limits, self._limits.abandoned) as watch:
                 self.send(connection, raw, f"{statement};COMMIT")
+            watch.raise_if_unknown()
         except Exception as error:
             if raw.closed or is_unknown_commit(error):
                 lost = f"the connection was lost in COMMIT: {error}"

@@ -22,9 +22,9 @@ from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.orm import Session, make_transient
 
 from onceward.core.idempotency_record import RecordId
-from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError, UsageError
+from onceward.errors import StoreUnavailableError, SupersededError, UsageError
 from onceward.ports import TransactionT_co
-from onceward.records import Record, RecordId
+from onceward.stores.base import ended
 from onceward.stores.errors import SUPERSEDED, is_read_only
 from onceward.stores.sessions.sqlalchemy_engine import (
     SqlAlchemySessions,
@@ -33,7 +33,7 @@ from onceward.stores.sessions.sqlalchemy_engine import (
     translating_outages,
     unavailable,
 )
-from onceward.stores.sessions.store import ENDED, SessionUnit
+from onceward.stores.sessions.store import SessionUnit
 from onceward.stores.statements import TRANSACTION_CONTROL, refuse_transaction_control
 
 __all__ = [
@@ -136,7 +136,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     @property
     def transaction(self) -> TransactionT_co:
         if self._given is None:
-            raise NoTransactionError(ENDED)
+            raise ended()
         handle: TransactionT_co = self._given.handle
         return handle
 
@@ -145,7 +145,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         if self._connection is not None:
             return self._connection
         if self._session is None:
-            raise NoTransactionError(ENDED)
+            raise ended()
         connection: Connection = self._session.connection()
         return connection
 
@@ -282,7 +282,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     def prepare(self) -> None:
         """Wait for the turn to write, on SQLite. Called before a connection is taken."""
         if self.has_ended:
-            raise NoTransactionError(ENDED)
+            raise ended()
         if self._store.is_sqlite:
             self._take_turn()
 
@@ -372,7 +372,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
             self._has_turn = not self.has_ended
         if not self._has_turn:  # rolled back by another thread while this one waited
             self._store.pass_turn_on()
-            raise NoTransactionError(ENDED)
+            raise ended()
 
     def before_statement(self, sql: str, *, is_insert: bool) -> None:
         """Refuse a statement that begins or ends the transaction, or runs outside it.
@@ -395,7 +395,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         self._statement.acquire()
         if self.has_ended:
             self._statement.release()
-            raise NoTransactionError(ENDED)
+            raise ended()
         self._statement_thread = threading.get_ident()
 
     def note_error(self, *, is_outage: bool) -> None:
@@ -499,7 +499,7 @@ def _before_flush(session: Session, *_: Any) -> None:
     if _UNIT in session.info:
         unit: SqlAlchemyUnit[Any] | None = session.info[_UNIT]
         if unit is None:
-            raise NoTransactionError(ENDED)
+            raise ended()
         unit.prepare()
 
 
@@ -510,7 +510,7 @@ def _after_begin(session: Session, transaction: Any, connection: Connection) -> 
     if unit is None or unit.has_ended:
         # It ended after this thread's check in ``prepare``: nothing else returns the connection.
         connection.close()
-        raise NoTransactionError(ENDED)
+        raise ended()
     unit.begin_on(connection)
 
 

@@ -14,9 +14,9 @@ from onceward.core.decision import HELD, Held
 from onceward.core.idempotency_record import AuditEvent, Record, RecordId
 from onceward.core.storable_text import check_storable
 from onceward.core.table_names import TableNames
-from onceward.errors import NoTransactionError, StoreUnavailableError, SupersededError
+from onceward.errors import StoreUnavailableError, SupersededError
 from onceward.ports import Claimed, EpochReading, Found, Params, Row, TransactionT_co
-from onceward.stores.base import BaseStore, BaseUnit
+from onceward.stores.base import BaseStore, BaseUnit, ended
 from onceward.stores.errors import SUPERSEDED
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.parts import MIGRATION_LOCK, MigrationTable
@@ -29,11 +29,10 @@ from onceward.stores.sqlite.store import reading_of
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
-__all__ = ["ENDED", "Ran", "SessionOptions", "SessionStore", "SessionUnit"]
+__all__ = ["Ran", "SessionOptions", "SessionStore", "SessionUnit"]
 
 T = TypeVar("T")
 
-ENDED: Final = "the transaction has ended: it was committed or rolled back"
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
 _INLINE_BODY_BYTES: Final = 16 * 1024
 
@@ -130,7 +129,7 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
 
     async def commit(self, record: Record | None, audit: AuditEvent | None) -> None:
         if self.has_ended:
-            raise NoTransactionError(ENDED)
+            raise ended()
         try:
             await self.run(partial(self._commit, record, audit))
         except BaseException:
