@@ -67,8 +67,8 @@ _FAILED_FLUSH: Final = "7s2a"
 _SAVEPOINT: Final = "`session.begin_nested()`"
 
 
-class SqlAlchemySessions(SessionStore[TransactionT_co]):
-    """The base of the stores on async and on sync engines."""
+class _EngineStore(SessionStore[TransactionT_co]):
+    """An engine of the app: its pool, its listeners, its connections, and statements on them."""
 
     # How a handler flushes its session, for messages.
     flush_hint: str
@@ -282,8 +282,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         driver: Any = connection.connection.driver_connection
         return int(driver.total_changes)
 
-    # -- blocking, for units ------------------------------------------------------------------
-
     def take_turn(self) -> None:
         """Wait until no other session of this process writes to the SQLite file."""
         if not self._turn.acquire(timeout=_TURN_SECONDS):
@@ -309,6 +307,10 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             return False
         values = (*record_id, to_text(claimed_at))
         return connection.exec_driver_sql(self.sql["find_record"], values).first() is not None
+
+
+class SqlAlchemySessions(_EngineStore[TransactionT_co]):
+    """The base of the stores on async and on sync engines: what their units do, all blocking."""
 
     def save(self, connection: Connection, record: Record | None, audit: AuditEvent | None) -> None:
         super().save(connection, record, audit)
