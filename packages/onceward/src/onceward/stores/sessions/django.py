@@ -423,6 +423,7 @@ class DjangoUnit(SessionUnit[Any]):
         return not self.has_ended and (raw is None or bool(getattr(raw, "closed", False)))
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return the client's error, if a statement of the view failed in an outage."""
         is_internal = isinstance(error, InternalError) and not is_read_only(error)
         if not isinstance(error, _OUTAGES) or is_internal or not _is_outage(error):
             return None
@@ -435,6 +436,7 @@ class DjangoUnit(SessionUnit[Any]):
         return outage
 
     def confirm(self) -> None:
+        """Commit what the claim has read, so that a synchronous standby has it too, or raise."""
         if self.has_messages:
             super().confirm()
             return
@@ -461,6 +463,7 @@ class DjangoUnit(SessionUnit[Any]):
         """Do nothing: ``end`` has."""
 
     def end(self) -> None:
+        """Commit."""
         self._stop_refusing()
         try:
             self._atomic.__exit__(None, None, None)

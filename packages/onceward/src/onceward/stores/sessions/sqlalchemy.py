@@ -195,6 +195,7 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
                 session.sync_session.close()
 
     def outage_of(self, session: AsyncSession, error: Exception) -> StoreUnavailableError | None:
+        """Return the client's error, if a method of the session raised ``error`` in an outage."""
         return unavailable(error) if session.sync_session.info.get(OUTAGE) is error else None
 
     # -- the event loop -----------------------------------------------------------------------

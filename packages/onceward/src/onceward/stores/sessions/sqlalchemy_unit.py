@@ -154,6 +154,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         return self._is_lost
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
+        """Return the client's error, if a statement of the handler failed in an outage."""
         return unavailable(error) if self._is_lost and is_outage(error) else None
 
     # -- blocking -------------------------------------------------------------------------
@@ -343,6 +344,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
                 self._ended_by_connection = not self._may_end
 
     def refuse_commit(self, session: Session) -> None:
+        """Raise ``UsageError`` if the handler commits."""
         if not self._may_end and session.get_nested_transaction() is None:
             raise UsageError(
                 "a guarded handler must not commit: Onceward commits its rows together with the "
@@ -399,6 +401,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         self._statement_thread = threading.get_ident()
 
     def note_error(self, *, is_outage: bool) -> None:
+        """Note that a statement has failed in this thread."""
         self._is_lost |= is_outage
         self.end_statement()
 

@@ -42,18 +42,20 @@ _HELD_ROWS: Final = 2
 
 
 class SessionOptions(TypedDict, total=False):
-    """Options of the stores in sessions of an app.
+    """Options of the stores in sessions of an app."""
 
-    On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On PostgreSQL
-    they are in ``schema`` (``onceward``), with a prefix only if it is given or the schema is
-    ``public``. The limits are those of ``SessionLimits``, for PostgreSQL.
-    """
-
+    # How names of Onceward's tables begin: on SQLite ``onceward_`` by default. On PostgreSQL there
+    # is a prefix only if it is given, or if the schema is ``public``.
     table_prefix: str | None
+    # Where the tables are on PostgreSQL: ``onceward`` by default.
     schema: str | None
+    # Those of other parts, such as the operator's.
     migrations: Sequence[Migration]
+    # Limits of ``SessionLimits``, for PostgreSQL.
     claim_seconds: float
+    # The same.
     statement_seconds: float
+    # The same.
     commit_seconds: float
 
 
