@@ -17,7 +17,6 @@ with needs_extra("sqlalchemy"):
     from sqlalchemy.orm import Session, scoped_session, sessionmaker
     from sqlalchemy.util import await_only, greenlet_spawn
 
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import ConfigurationError, StoreUnavailableError, UsageError
 from onceward.ports import Notifier
 from onceward.records import RecordId

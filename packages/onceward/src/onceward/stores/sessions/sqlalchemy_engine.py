@@ -23,6 +23,7 @@ from onceward.errors import (
     SupersededError,
 )
 from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, TransactionT_co
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.errors import (
     REFUSAL_STATES,
     SUPERSEDED,

@@ -21,9 +21,9 @@ from weakref import WeakSet
 from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.orm import Session, make_transient
 
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import StoreUnavailableError, SupersededError, UsageError
 from onceward.ports import TransactionT_co
+from onceward.records import RecordId
 from onceward.stores.base import ended
 from onceward.stores.errors import SUPERSEDED, is_read_only
 from onceward.stores.sessions.sqlalchemy_engine import (

@@ -10,12 +10,9 @@ from datetime import datetime
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
 
-from onceward.core.decision import HELD, Held
-from onceward.core.idempotency_record import AuditEvent, Record, RecordId
-from onceward.core.storable_text import check_storable
-from onceward.core.table_names import TableNames
 from onceward.errors import StoreUnavailableError, SupersededError
-from onceward.ports import Claimed, EpochReading, Found, Params, Row, TransactionT_co
+from onceward.ports import HELD, Claimed, EpochReading, Found, Held, Params, Row, TransactionT_co
+from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.base import BaseStore, BaseUnit, ended
 from onceward.stores.errors import SUPERSEDED
 from onceward.stores.notifier import LocalNotifier
@@ -23,9 +20,17 @@ from onceward.stores.parts import MIGRATION_LOCK, MigrationTable
 from onceward.stores.postgres.epoch import EpochReader, backend_of
 from onceward.stores.postgres.params import finish_statement, instant_literal, text_literals
 from onceward.stores.replication import STILL_RUNNING, CommitNotices
-from onceward.stores.rows import HAS_WRITTEN, audit_values, finish_values, record_of, record_values
+from onceward.stores.rows import (
+    HAS_WRITTEN,
+    audit_values,
+    check_storable,
+    finish_values,
+    record_of,
+    record_values,
+)
 from onceward.stores.sessions.messages import Messages, SessionLimits
 from onceward.stores.sqlite.store import reading_of
+from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
