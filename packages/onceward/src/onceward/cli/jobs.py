@@ -24,9 +24,7 @@ from onceward.cli.options import (
     tenant_or_all,
 )
 from onceward.errors import UsageError
-from onceward.jobs.admin import JobAdmin, JobDetail, JobView
-from onceward.jobs.job import JobState
-from onceward.jobs.paused_queues import PausedQueue, PausedQueues
+from onceward.jobs.admin import JobAdmin, JobDetail, JobView, PausedQueue, PausedQueues
 from onceward.ports import Notifier, Store
 from onceward.stores.parts import JOBS
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable

@@ -1,23 +1,38 @@
-"""List, inspect, requeue and cancel jobs, for operators.
+"""List, inspect, requeue and cancel jobs, pause and resume queues, for operators.
 
-Every call names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the database only.
+Every call about jobs names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the database
+only.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from hashlib import sha256
 from typing import Any, Final
 
 import msgspec
 
-from onceward.jobs.job import JobState
-from onceward.jobs.job_store import JobStore, at
-from onceward.ports import Row, Store
-from onceward.tenants import TenantFilter, tenant_or_none
+from onceward.core.idempotency_record import AuditEvent
+from onceward.core.job import JobState, check_name
+from onceward.core.tenants import OPERATOR_TENANT, TenantFilter, tenant_or_none
+from onceward.jobs.job_store import JobStore, at, audit_values
+from onceward.ports import Params, Row, Store, Transaction
+from onceward.stores.sql_loader import load_queries
+from onceward_protocol.ids import new_id, new_request_id
 
-__all__ = ["Failure", "JobAdmin", "JobCause", "JobDetail", "JobView", "QueueDepth"]
+__all__ = [
+    "Failure",
+    "JobAdmin",
+    "JobCause",
+    "JobDetail",
+    "JobView",
+    "PausedQueue",
+    "PausedQueues",
+    "QueueDepth",
+]
 
+_OK: Final = 200
 _UNLIMITED: Final = 2**31 - 1
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -134,6 +149,20 @@ class QueueDepth:
     oldest_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedQueue:
+    """A queue whose jobs are not claimed."""
+
+    # Its name.
+    queue: str
+    # Who paused it.
+    actor: str
+    # Why.
+    reason: str
+    # When.
+    paused_at: datetime
+
+
 class JobAdmin:
     """Reads the job tables, requeues dead letters and cancels waiting jobs."""
 
@@ -206,11 +235,13 @@ class JobAdmin:
         return None if row is None else row["state"]
 
     async def requeue(self, job_id: str, *, tenant: TenantFilter, actor: str) -> bool:
-        """Move a dead letter back into its queue; False if there is none."""
+        """Move a dead letter back into its queue with all its attempts; False if there is none."""
         row = await self._row(job_id, tenant)
         if row is None:
             return False
-        return await self._job_store.requeue(row["tenant"], job_id, actor=actor)
+        async with self._job_store.transaction() as tx:
+            values, _ = await self._locked(tx, row)
+            return bool(await self._job_store.run(tx, "requeue", values | {"actor": actor}))
 
     async def cancel(self, job_id: str, *, tenant: TenantFilter, actor: str, reason: str) -> bool:
         """Move a waiting job to the dead letters, from where it can be requeued.
@@ -221,7 +252,28 @@ class JobAdmin:
         row = await self._row(job_id, tenant)
         if row is None:
             return False
-        return await self._job_store.cancel(row["tenant"], job_id, actor=actor, reason=reason)
+        async with self._job_store.transaction() as tx:
+            values, ordered = await self._locked(tx, row)
+            values |= {"actor": actor, "reason": reason}
+            rows = await self._job_store.run(tx, "cancel", values)
+            if rows and ordered is not None:
+                await self._job_store.run(tx, "release_next", ordered)
+        return bool(rows)
+
+    async def _locked(
+        self, tx: Transaction, row: Row
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Lock the order key of a job, if it has one.
+
+        Returns the parameters of a change of the job, and those that name its order key.
+        """
+        about = {"tenant": row["tenant"], "job_id": row["job_id"]}
+        found = await self._job_store.run(tx, "find_job", about)
+        order_key = found[0]["order_key"] if found else None
+        if order_key is None:
+            return about | audit_values(), None
+        await self._job_store.lock_order(tx, row["tenant"], order_key)
+        return about | audit_values(), {"tenant": row["tenant"], "order_key": order_key}
 
     async def depths(self) -> dict[str, QueueDepth]:
         """Return the depth of each queue. Reads the whole table."""
@@ -265,6 +317,75 @@ class JobAdmin:
         return rows[0] if rows else None
 
 
+class PausedQueues:
+    """The paused queues of one database.
+
+    Jobs of a paused queue are enqueued, but no worker claims them, whatever its engine. Jobs that
+    run go on. A worker that dies loses nothing: its jobs are claimed again when the queue is
+    resumed.
+    """
+
+    def __init__(self, store: Store, notify: Callable[[], None]) -> None:
+        """``notify`` wakes the workers after a queue was resumed."""
+        self._store = store
+        self._notify = notify
+
+    async def all(self) -> list[PausedQueue]:
+        """Return the paused queues by name."""
+        rows = await self._store.read(self._sql("paused"))
+        return [
+            PausedQueue(
+                queue=row["queue"],
+                actor=row["actor"],
+                reason=row["reason"],
+                paused_at=at(row["paused_at"]),
+            )
+            for row in rows
+        ]
+
+    async def pause(self, queue: str, *, actor: str, reason: str) -> bool:
+        """Pause a queue, whether or not it has jobs; False if it was paused already.
+
+        Claims that begin after this get none of its jobs. Raises ``UsageError`` for a malformed
+        name.
+        """
+        check_name(queue, "queue")
+        event = _event("queue.paused", queue, actor, reason)
+        paused_at = event.created_at.timestamp()
+        values = {"queue": queue, "actor": actor, "reason": reason, "paused_at": paused_at}
+        return await self._change("pause", values, event)
+
+    async def resume(self, queue: str, *, actor: str, reason: str) -> bool:
+        """Have the jobs of a queue claimed again; False if it was not paused."""
+        event = _event("queue.resumed", queue, actor, reason)
+        is_resumed = await self._change("resume", {"queue": queue}, event)
+        if is_resumed:
+            self._notify()
+        return is_resumed
+
+    async def _change(self, statement: str, values: Params, event: AuditEvent) -> bool:
+        """Change the table and write the audit event in one transaction; False: nothing to change.
+
+        In that case, too, it commits a write, which waits for a synchronous standby: the earlier
+        change may come from a commit of unknown outcome, and be lost by a failover.
+        """
+        unit = await self._store.begin()
+        try:
+            is_changed = bool(await unit.statements.fetch_all(self._sql(statement), values))
+            if not is_changed:
+                await unit.statements.execute(self._sql("add_nothing"))
+                await unit.statements.execute(self._sql("remove_nothing"))
+            await unit.commit(None, event if is_changed else None)
+        except BaseException:
+            await unit.rollback()
+            raise
+        return is_changed
+
+    def _sql(self, name: str) -> str:
+        names = self._store.table_names
+        return load_queries("onceward.jobs", "paused_queues.sql", names=names)[name]
+
+
 def _view(row: Row) -> JobView:
     return JobView(
         tenant=row["tenant"],
@@ -306,3 +427,20 @@ def _causes(view: JobView, merged: Sequence[Row]) -> tuple[JobCause, ...]:
 
 def _json(text: str | None) -> Any:
     return None if text is None else msgspec.json.decode(text)
+
+
+def _event(what: str, queue: str, actor: str, reason: str) -> AuditEvent:
+    now, request_id = datetime.now(UTC), new_request_id()
+    return AuditEvent(
+        id=new_id(now),
+        tenant=OPERATOR_TENANT,
+        actor=actor,
+        endpoint=f"{what} {queue}",
+        payload_hash=sha256(queue.encode()).hexdigest(),
+        status=_OK,
+        request_id=request_id,
+        correlation_id=request_id,
+        created_at=now,
+        resource=f"queue:{queue}",
+        reason=reason,
+    )

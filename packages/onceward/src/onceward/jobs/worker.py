@@ -10,13 +10,13 @@ from typing import Any, Final, TypedDict, Unpack
 
 from onceward.errors import ConfigurationError, StoreError
 from onceward.jobs.completer import Completer
+from onceward.jobs.engines import SqlEngine
 from onceward.jobs.enqueue import MAX_PAYLOAD_BYTES
 from onceward.jobs.executor import ExecutorConfig, JobExecutor
 from onceward.jobs.job import Lease, LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.periodic import PeriodicEnqueuer
 from onceward.jobs.registry import JobRegistry
-from onceward.jobs.sql_engine import SqlEngine
 from onceward.observability.noop import NullJobMetrics, NullStoreMetrics
 from onceward.observability.traces import Spans
 from onceward.ports import (
