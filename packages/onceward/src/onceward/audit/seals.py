@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Final
 
+import msgspec
+
 from onceward.audit.chain import NO_KEYS, AuditKeys, Seal, make_seal
 from onceward.ports import Row, Store, Transaction
 from onceward.stores.sql_loader import load_queries
@@ -55,31 +57,14 @@ class AuditSeals:
         """Return events that no seal covers, by tenant and id, after the given one."""
         return await self._read("unsealed_events", tenant=after[0], id=after[1], limit=limit)
 
-    async def unsealed_of(self, tenant: str) -> AsyncIterator[Row]:
-        """Yield the events of a tenant that no seal covers. Reads one page at a time."""
-        after = ""
-        while True:
-            rows = await self._read(
-                "unsealed_events_of_tenant", tenant=tenant, id=after, limit=_EVENTS_PER_PAGE
-            )
-            for row in rows:
-                yield row
-            if len(rows) < _EVENTS_PER_PAGE:
-                return
-            after = rows[-1]["id"]
+    def unsealed_of(self, tenant: str) -> AsyncIterator[Row]:
+        """Yield the events of a tenant that no seal covers."""
+        return self._pages("unsealed_events_of_tenant", tenant, "id", "", _EVENTS_PER_PAGE)
 
     async def seals_named(self, tenant: str) -> AsyncIterator[tuple[str, int | None]]:
         """Yield the id of each event of a tenant, and the seal that it names."""
-        after = ""
-        while True:
-            rows = await self._read(
-                "seals_of_events", tenant=tenant, id=after, limit=_EVENTS_PER_PAGE
-            )
-            for row in rows:
-                yield row["id"], row["seal"]
-            if len(rows) < _EVENTS_PER_PAGE:
-                return
-            after = rows[-1]["id"]
+        async for row in self._pages("seals_of_events", tenant, "id", "", _EVENTS_PER_PAGE):
+            yield row["id"], row["seal"]
 
     async def head(self, tenant: str) -> Seal | None:
         """Return the last seal of a tenant."""
@@ -87,14 +72,9 @@ class AuditSeals:
         return _seal_of(rows[0]) if rows else None
 
     async def seals(self, tenant: str, *, after: int = 0) -> AsyncIterator[Seal]:
-        """Yield the seals of a tenant in order. Reads one page at a time."""
-        while True:
-            rows = await self._read("seals", tenant=tenant, number=after, limit=_SEALS_PER_PAGE)
-            for row in rows:
-                yield _seal_of(row)
-            if len(rows) < _SEALS_PER_PAGE:
-                return
-            after = rows[-1]["number"]
+        """Yield the seals of a tenant in order."""
+        async for row in self._pages("seals", tenant, "number", after, _SEALS_PER_PAGE):
+            yield _seal_of(row)
 
     async def find(self, tenant: str, number: int) -> Seal | None:
         """Return one seal."""
@@ -116,19 +96,8 @@ class AuditSeals:
         Returns False if another process has sealed or deleted some of it; the transaction must
         then be rolled back.
         """
-        values = {
-            "tenant": seal.tenant,
-            "number": seal.number,
-            "previous": seal.previous,
-            "events": json.dumps(seal.events, separators=(",", ":"), ensure_ascii=False),
-            "newest_at": seal.newest_at,
-            "first_kept": seal.first_kept,
-            "swept": seal.swept,
-            "sealed_at": seal.sealed_at,
-            "hash": seal.hash,
-            "key_id": seal.key_id,
-            "mac": seal.mac,
-        }
+        events = json.dumps(seal.events, separators=(",", ":"), ensure_ascii=False)
+        values = msgspec.structs.asdict(seal) | {"events": events}
         if not await tx.fetch_all(self._text("add_seal"), values):
             return False
         if not seal.events:
@@ -198,6 +167,18 @@ class AuditSeals:
 
     # -- statements ---------------------------------------------------------------------------
 
+    async def _pages(
+        self, name: str, tenant: str, key: str, after: Any, limit: int
+    ) -> AsyncIterator[Row]:
+        """Yield the rows of a tenant after a value of ``key``. Reads one page at a time."""
+        while True:
+            rows = await self._read(name, **{"tenant": tenant, key: after, "limit": limit})
+            for row in rows:
+                yield row
+            if len(rows) < limit:
+                return
+            after = rows[-1][key]
+
     async def _read(self, name: str, **values: Any) -> Sequence[Row]:
         return await self._store.read(self._text(name), values)
 
@@ -210,19 +191,12 @@ def _ids(seal: Seal) -> str:
 
 
 def _seal_of(row: Row) -> Seal:
-    return Seal(
-        tenant=row["tenant"],
-        number=row["number"],
-        previous=row["previous"],
-        events=_events_of(row["events"]),
-        newest_at=None if row["newest_at"] is None else _instant(row["newest_at"]),
-        first_kept=row["first_kept"],
-        swept=row["swept"],
-        sealed_at=_instant(row["sealed_at"]),
-        hash=row["hash"],
-        key_id=row["key_id"],
-        mac=row["mac"],
-    )
+    values = {name: row[name] for name in Seal.__struct_fields__}
+    values["events"] = _events_of(row["events"])
+    values["sealed_at"] = _instant(row["sealed_at"])
+    if row["newest_at"] is not None:
+        values["newest_at"] = _instant(row["newest_at"])
+    return Seal(**values)
 
 
 def _events_of(text: str) -> tuple[tuple[str, str], ...]:

@@ -83,13 +83,11 @@ def migrate(
 
     """
     chosen = _chosen_parts(parts or ())
-    if not isinstance(target, AppTarget):
-        work = _migrate(target, chosen, with_services=with_services, on_citus=on_citus)
-    elif with_services:
+    if with_services and isinstance(target, AppTarget):
         raise CommandError("give --app or --services, not both: an app has its migrations", USAGE)
-    else:
-        work = _migrate_app(target, chosen, on_citus=on_citus)
-    applied, present, distributed = asyncio.run(work)
+    applied, present, distributed = asyncio.run(
+        _migrate(target, chosen, with_services=with_services, on_citus=on_citus)
+    )
     if as_json:
         keys = ("namespace", "number", "name")
         found = [dict(zip(keys, row, strict=True)) for row in applied]
@@ -107,9 +105,6 @@ def migrate(
         print("all tables are distributed already")
 
 
-_Migrated = tuple[list[tuple[str, int, str]], int, list[str]]
-
-
 def _chosen_parts(names: Sequence[str]) -> list[Part]:
     """Return the parts of these names; without names, all that are installed."""
     installed = installed_parts()
@@ -121,30 +116,25 @@ def _chosen_parts(names: Sequence[str]) -> list[Part]:
 
 
 async def _migrate(
-    url: str, parts: Sequence[Part], *, with_services: bool, on_citus: bool
-) -> _Migrated:
-    target = parse_store_url(url)
-    # Refuses a bad URL before anything is touched.
-    open_store(url, **table_options(target))
-    before = await applied_before(target) or set()
-    # An installed service is not necessarily used with this database.
-    used = {namespace for namespace, _ in before}
-    packages = [pair for pair in installed_migrations() if with_services or pair[0] in used]
-    async with opened(url, *parts, must_exist=False, migration_packages=packages) as store:
-        rows = await store.read(store.table_names.render(APPLIED))
-        distributed = await _distribute(store, ()) if on_citus else []
-    after = [(row["namespace"], row["number"], row["name"]) for row in rows]
-    return [found for found in after if found[:2] not in before], len(after), distributed
-
-
-async def _migrate_app(app: AppTarget, parts: Sequence[Part], *, on_citus: bool) -> _Migrated:
-    """Open the app's store. What it applies is recorded with the time of this machine's clock."""
+    target: Target, parts: Sequence[Part], *, with_services: bool, on_citus: bool
+) -> tuple[list[tuple[str, int, str]], int, list[str]]:
+    """Return what was applied, how many migrations there are, and the distributed tables."""
+    packages: list[tuple[str, str]] = []
+    tables: Sequence[TenantTable] = ()
+    if isinstance(target, AppTarget):
+        tables = target.load().runtime.tenant_tables
+    else:
+        url = parse_store_url(target)
+        # Refuses a bad URL before anything is touched.
+        open_store(target, **table_options(url))
+        # An installed service is not necessarily used with this database.
+        used = {namespace for namespace, _ in await applied_before(url) or ()}
+        packages = [pair for pair in installed_migrations() if with_services or pair[0] in used]
+    # A migration is recorded with the time of this machine's clock.
     started = SystemClock().now()
-    async with opened(app, *parts) as store:
+    async with opened(target, *parts, must_exist=False, migration_packages=packages) as store:
         rows = await store.read(store.table_names.render(APPLIED))
-        distributed = []
-        if on_citus:
-            distributed = await _distribute(store, app.load().runtime.tenant_tables)
+        distributed = await _distribute(store, tables) if on_citus else []
     applied = [
         (row["namespace"], row["number"], row["name"])
         for row in rows
