@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward.audit.chain import NO_KEYS, AuditKeys, Seal, make_seal
+from onceward.audit.chain import NO_KEYS, AuditKeys, Seal, instant_of, make_seal
+from onceward.core.table_names import TableNames
 from onceward.ports import Row, Store, Transaction
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.table_names import TableNames
@@ -209,8 +210,4 @@ def _events_of(text: str) -> tuple[tuple[str, str], ...]:
 
 def _instant(value: datetime | str) -> datetime:
     """Read an instant; SQLite has text. One that was damaged is the earliest one."""
-    if isinstance(value, datetime):
-        return value if value.tzinfo else value.replace(tzinfo=UTC)
-    with suppress(ValueError):
-        return _instant(datetime.fromisoformat(value))
-    return datetime.min.replace(tzinfo=UTC)
+    return instant_of(value) or datetime.min.replace(tzinfo=UTC)

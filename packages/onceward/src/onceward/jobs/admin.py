@@ -6,10 +6,10 @@ only.
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from hashlib import sha256
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
@@ -31,6 +31,8 @@ __all__ = [
     "PausedQueues",
     "QueueDepth",
 ]
+
+T = TypeVar("T")
 
 _OK: Final = 200
 _UNLIMITED: Final = 2**31 - 1
@@ -179,16 +181,9 @@ class JobAdmin:
         limit: int = 50,
     ) -> list[JobView]:
         """List jobs, newest first."""
-        rows = await self._job_store.read(
-            "list_jobs",
-            {
-                "tenant": tenant_or_none(tenant),
-                "state": state or "",
-                "queue": queue or "",
-                "type": job_type or "",
-                "limit": limit,
-            },
-        )
+        about = {"state": state or "", "queue": queue or "", "type": job_type or ""}
+        values = about | {"tenant": tenant_or_none(tenant), "limit": limit}
+        rows = await self._job_store.read("list_jobs", values)
         return [_view(row) for row in rows]
 
     async def find_view(self, job_id: str, *, tenant: TenantFilter) -> JobView | None:
@@ -206,26 +201,14 @@ class JobAdmin:
         failures = await self._job_store.read("failures", about)
         merged = await self._job_store.read("causes", about)
         steps = await self._job_store.steps(view.tenant, job_id)
-        return JobDetail(
+        return _made(
+            JobDetail,
+            row,
             view=view,
-            error=row["error"],
             payload=_json(row["payload"]),
-            payload_hash=row["payload_hash"],
             result=_json(row["result"]),
-            merged=row["merged"],
-            coalesce_key=row["coalesce_key"],
-            order_key=row["order_key"],
             causes=_causes(view, merged),
-            failures=tuple(
-                Failure(
-                    attempt=failed["attempt"],
-                    reason=failed["reason"],
-                    error=failed["error"],
-                    worker=failed["worker"],
-                    failed_at=at(failed["failed_at"]),
-                )
-                for failed in failures
-            ),
+            failures=tuple(_made(Failure, failed) for failed in failures),
             steps={name: _json(text) for name, text in steps.items()},
         )
 
@@ -299,12 +282,7 @@ class JobAdmin:
         """
         rows = await self._job_store.read("queue_depths", {"most": most, "budget": budget})
         found = {
-            row["queue"]: QueueDepth(
-                waiting=row["waiting"],
-                running=row["running"],
-                dead=row["dead"],
-                oldest_seconds=float(row["oldest_seconds"]),
-            )
+            row["queue"]: _made(QueueDepth, row, oldest_seconds=float(row["oldest_seconds"]))
             for row in rows
         }
         return found, rows[0]["counted"] if rows else most
@@ -333,15 +311,7 @@ class PausedQueues:
     async def all(self) -> list[PausedQueue]:
         """Return the paused queues by name."""
         rows = await self._store.read(self._sql("paused"))
-        return [
-            PausedQueue(
-                queue=row["queue"],
-                actor=row["actor"],
-                reason=row["reason"],
-                paused_at=at(row["paused_at"]),
-            )
-            for row in rows
-        ]
+        return [_made(PausedQueue, row) for row in rows]
 
     async def pause(self, queue: str, *, actor: str, reason: str) -> bool:
         """Pause a queue, whether or not it has jobs; False if it was paused already.
@@ -386,43 +356,28 @@ class PausedQueues:
         return load_queries("onceward.jobs", "paused_queues.sql", names=names)[name]
 
 
+def _made(kind: type[T], row: Row, **others: Any) -> T:
+    """Return a dataclass with the columns that have the names of its fields."""
+    names = [field.name for field in fields(cast("Any", kind)) if field.name in row]
+    return kind(**{name: _value(name, row[name]) for name in names} | others)
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return the value of a column; queries return instants as seconds."""
+    return at(value) if name.endswith("_at") and value is not None else value
+
+
 def _view(row: Row) -> JobView:
-    return JobView(
-        tenant=row["tenant"],
-        id=row["job_id"],
-        key=row["key"],
-        queue=row["queue"],
-        type=row["type"],
-        resource_id=row["resource_id"],
-        state=row["state"],
-        attempts=row["attempts"],
-        max_attempts=row["max_attempts"],
-        worker=row["worker"],
-        reason=row["reason"],
-        request_id=row["request_id"],
-        correlation_id=row["correlation_id"],
-        enqueued_at=at(row["enqueued_at"]),
-        due_at=None if row["due_at"] is None else at(row["due_at"]),
-        ended_at=None if row["ended_at"] is None else at(row["ended_at"]),
-        lease_expired=bool(row["lease_expired"]),
-    )
+    return _made(JobView, row, id=row["job_id"], lease_expired=bool(row["lease_expired"]))
 
 
 def _causes(view: JobView, merged: Sequence[Row]) -> tuple[JobCause, ...]:
     first = JobCause(
         request_id=view.request_id, correlation_id=view.correlation_id, at=view.enqueued_at
     )
-    others = (
-        JobCause(
-            request_id=row["request_id"],
-            correlation_id=row["correlation_id"],
-            at=at(row["caused_at"]),
-        )
-        for row in merged
-        # One request may enqueue a job several times.
-        if row["request_id"] != view.request_id
-    )
-    return first, *others
+    # One request may enqueue a job several times.
+    others = (row for row in merged if row["request_id"] != view.request_id)
+    return first, *(_made(JobCause, row, at=at(row["caused_at"])) for row in others)
 
 
 def _json(text: str | None) -> Any:

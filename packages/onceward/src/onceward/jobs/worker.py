@@ -75,19 +75,11 @@ class WorkerOptions(TypedDict, total=False):
 
 
 _DEFAULTS: Final = WorkerOptions(
-    queues=None,
-    engine=None,
-    notifier=None,
-    name=None,
     concurrency=16,
     lease_seconds=30.0,
     poll_seconds=1.0,
     shutdown_seconds=30.0,
     max_payload_bytes=MAX_PAYLOAD_BYTES,
-    metrics=None,
-    clock=None,
-    spans=None,
-    faults=None,
 )
 # Leases are renewed before half of their time has passed, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3
@@ -120,10 +112,11 @@ class Worker:
         self, store: Store, registry: JobRegistry, **options: Unpack[WorkerOptions]
     ) -> None:
         """Work on the jobs of ``store``, which ``start`` opens. Raises ``ConfigurationError``."""
-        if unknown := options.keys() - _DEFAULTS.keys():
+        if unknown := options.keys() - WorkerOptions.__annotations__.keys():
             raise TypeError(f"Worker() got an unexpected keyword argument {min(unknown)!r}")
         chosen = _DEFAULTS | options
-        queues, engine, metrics = chosen["queues"], chosen["engine"], chosen["metrics"]
+        queues, engine = chosen.get("queues"), chosen.get("engine")
+        metrics = chosen.get("metrics")
         self._concurrency, self._lease_seconds = chosen["concurrency"], chosen["lease_seconds"]
         self._poll_seconds = chosen["poll_seconds"]
         self._shutdown_seconds = chosen["shutdown_seconds"]
@@ -136,12 +129,12 @@ class Worker:
         store.schema.want(JOBS)
         # Jobs in the database.
         self.job_store = JobStore(store)
-        name = chosen["name"] or socket.gethostname()
+        name = chosen.get("name") or socket.gethostname()
         # Unique for every start: a restarted worker must not own the leases of its predecessor.
         self.name = f"{name}-{os.getpid()}-{new_request_id()[:8]}"
         # The queues whose jobs it runs.
         self.queues = tuple(queues) if queues is not None else registry.queues
-        self._clock = chosen["clock"] or SystemClock()
+        self._clock = chosen.get("clock") or SystemClock()
         # Delivers jobs.
         self.engine: Engine = (
             SqlEngine(
@@ -149,7 +142,7 @@ class Worker:
                 self.queues,
                 worker=self.name,
                 lease_seconds=self._lease_seconds,
-                notifier=chosen["notifier"],
+                notifier=chosen.get("notifier"),
             )
             if engine is None
             else engine(self.job_store, self.queues, self.name, self._lease_seconds)
@@ -163,6 +156,7 @@ class Worker:
         self._config = ExecutorConfig(
             job_store=self.job_store,
             registry=registry,
+            defaults_for=registry.defaults_for,
             engine=self.engine,
             metrics=metrics or NullJobMetrics(),
             store_metrics=metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics(),
@@ -171,8 +165,8 @@ class Worker:
             lease_seconds=self._lease_seconds,
             max_payload_bytes=chosen["max_payload_bytes"],
             transaction_slots=_transaction_slots(store),
-            spans=chosen["spans"],
-            faults=chosen["faults"],
+            spans=chosen.get("spans"),
+            faults=chosen.get("faults"),
             complete=self._complete,
             abandon=self._abandon,
         )
