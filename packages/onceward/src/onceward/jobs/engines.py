@@ -40,9 +40,9 @@ class SqlEngine:
         self,
         job_store: JobStore,
         queues: Sequence[str],
-        *,
         worker: str,
         lease_seconds: float,
+        *,
         notifier: Notifier | None = None,
     ) -> None:
         self._job_store = job_store
@@ -52,11 +52,9 @@ class SqlEngine:
         self._notifier = notifier or job_store.store.notifier()
 
     async def open(self) -> None:
-        """Start to listen for notifications."""
         await self._notifier.open()
 
     async def close(self) -> None:
-        """Stop listening."""
         await self._notifier.close()
 
     async def take(
@@ -81,7 +79,6 @@ class SqlEngine:
         return []
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:
-        """Renew leases in the job table."""
         return await self._job_store.renew(
             (delivery.job.lease for delivery in deliveries),
             worker=self._worker,

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypedDict, Unpack
 
 from onceward.errors import ConfigurationError, StoreError
@@ -135,17 +136,10 @@ class Worker:
         # The queues whose jobs it runs.
         self.queues = tuple(queues) if queues is not None else registry.queues
         self._clock = chosen.get("clock") or SystemClock()
+        make_engine = engine or partial(SqlEngine, notifier=chosen.get("notifier"))
         # Delivers jobs.
-        self.engine: Engine = (
-            SqlEngine(
-                self.job_store,
-                self.queues,
-                worker=self.name,
-                lease_seconds=self._lease_seconds,
-                notifier=chosen.get("notifier"),
-            )
-            if engine is None
-            else engine(self.job_store, self.queues, self.name, self._lease_seconds)
+        self.engine: Engine = make_engine(
+            self.job_store, self.queues, self.name, self._lease_seconds
         )
         if isinstance(self.engine, BrokerEngine) and isinstance(metrics, BrokerMetrics):
             self.engine.report_to(metrics)
