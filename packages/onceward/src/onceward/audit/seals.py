@@ -82,7 +82,6 @@ class AuditSeals:
             yield row["id"], row["seal"]
 
     async def head(self, tenant: str) -> Seal | None:
-        """Return the last seal of a tenant."""
         rows = await self._read("head", tenant=tenant)
         return _seal_of(rows[0]) if rows else None
 
@@ -92,7 +91,6 @@ class AuditSeals:
             yield _seal_of(row)
 
     async def find(self, tenant: str, number: int) -> Seal | None:
-        """Return one seal."""
         rows = await self._read("seals", tenant=tenant, number=number - 1, limit=1)
         return _seal_of(rows[0]) if rows and rows[0]["number"] == number else None
 
@@ -254,7 +252,7 @@ class AuditSealer:
             )
 
     async def stop(self) -> None:
-        """Cancel the background task. What it has not committed is sealed by the next one."""
+        """Stop sealing. What is not committed is sealed by the next process."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()

@@ -25,7 +25,7 @@ from onceward.cli.options import (
     tenant_or_all,
 )
 from onceward.errors import CommitUnknownError, InProgressError
-from onceward.maintenance.record_removal import RecordRemoval, Removed
+from onceward.maintenance.record_removal import RecordRemoval
 from onceward.ports import RecordQuery
 from onceward_protocol.cli.output import CommandError, print_json, print_table
 from onceward_protocol.clock import SystemClock
@@ -156,12 +156,9 @@ def remove_key(
             USAGE,
         )
     record_id = RecordId(check_tenant(tenant), endpoint, key)
-    found = asyncio.run(_remove(target, record_id, None if dry_run else text))
-    if found is None:
+    record, audit_id = asyncio.run(_remove(target, record_id, None if dry_run else text))
+    if record is None:
         raise CommandError("no record matches key, tenant and endpoint (try: onceward keys ls)")
-    record, audit_id = (
-        (found.record, found.audit_id) if isinstance(found, Removed) else (found, None)
-    )
     if as_json:
         print_json({"removed": audit_id is not None, "audit_id": audit_id} | _summary(record))
         return
@@ -177,16 +174,19 @@ def remove_key(
 
 async def _remove(
     target: Target, record_id: RecordId, reason: str | None
-) -> Removed | Record | None:
-    """Remove a record; with ``reason`` None, only find it."""
+) -> tuple[Record | None, str | None]:
+    """Return the removed record and the id of the audit event; with ``reason`` None, only find it.
+
+    The record is None if there is none.
+    """
     started_at = SystemClock().now()
     async with opened(target) as store:
         removal = RecordRemoval(store, SystemClock())
         if reason is None:
-            return await removal.find(record_id)
+            return await removal.find(record_id), None
         try:
             actor = f"{getpass.getuser()} via onceward keys rm"
-            return await removal.remove(
+            removed = await removal.remove(
                 record_id, actor=actor, reason=reason, started_at=started_at
             )
         except InProgressError as error:
@@ -195,6 +195,7 @@ async def _remove(
             raise CommandError(
                 "the connection was lost during the commit: look with onceward keys show"
             ) from error
+    return (None, None) if removed is None else (removed.record, removed.audit_id)
 
 
 async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:

@@ -3,8 +3,7 @@
 import asyncio
 import sys
 from contextlib import nullcontext
-from datetime import datetime
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -21,7 +20,7 @@ from onceward.cli.options import (
 )
 from onceward.core.idempotency_record import RecordId
 from onceward.errors import OncewardError
-from onceward.maintenance.retention import Retention
+from onceward.maintenance.retention import Retention, delete_old_rows
 from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import Store
 from onceward.stores.sql_loader import load_queries
@@ -96,17 +95,21 @@ async def _sweep(target: Target) -> tuple[int, dict[str, int]]:
         progress = Console(stderr=True).status("looking for expired records")
     async with opened(target) as store:
         with progress as status:
-            counted = cast("Store", _Counted(store, status))
-            sweeper = Sweeper(counted, SystemClock())
+
+            def show(deleted: int) -> None:
+                if status is not None:
+                    status.update(f"{deleted} expired records deleted")
+
             try:
-                deleted = await sweeper.sweep()
-                retention = await _retention(target, store)
-                old = Sweeper(
-                    store, SystemClock(), retention=retention, audit_keys=audit_keys(target)
-                )
-                return deleted, await old.delete_old_rows()
+                deleted = await Sweeper(store, SystemClock()).sweep(on_batch=show)
+                now, keys = SystemClock().now(), audit_keys(target)
+                old = {
+                    rule.table: await delete_old_rows(store, rule, now, keys)
+                    for rule in await _retention(target, store)
+                }
             except OncewardError as error:
                 raise CommandError(f"{describe_target(target)}: {error}") from error
+    return deleted, old
 
 
 async def _retention(target: Target, store: Store) -> list[Retention]:
@@ -119,19 +122,3 @@ async def _retention(target: Target, store: Store) -> list[Retention]:
     store.schema.want(*(part for rule in rules for part in rule.parts))
     await store.open()
     return rules
-
-
-class _Counted:
-    """Passes sweeps to the store and shows progress in the terminal."""
-
-    def __init__(self, store: Store, status: Any) -> None:
-        self._store = store
-        self._status = status
-        self._deleted = 0
-
-    async def sweep(self, now: datetime, limit: int) -> int:
-        deleted = await self._store.sweep(now, limit)
-        self._deleted += deleted
-        if self._status is not None:
-            self._status.update(f"{self._deleted} expired records deleted")
-        return deleted

@@ -17,7 +17,7 @@ from onceward.core.idempotency_record import AuditEvent
 from onceward.core.job import JobState, check_name
 from onceward.core.tenants import OPERATOR_TENANT, TenantFilter, tenant_or_none
 from onceward.jobs.job_store import JobStore, at, audit_values
-from onceward.ports import Params, Row, Store, Transaction
+from onceward.ports import Params, Row, Store
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.ids import new_id, new_request_id
 
@@ -219,12 +219,7 @@ class JobAdmin:
 
     async def requeue(self, job_id: str, *, tenant: TenantFilter, actor: str) -> bool:
         """Move a dead letter back into its queue with all its attempts; False if there is none."""
-        row = await self._row(job_id, tenant)
-        if row is None:
-            return False
-        async with self._job_store.transaction() as tx:
-            values, _ = await self._locked(tx, row)
-            return bool(await self._job_store.run(tx, "requeue", values | {"actor": actor}))
+        return await self._change("requeue", job_id, tenant, {"actor": actor})
 
     async def cancel(self, job_id: str, *, tenant: TenantFilter, actor: str, reason: str) -> bool:
         """Move a waiting job to the dead letters, from where it can be requeued.
@@ -232,31 +227,26 @@ class JobAdmin:
         False if there is no such job, or it runs or has ended. The next job of its order key may
         have become due: notify the workers.
         """
+        return await self._change("cancel", job_id, tenant, {"actor": actor, "reason": reason})
+
+    async def _change(
+        self, query: str, job_id: str, tenant: TenantFilter, values: dict[str, Any]
+    ) -> bool:
+        """Run a query that requeues or cancels a job, with the lock of its order key."""
         row = await self._row(job_id, tenant)
         if row is None:
             return False
-        async with self._job_store.transaction() as tx:
-            values, ordered = await self._locked(tx, row)
-            values |= {"actor": actor, "reason": reason}
-            rows = await self._job_store.run(tx, "cancel", values)
-            if rows and ordered is not None:
-                await self._job_store.run(tx, "release_next", ordered)
+        store, about = self._job_store, {"tenant": row["tenant"], "job_id": job_id}
+        async with store.transaction() as tx:
+            found = await store.run(tx, "find_job", about)
+            order_key = found[0]["order_key"] if found else None
+            if order_key is not None:
+                await store.lock_order(tx, row["tenant"], order_key)
+            rows = await store.run(tx, query, about | values | audit_values())
+            if rows and order_key is not None and query == "cancel":
+                ordered = {"tenant": row["tenant"], "order_key": order_key}
+                await store.run(tx, "release_next", ordered)
         return bool(rows)
-
-    async def _locked(
-        self, tx: Transaction, row: Row
-    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Lock the order key of a job, if it has one.
-
-        Returns the parameters of a change of the job, and those that name its order key.
-        """
-        about = {"tenant": row["tenant"], "job_id": row["job_id"]}
-        found = await self._job_store.run(tx, "find_job", about)
-        order_key = found[0]["order_key"] if found else None
-        if order_key is None:
-            return about | audit_values(), None
-        await self._job_store.lock_order(tx, row["tenant"], order_key)
-        return about | audit_values(), {"tenant": row["tenant"], "order_key": order_key}
 
     async def depths(self) -> dict[str, QueueDepth]:
         """Return the depth of each queue. Reads the whole table."""

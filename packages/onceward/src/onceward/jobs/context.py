@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
@@ -52,12 +52,6 @@ class ContextConfig:
     max_payload_bytes: int
     # How many handlers may hold a transaction at once; None: no limit.
     transaction_slots: asyncio.Semaphore | None
-
-
-class RecordedStep(NamedTuple):
-    """The result of a step that an earlier attempt has finished."""
-
-    result: Any
 
 
 class JobAttributes:
@@ -140,17 +134,6 @@ class JobContext(JobAttributes):
 
     # Created for every job: members are made when needed and hold no reference cycles, which
     # only the garbage collector could free.
-    __slots__ = (
-        "_beginning",
-        "_closed",
-        "_config",
-        "_has_slot",
-        "_step_names",
-        "_steps",
-        "_unit",
-        "enqueued",
-    )
-
     def __init__(self, job: LeasedJob, config: ContextConfig) -> None:
         super().__init__(job, job.decoded())
         self._config = config
@@ -187,7 +170,7 @@ class JobContext(JobAttributes):
         """
         recorded = await self.find_step(name)
         if recorded is not None:
-            known: T = recorded.result
+            known: T = recorded[0]
             return known
         result = await action(self.step_key(name))
         await self.record_step(name, result)
@@ -227,8 +210,8 @@ class JobContext(JobAttributes):
         """The job as it was claimed."""
         return self._job
 
-    async def find_step(self, name: str) -> RecordedStep | None:
-        """Begin a step: return its recorded result, or None if it must run. See ``step``."""
+    async def find_step(self, name: str) -> tuple[Any] | None:
+        """Begin a step: return its recorded result in a tuple, or None if it must run."""
         if self._unit is not None:
             raise UsageError(
                 f"step {name!r} comes after a write: run all steps before the first write"
@@ -241,7 +224,7 @@ class JobContext(JobAttributes):
         if self._steps is None:
             self._steps = await self._config.job_store.steps(self.tenant, self.id)
         if name in self._steps:
-            return RecordedStep(msgspec.json.decode(self._steps[name]))
+            return (msgspec.json.decode(self._steps[name]),)
         return None
 
     async def record_step(self, name: str, result: Any) -> None:

@@ -83,20 +83,6 @@ class ExecutorConfig(ContextConfig):
 class JobExecutor:
     """One attempt at one job."""
 
-    __slots__ = (
-        "_config",
-        "_handler",
-        "_handler_ended",
-        "_is_committing",
-        "_is_lost",
-        "_is_out_of_time",
-        "_is_released",
-        "_started",
-        "context",
-        "delivery",
-        "job",
-    )
-
     def __init__(self, config: ExecutorConfig, delivery: Delivery) -> None:
         self._config = config
         self.delivery = delivery

@@ -239,7 +239,6 @@ class JobStore:
     # -- schedules and cleaner ------------------------------------------------------------------
 
     async def now(self) -> datetime:
-        """Return the time of the database's clock."""
         return at((await self.read("now", {}))[0]["now"])
 
     async def clean(self, name: str, *, older_than_seconds: float, limit: int) -> int:
