@@ -24,6 +24,7 @@ import msgspec
 
 from onceward.errors import ConfigurationError, StoreError
 from onceward.jobs.engines import SqlEngine
+from onceward.jobs.job import LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.published_jobs import PublishedJobs, ToDo
 from onceward.observability.noop import NullBrokerMetrics

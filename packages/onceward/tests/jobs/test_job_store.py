@@ -10,6 +10,7 @@ import pytest
 from onceward.errors import LeaseLostError, UsageError
 from onceward.jobs.admin import JobAdmin
 from onceward.jobs.cleaner import clean_up
+from onceward.jobs.job import Lease, LeasedJob
 from onceward.jobs.job_store import JobStore, _statements, audit_values
 from onceward.ports import RecordQuery
 from onceward.tenants import ALL_TENANTS

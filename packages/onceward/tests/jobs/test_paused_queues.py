@@ -8,6 +8,7 @@ import pytest
 
 from onceward.errors import UsageError
 from onceward.jobs.admin import PausedQueues
+from onceward.tenants import ALL_TENANTS
 from packages.nats.tests.nats_harness import NatsLab
 from packages.onceward.tests.jobs.handlers import Gate, add_effect
 from packages.onceward.tests.support.jobs_harness import (

@@ -15,6 +15,7 @@ from onceward.errors import (
 )
 from onceward.jobs.context import JobContext
 from onceward.jobs.engines import SqlEngine
+from onceward.jobs.job import LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker

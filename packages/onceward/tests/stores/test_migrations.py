@@ -13,7 +13,6 @@ import pytest
 
 from onceward.cli.database import opened
 from onceward.cli.migrate import migrate
-from onceward.core.table_names import TableNames
 from onceward.errors import ConfigurationError
 from onceward.stores.parts import MigrationTable
 from onceward.stores.sql_loader import load_queries

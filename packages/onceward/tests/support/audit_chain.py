@@ -8,7 +8,6 @@ from typing import Any
 from onceward import open_store
 from onceward.audit.chain import AuditKeys, ChainCheck
 from onceward.audit.seals import AuditSealer
-from onceward.core.idempotency_record import AuditEvent
 from onceward.ports import Store
 from onceward.records import AuditEvent
 from onceward_operator.audit_trail import AuditTrail

@@ -4,6 +4,7 @@ from typing import Any
 
 from onceward.jobs import job_store
 from onceward.jobs.admin import PausedQueues
+from onceward.stores.table_names import TableNames
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 
 JOB_STORE = untyped(job_store)

@@ -15,7 +15,6 @@ from typing import Any, Final
 import msgspec
 
 from onceward.audit.chain import NO_KEYS, AuditKeys, Seal, instant_of, instant_text, make_seal
-from onceward.core.table_names import TableNames
 from onceward.ports import Clock, FaultPoints, Row, Store, Transaction
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.table_names import TableNames

@@ -13,7 +13,6 @@ from onceward.audit.chain import AuditKeys
 from onceward.cli.options import USAGE, AppTarget, Target, describe_target
 from onceward.errors import OncewardError
 from onceward.ports import RecordCache, Store
-from onceward.records import RecordId
 from onceward.stores.factory import uses_psycopg
 from onceward.stores.parts import GUARD, LIBRARY_PARTS, Part
 from onceward.stores.postgres.store import BasePostgresStore

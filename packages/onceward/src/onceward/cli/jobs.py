@@ -25,6 +25,7 @@ from onceward.cli.options import (
 )
 from onceward.errors import UsageError
 from onceward.jobs.admin import JobAdmin, JobDetail, JobView, PausedQueues
+from onceward.jobs.job import JobState
 from onceward.ports import Store
 from onceward.stores.parts import JOBS
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable

@@ -27,6 +27,7 @@ from onceward.cli.options import (
 from onceward.errors import CommitUnknownError, InProgressError
 from onceward.maintenance.record_removal import RecordRemoval
 from onceward.ports import RecordQuery
+from onceward.records import Record, RecordId
 from onceward_protocol.cli.output import CommandError, print_json, print_table
 from onceward_protocol.clock import SystemClock
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
 import typer
 
-from onceward.core.tenants import ALL_TENANTS, TenantFilter
+from onceward.tenants import ALL_TENANTS, TenantFilter
 from onceward_protocol.cli.output import CommandError, printable, redact_password
 
 if TYPE_CHECKING:

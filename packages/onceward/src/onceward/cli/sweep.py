@@ -18,11 +18,11 @@ from onceward.cli.options import (
     describe_target,
     new_app,
 )
-from onceward.core.idempotency_record import RecordId
 from onceward.errors import OncewardError
 from onceward.maintenance.retention import Retention, delete_old_rows
 from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import Store
+from onceward.records import RecordId
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.cli.output import CommandError, print_json
 from onceward_protocol.cli.plugins import declared_by_packages

@@ -1,7 +1,7 @@
 """List, inspect, requeue and cancel jobs, pause and resume queues, for operators.
 
-Every call about jobs names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the database
-only.
+Every call about jobs names a tenant. ``onceward.tenants.ALL_TENANTS`` is for operators of the
+database only.
 """
 
 import re
@@ -13,12 +13,12 @@ from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from onceward.core.idempotency_record import AuditEvent
-from onceward.core.job import JobState, check_name
-from onceward.core.tenants import OPERATOR_TENANT, TenantFilter, tenant_or_none
+from onceward.jobs.job import JobState, check_name
 from onceward.jobs.job_store import JobStore, at, audit_values
 from onceward.ports import Params, Row, Store
+from onceward.records import AuditEvent
 from onceward.stores.sql_loader import load_queries
+from onceward.tenants import OPERATOR_TENANT, TenantFilter, tenant_or_none
 from onceward_protocol.ids import new_id, new_request_id
 
 __all__ = [

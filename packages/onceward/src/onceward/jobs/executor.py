@@ -20,6 +20,7 @@ from onceward.errors import (
 )
 from onceward.jobs.context import ContextConfig, JobContext, encode_result
 from onceward.jobs.enqueue import MAX_SECONDS
+from onceward.jobs.job import Lease
 from onceward.jobs.registry import JobRegistry, Registration
 from onceward.jobs.sync_handler import run_in_thread
 from onceward.observability.traces import Spans
