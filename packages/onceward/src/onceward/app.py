@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from onceward.audit.chain import AuditKeys
-from onceward.audit.sealer import AuditSealer
+from onceward.audit.seals import AuditSealer
 from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.config import GuardConfig

@@ -56,7 +56,6 @@ class PeriodicEnqueuer:
         self._seen: dict[Periodic, datetime] = {}
 
     async def run(self) -> None:
-        """Run until cancelled."""
         if not self._schedules:
             return
         while True:

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -61,15 +61,17 @@ class Sweeper:
             )
 
     async def stop(self) -> None:
-        """Cancel the background task."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def sweep(self) -> int:
-        """Delete all records expired as of now; return how many."""
+    async def sweep(self, *, on_batch: Callable[[int], None] | None = None) -> int:
+        """Delete all records expired as of now; return how many.
+
+        ``on_batch`` gets the number so far.
+        """
         started = self._clock.monotonic()
         cutoff = self._clock.now()
         deleted = 0
@@ -77,6 +79,8 @@ class Sweeper:
             batch_started = self._clock.monotonic()
             batch = await self._store.sweep(cutoff, _BATCH)
             deleted += batch
+            if on_batch is not None:
+                on_batch(deleted)
             if batch < _BATCH:
                 break
             took = self._clock.monotonic() - batch_started
