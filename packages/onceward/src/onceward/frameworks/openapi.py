@@ -34,7 +34,7 @@ def _object(properties: Json, *required: str, **more: Any) -> Json:
 
 
 def _texts(*names: str) -> Json:
-    return dict.fromkeys(names, {"type": "string"})
+    return {name: {"type": "string"} for name in names}
 
 
 def _headers(**descriptions: str) -> Json:

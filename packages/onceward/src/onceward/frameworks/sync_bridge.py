@@ -16,14 +16,18 @@ thread of the batch.
 """
 
 import asyncio
+import hashlib
 import inspect
 import io
 import os
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Final, NamedTuple, TypeVar, Unpack
+from functools import lru_cache
+from http import HTTPStatus
+from typing import IO, Any, Final, NamedTuple, NoReturn, Unpack
+
+import msgspec
 
 from onceward.app import Onceward
 from onceward.batch.endpoint import BatchEndpoint
@@ -31,18 +35,21 @@ from onceward.batch.options import BatchOptions
 from onceward.batch.run import FindRoute, ItemCall, ItemRequest
 from onceward.core.idempotency_record import Response
 from onceward.core.job import EnqueueOptions, EnqueueOutcome
+from onceward.core.policy import Policy
 from onceward.errors import (
+    BodyInvalidError,
     ConfigurationError,
     NoTransactionError,
     RequestError,
+    ResponseTooLargeError,
     StoreUnavailableError,
+    StreamingResponseError,
 )
 from onceward.guard.execution import Exchange, Execution, executing, find_execution
 from onceward.guard.idempotency import Idempotency
-from onceward.guard.pipeline import Reply, complete, log_outage, render
+from onceward.guard.pipeline import ADDED_HEADERS, Reply, complete, log_outage, render
 from onceward.guard.request import (
     SHARED_PRINCIPAL,
-    GuardedRequest,
     Headers,
     Identify,
     Principal,
@@ -52,27 +59,44 @@ from onceward.guard.request_body import WholeBody
 from onceward.guard.request_thread import (
     DirectThread,
     QueueThread,
-    RequestThread,
     has_request_thread,
     run_in_request_thread,
-    serving_in,
-    serving_thread,
+    wait_in_request_thread,
 )
-from onceward.guard.route_table import Match
+from onceward.guard.route_table import Guard, Match
 from onceward.stores.sessions.gate import end_visit
 from onceward.stores.threads import SyncTransaction
-from onceward_protocol.keys import KEY_HEADER, split_joined_keys
+from onceward_protocol.keys import split_joined_keys
 
-__all__ = ["Bridge", "Served", "SyncBatch", "SyncExecution", "SyncRequest", "batch_options"]
+__all__ = [
+    "Bridge",
+    "Environ",
+    "Served",
+    "StartResponse",
+    "SyncBatch",
+    "SyncExecution",
+    "SyncRequest",
+    "WsgiApp",
+    "batch_options",
+    "check_file",
+    "collect",
+    "encoded_headers",
+    "head_of",
+    "parsed_form",
+    "path_of",
+    "read_body",
+    "refuse_incomplete",
+    "with_header",
+]
 
-T = TypeVar("T")
+Environ = dict[str, Any]
+StartResponse = Callable[..., Any]
+WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
 _CLOSE_SECONDS: Final = 30.0
 # Frameworks keep what they have read of the request of the batch under these names.
 _OF_FRAMEWORKS: Final = ("werkzeug.", "flask.", "HTTP_", "CONTENT_")
 _OF_SERVER: Final = ("REQUEST_URI", "RAW_URI", "wsgi.file_wrapper", "wsgi.input_terminated")
-
-Environ = dict[str, Any]
 
 
 class SyncRequest(NamedTuple):
@@ -82,8 +106,8 @@ class SyncRequest(NamedTuple):
     match: Match
     # The body, or a function that reads it after the sign-in.
     body: bytes | Callable[[], bytes]
-    # Runs the view.
-    handle: Callable[[], Response]
+    # Runs the view; returns its response, and the object of the framework that it was made from.
+    handle: Callable[[], tuple[Response, Any]]
     # Returns the caller. None: ``Onceward.identify`` does, from the head.
     principal: Callable[[], Principal] | None = None
     # Headers that every response to it has.
@@ -91,52 +115,56 @@ class SyncRequest(NamedTuple):
 
 
 class Served(NamedTuple):
-    """The reply to send; ``is_own`` says that the handler made it."""
+    """The reply to send."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
-    is_own: bool
+    # The view's own object, if the reply is its response: it may have callbacks, and extensions
+    # look at its type. ``add_to_own`` gives it the headers of the guard.
+    own: Any = None
+
+    @property
+    def text_headers(self) -> list[tuple[str, str]]:
+        return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in self.headers]
+
+    def add_to_own(self) -> Any:
+        """Add the headers of the guard to the view's own response, and return it."""
+        for name, value in self.headers:
+            if name in ADDED_HEADERS:
+                self.own.headers[name.decode("latin-1")] = value.decode("latin-1")
+        return self.own
+
+    def send(self, start_response: StartResponse) -> list[bytes]:
+        """Send the reply to the WSGI server."""
+        try:
+            reason = HTTPStatus(self.status).phrase
+        except ValueError:
+            reason = "Unknown"
+        start_response(f"{self.status} {reason}", self.text_headers)
+        return [self.body]
 
 
 class SyncExecution:
-    """The ``Execution`` of a sync handler."""
+    """The ``Execution`` of a sync handler. What does not wait is that of the ``Execution``."""
 
-    def __init__(self, bridge: "Bridge", execution: Execution) -> None:
-        self._bridge = bridge
+    def __init__(self, onceward: Onceward, execution: Execution) -> None:
+        self._onceward = onceward
         self._execution = execution
+        self.request = execution.request
+        self.describe = execution.describe
+        self.keep_writes_on_error = execution.keep_writes_on_error
+        self.no_store = execution.no_store
+        self.store_for = execution.store_for
+        # The callback must not block: other requests wait for it.
+        self.after_commit = execution.after_commit
 
     @property
     def transaction(self) -> Any:
         """The transaction to write in: the app's own session, where the store has a sync one."""
         if self._execution.unit.is_sync:
             return self._execution.transaction
-        return SyncTransaction(self._bridge.wait, self._execution.statements)
-
-    @property
-    def request(self) -> GuardedRequest:
-        """The request: caller, key, ids."""
-        return self._execution.request
-
-    def describe(self, *, resource: str | None = None, version: int | None = None) -> None:
-        """Name the changed resource and its version in the audit event."""
-        self._execution.describe(resource=resource, version=version)
-
-    def keep_writes_on_error(self) -> None:
-        """Commit the handler's writes even if the response is a 4xx."""
-        self._execution.keep_writes_on_error()
-
-    def no_store(self) -> None:
-        """Do not store this response: the key is free again. The handler must not have written."""
-        self._execution.no_store()
-
-    def store_for(self, ttl: timedelta) -> None:
-        """Store this response for this long, in place of the TTL of the policy."""
-        self._execution.store_for(ttl)
-
-    def after_commit(self, callback: Callable[[], None]) -> None:
-        """Call this after the commit. It must not block: other requests wait for it."""
-        self._execution.after_commit(callback)
+        return SyncTransaction(wait_in_request_thread, self._execution.statements)
 
     def refuse_lost_connection(self) -> None:
         """Raise ``StoreUnavailableError`` if the handler has lost its connection."""
@@ -147,26 +175,39 @@ class SyncExecution:
         self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
     ) -> EnqueueOutcome:
         """Enqueue a job in this transaction. Takes the options of ``Onceward.enqueue``."""
-        return self._bridge.enqueue(self._execution, job_type, payload, options)
+        enqueue = self._onceward.runtime.enqueue
+        return wait_in_request_thread(enqueue(self._execution, job_type, payload, **options))
 
 
 class Bridge:
     """Guards functions of the sync apps of one process."""
 
-    def __init__(self, onceward: Onceward) -> None:
-        # The loop starts at the first request: servers fork after the app is loaded.
+    def __init__(
+        self, onceward: Onceward, principal: Callable[..., Principal] | None = None
+    ) -> None:
+        """``principal`` returns the caller. None: ``Onceward.identify``, or the framework's user.
+
+        The loop starts at the first request: servers fork after the app is loaded.
+        """
+        if principal is not None and onceward.runtime.callers.is_single_tenant:
+            raise ConfigurationError(
+                "principal says who callers are, but tenants=SINGLE_TENANT that they are not kept "
+                "apart: give one of them"
+            )
+        # ``onceward worker --app`` looks for this name.
         self.onceward = onceward
+        self.principal = principal
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._pid = 0
         self._starting = threading.Lock()
+        store = onceward.store
         # Whether all the async code can run in the request's thread. Caches and limiters cannot.
         self._is_direct = (
-            onceward.store.runs_in_request_thread
+            store.runs_in_request_thread
             and onceward.runtime.idempotency.cache is None
             and onceward.runtime.config.limiter is None
         )
-        store = onceward.store
         # Limits how many requests use the app's connection pool at once.
         self.gate = store.thread_gate
         # For all requests: it holds its lock for each step of the async code.
@@ -181,13 +222,29 @@ class Bridge:
         found = find_execution()
         if found is None or not has_request_thread():
             raise NoTransactionError("there is no guarded request here: guard the operation first")
-        return SyncExecution(self, found)
+        return SyncExecution(self.onceward, found)
 
     @property
     def is_serving(self) -> bool:
         """Whether a guarded handler runs in this thread."""
         # Below the guard of an ASGI app, the execution is that app's.
         return has_request_thread() and find_execution() is not None
+
+    def guard_for(self, endpoint: str | None, policy: Policy | None, view: str) -> Guard:
+        """Return the guard of a view, with the default policy if it has none.
+
+        Raises ``ConfigurationError`` for a rate limit that nothing would count.
+        """
+        chosen = self.onceward.runtime.policy_or_default(policy)
+        if chosen.rate_limit is not None:
+            limiter = self.onceward.runtime.config.limiter
+            if limiter is None:
+                raise ConfigurationError(
+                    f"{view} has a rate limit but no limiter is configured: give Onceward one, "
+                    "e.g. limiter=LimitsRateLimiter() of onceward.guard.rate_limits"
+                )
+            limiter.check(chosen.rate_limit)
+        return Guard(chosen, endpoint)
 
     def serve(self, request: SyncRequest) -> Served:
         """Replay, refuse or run one request. Raises what its handler raises."""
@@ -196,20 +253,19 @@ class Bridge:
         if self.gate is not None:
             self.gate.begin()
         try:
-            thread = self.new_thread()
-            with serving_in(thread):
-                reply = thread.wait(self._serve(exchange, call))
+            thread = self._direct if self._is_direct else QueueThread(self.loop)
+            reply = thread.wait(self._serve(exchange, call))
         finally:
             call.body.release()
             end_visit()  # of the gate for threads
         assert reply is not None  # noqa: S101 - the body is there, and a view does not send
-        own = call.response
+        made = call.response
         is_own = (
-            own is not None
-            and (own.status, own.body) == (reply.status, reply.body)
+            made is not None
+            and (made.status, made.body) == (reply.status, reply.body)
             and not exchange.is_replay
         )
-        return served(reply, is_own=is_own)
+        return _served(reply, call.own if is_own else None)
 
     async def _serve(self, exchange: Exchange, call: "_SyncCall") -> Reply | None:
         try:
@@ -219,26 +275,22 @@ class Bridge:
 
     def refuse(self, error: RequestError | StoreUnavailableError, head: RequestHead) -> Served:
         """Return the reply to an error of a view that is not guarded."""
-        exchange = Exchange(
-            head, None, self.pipeline, error_format=self.onceward.runtime.config.error_format
-        )
+        exchange = self.exchange(head)
         if isinstance(error, StoreUnavailableError):
             log_outage(error, exchange)
-        return served(complete(render(error, exchange), exchange))
+        return _served(complete(render(error, exchange), exchange))
 
-    def wait(self, work: Awaitable[T]) -> T:
-        """Run a coroutine to its end. Call it in the thread of a guarded request."""
-
-        async def done() -> T:
-            return await work
-
-        return serving_thread().wait(done())
-
-    def enqueue(
-        self, execution: Execution, job_type: str, payload: Any, options: EnqueueOptions
-    ) -> EnqueueOutcome:
-        """Enqueue a job in the transaction of an execution."""
-        return self.wait(self.onceward.runtime.enqueue(execution, job_type, payload, **options))
+    def exchange(
+        self, head: RequestHead, match: Match | None = None, added_headers: Headers = ()
+    ) -> Exchange:
+        """Return what is known of a request, with errors in the format of the app."""
+        return Exchange(
+            head,
+            match,
+            self.pipeline,
+            error_format=self.onceward.runtime.config.error_format,
+            added_headers=added_headers,
+        )
 
     def close(self) -> None:
         """Close the store, stop the loop and wait for its thread."""
@@ -253,26 +305,19 @@ class Bridge:
             loop.call_soon_threadsafe(loop.stop)
             thread.join(_CLOSE_SECONDS)
 
-    # -- callers ------------------------------------------------------------------------------
-
-    def identify(self, head: RequestHead) -> Principal | Awaitable[Principal]:
-        """Identify the caller of any request by ``Onceward.identify``, in the request's thread."""
-        return self.identify_by(None, head)
-
-    def identify_by(
-        self, chosen: Callable[[], Principal] | None, head: RequestHead
+    def identify(
+        self, head: RequestHead, chosen: Callable[[], Principal] | None = None
     ) -> Principal | Awaitable[Principal]:
         """Identify the caller in the request's thread, where the app's sign-in has its data.
 
         ``chosen`` returns the caller; None: ``Onceward.identify`` does.
         """
-        if chosen is None and self.onceward.runtime.callers.is_single_tenant:
+        callers = self.onceward.runtime.callers
+        if chosen is None and callers.is_single_tenant:
             return SHARED_PRINCIPAL
 
         def identify() -> Principal:
-            found: Any = (
-                self.onceward.runtime.callers.identify(head) if chosen is None else chosen()
-            )
+            found: Any = callers.identify(head) if chosen is None else chosen()
             if isinstance(found, Principal):
                 return found
             if inspect.isawaitable(found):
@@ -285,34 +330,25 @@ class Bridge:
 
         return run_in_request_thread(identify)
 
-    # -- threads ------------------------------------------------------------------------------
-
-    def new_thread(self) -> RequestThread:
-        """Return the ``RequestThread`` that runs the async code for a request of this thread."""
-        if self._is_direct:
-            return self._direct
-        return QueueThread(self.loop)
-
     async def ready(self) -> Idempotency:
         """Return the ``Idempotency``, opened. Call it on behalf of a request."""
+        runtime = self.onceward.runtime
         if self._must_open():
             # The opening takes a connection; all requests until then wait for it.
-            await self.onceward.runtime.idempotency.duplicates.release_connection()
+            await runtime.idempotency.duplicates.release_connection()
             if self._is_direct:
                 await run_in_request_thread(self._open)
-        if not self._is_direct:
-            idempotency = await self.onceward.runtime.ready()
-            self._is_open = True
-            return idempotency
-        return self.onceward.runtime.idempotency
+        if self._is_direct:
+            return runtime.idempotency
+        idempotency = await runtime.ready()
+        self._is_open = True
+        return idempotency
 
     def _open(self) -> None:
         """Open Onceward once per process, on the loop: its sweep runs there."""
         with self._opening:
             if self._must_open():
-                thread = QueueThread(self.loop)
-                with serving_in(thread):
-                    thread.wait(self.onceward.open())
+                QueueThread(self.loop).wait(self.onceward.open())
                 self._is_open = True
 
     def _must_open(self) -> bool:
@@ -337,31 +373,30 @@ class _SyncCall:
 
     def __init__(self, bridge: Bridge, request: SyncRequest) -> None:
         policy = request.match.policy
-        head = _with_split_keys(request.head, policy.key_header)
-        self._request = request
-        self.exchange = Exchange(
-            head,
-            request.match,
-            bridge.pipeline,
-            error_format=bridge.onceward.runtime.config.error_format,
-            added_headers=request.added_headers,
-        )
+        head = _with_split_keys(request.head, policy.key_header.lower().encode("latin-1"))
+        self._handle = request.handle
+        self.exchange = bridge.exchange(head, request.match, request.added_headers)
         # Not a method: the exchange would refer to what refers to it.
-        self.exchange.identify = lambda head: bridge.identify_by(request.principal, head)
+        self.exchange.identify = lambda head: bridge.identify(head, request.principal)
         self.body = WholeBody(request.body, head, policy, bridge.onceward.runtime.bodies)
         self.response: Response | None = None
+        # The object of the framework that the response was made from.
+        self.own: Any = None
 
     async def run(self, exchange: Exchange, content: bytes) -> Response:  # noqa: ARG002
         """Run the handler in the request's thread."""
         execution = exchange.outcome
         assert isinstance(execution, Execution)  # noqa: S101 - claimed before
 
-        def run() -> Response:
+        def run() -> tuple[Response, Any]:
             with executing(execution):
-                return self._request.handle()
+                return self._handle()
 
-        response = self.response = await run_in_request_thread(run)
-        return response
+        self.response, self.own = await run_in_request_thread(run)
+        return self.response
+
+
+# -- batches ---------------------------------------------------------------------------------------
 
 
 class SyncBatch:
@@ -375,6 +410,23 @@ class SyncBatch:
         self._identify = identify
         # The response of a sync request ends its thread's work: it cannot wait for a shared commit.
         self.options = replace(options, chunk_items=1)
+
+    def is_for(self, environ: Environ) -> bool:
+        """Return whether a request is a batch."""
+        # Apps convert the method to upper case, and would run ``post`` as POST.
+        return path_of(environ) == self.options.path and environ["REQUEST_METHOD"].upper() == "POST"
+
+    def serve_wsgi(
+        self, environ: Environ, start_response: StartResponse, app: WsgiApp, find: FindRoute
+    ) -> list[bytes]:
+        """Serve a batch, whose items ``app`` serves."""
+        return self.serve(
+            head_of(environ, "POST", self.options.path),
+            environ,
+            read=lambda limit: read_body(environ, limit),
+            find=find,
+            run=lambda item: collect(app, item),
+        ).send(start_response)
 
     def serve(
         self,
@@ -400,32 +452,21 @@ class SyncBatch:
             clock=onceward.clock,
             bodies=onceward.runtime.bodies,
         )
-        exchange = Exchange(
-            head, None, bridge.pipeline, error_format=onceward.runtime.config.error_format
-        )
+        exchange = bridge.exchange(head)
         body = endpoint.whole_body_of(lambda: read(self.options.max_bytes), head)
 
         async def run_item(call: ItemCall) -> None:
             item = _item_environ(environ, call.request, prefix)
             call.complete(await run_in_request_thread(lambda: run(item)))
 
-        thread = QueueThread(bridge.loop)
         try:
-            with serving_in(thread):
-                reply, _ = thread.wait(
-                    endpoint.serve(
-                        exchange, body, root=prefix, has_prefix=prefix != "", items=run_item
-                    )
-                )
+            reply, _ = QueueThread(bridge.loop).wait(
+                endpoint.serve(exchange, body, root=prefix, has_prefix=prefix != "", items=run_item)
+            )
         finally:
             body.release()
         assert reply is not None  # noqa: S101 - the body is there
-        return served(reply)
-
-
-def served(reply: Reply, *, is_own: bool = False) -> Served:
-    """Return a reply for a framework to send."""
-    return Served(reply.status, reply.headers, reply.body, is_own)
+        return _served(reply)
 
 
 def batch_options(batch: str | BatchOptions | None) -> BatchOptions | None:
@@ -460,20 +501,156 @@ def _item_environ(environ: Environ, request: ItemRequest, prefix: str) -> Enviro
     }
 
 
-def _with_split_keys(head: RequestHead, key_header: str) -> RequestHead:
-    """Split the values of a policy's own key header, which WSGI has joined with a comma."""
-    if key_header == KEY_HEADER:  # ``head_of`` has split that one
+# -- requests and responses of WSGI ----------------------------------------------------------------
+
+
+def path_of(environ: Environ) -> str:
+    """Return the path as UTF-8: WSGI passes its bytes as latin-1."""
+    raw = environ.get("PATH_INFO", "") or "/"
+    return str(raw).encode("latin-1").decode("utf-8", "replace")
+
+
+def head_of(environ: Environ, method: str, path: str) -> RequestHead:
+    """Return the head of a WSGI request."""
+    headers = [
+        (_field(name.removeprefix("HTTP_")), str(value).encode("latin-1", "replace"))
+        for name, value in environ.items()
+        # An empty one was sent, too: an empty key is refused, not taken for no key. But servers set
+        # these two to "" when the client sent none.
+        if name[:5] == "HTTP_" or (name in ("CONTENT_TYPE", "CONTENT_LENGTH") and value != "")
+    ]
+    return RequestHead(method, path, environ.get("QUERY_STRING", "").encode("latin-1"), headers)
+
+
+@lru_cache(maxsize=256)
+def _field(name: str) -> bytes:
+    return name.replace("_", "-").lower().encode("latin-1")
+
+
+def _with_split_keys(head: RequestHead, key_header: bytes) -> RequestHead:
+    """Split the keys that WSGI has joined with a comma."""
+    if not any(name == key_header and b"," in value for name, value in head.headers):
         return head
-    wanted = key_header.lower().encode("latin-1")
     headers = [
         (name, part)
         for name, value in head.headers
-        for part in (split_joined_keys(value) if name == wanted else (value,))
+        for part in (split_joined_keys(value) if name == key_header else (value,))
     ]
     return RequestHead(head.method, head.path, head.query, headers)
 
 
-async def _result(work: Awaitable[T]) -> T:
+def read_body(environ: Environ, limit: int) -> bytes:
+    """Read at most one byte over the limit; the guard then responds with 413.
+
+    Raises ``BodyInvalidError`` if the client disconnects before the body is complete.
+    """
+    source = environ["wsgi.input"]
+    length = environ.get("CONTENT_LENGTH") or ""
+    if length.isdigit():
+        wanted = min(int(length), limit + 1)
+        body = bytearray()
+        while len(body) < wanted and (part := source.read(wanted - len(body))):
+            body += part
+        if len(body) < wanted:
+            refuse_incomplete(len(body), wanted)
+        return bytes(body)
+    if environ.get("wsgi.input_terminated") or "HTTP_TRANSFER_ENCODING" in environ:
+        return bytes(source.read(limit + 1))
+    return b""
+
+
+def refuse_incomplete(received: int, declared: int) -> NoReturn:
+    """Raise ``BodyInvalidError`` for a body that broke off."""
+    raise BodyInvalidError(
+        f"the body ended after {received} bytes, before its Content-Length of {declared}"
+    )
+
+
+def parsed_form(
+    head: RequestHead,
+    fields: Iterable[tuple[str, str]],
+    files: Iterable[tuple[str, str, IO[bytes]]],
+) -> tuple[RequestHead, bytes]:
+    """Return head and body of a form that the framework has read: one form as bytes to hash.
+
+    Files are triples of field, file name and content; the content is read from its start.
+    """
+    digests = []
+    for field, name, content in files:
+        content.seek(0)
+        digest = hashlib.sha256()
+        while chunk := content.read(64 * 1024):
+            digest.update(chunk)
+        content.seek(0)
+        digests.append((field, name, digest.hexdigest()))
+    # In place of a content type with a random boundary.
+    head = with_header(head, b"content-type", b"application/x-www-form-urlencoded")
+    return head, msgspec.json.encode([list(fields), digests])
+
+
+def with_header(head: RequestHead, name: bytes, value: bytes) -> RequestHead:
+    """Return a head with another value of a header."""
+    headers = [pair for pair in head.headers if pair[0] != name]
+    return RequestHead(head.method, head.path, head.query, [*headers, (name, value)])
+
+
+def encoded_headers(headers: Iterable[tuple[str, str]]) -> tuple[tuple[bytes, bytes], ...]:
+    """Return headers as they are stored."""
+    return tuple([(n.lower().encode("latin-1"), v.encode("latin-1")) for n, v in headers])
+
+
+def check_file(
+    length: int | None, max_bytes: int, view: str, close_file: Callable[[], Any]
+) -> None:
+    """Raise for a response that streams, or sends a file with too many bytes to be stored."""
+    if length is not None and length <= max_bytes:
+        return
+    close_file()
+    if length is None:
+        raise StreamingResponseError(
+            f"the guarded view {view} streams its response, which is stored with the transaction "
+            "and must be complete: return a plain response"
+        )
+    raise ResponseTooLargeError(
+        f"the guarded view {view} sent a file of more than {max_bytes} bytes, which cannot be "
+        "stored for a replay: respond with a link to it"
+    )
+
+
+def collect(app: WsgiApp, environ: Environ, max_bytes: int | None = None) -> Response:
+    """Run an app and return its complete response. Raises ``ResponseTooLargeError``."""
+    started: list[tuple[str, list[tuple[str, str]]]] = []
+    written: list[bytes] = []
+
+    def start_response(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+        if exc_info is not None:
+            started.clear()
+        started.append((status, headers))
+        return written.append
+
+    chunks = app(environ, start_response)
+    try:
+        size = 0
+        for chunk in chunks:
+            size += len(chunk)
+            if max_bytes is not None and size > max_bytes:
+                raise ResponseTooLargeError(
+                    f"the response has more than {max_bytes} bytes, too many to store for a replay"
+                )
+            written.append(chunk)
+    finally:
+        close = getattr(chunks, "close", None)
+        if close is not None:
+            close()
+    status, headers = started[-1]
+    return Response(int(status.split(" ", 1)[0]), encoded_headers(headers), b"".join(written))
+
+
+def _served(reply: Reply, own: Any = None) -> Served:
+    return Served(reply.status, reply.headers, reply.body, own)
+
+
+async def _result(work: Awaitable[Any]) -> Any:
     return await work
 
 

@@ -3,13 +3,11 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from onceward.core.policy import Policy
 from onceward.errors import ConfigurationError, StreamingResponseError
 from onceward.guard.execution import find_execution
-from onceward.guard.limits import RateLimiter
 from onceward.guard.route_table import ROUTE_PARAM, SAFE_METHODS
 
 __all__ = [
@@ -17,10 +15,8 @@ __all__ = [
     "check_endpoint",
     "check_is_guarded",
     "check_policy",
-    "check_rate_limit",
     "name_of_view",
     "no_caller",
-    "refuse_coroutine",
     "refuse_generator",
     "refuse_unguarded",
     "refuse_wsgi_app",
@@ -96,27 +92,6 @@ def name_of_view(view: Any, owner: type | None = None) -> str:
 def with_route(path_params: dict[str, str], route: str | None) -> dict[str, str]:
     """Add the route to what is compared, where one name covers several: another path is a 409."""
     return path_params if route is None else {**path_params, ROUTE_PARAM: route}
-
-
-def check_rate_limit(limiter: RateLimiter | None, policy: Policy, view: str) -> None:
-    """Raise ``ConfigurationError`` for a rate limit that nothing would count."""
-    if policy.rate_limit is None:
-        return
-    if limiter is None:
-        raise ConfigurationError(
-            f"{view} has a rate limit but no limiter is configured: give Onceward one, e.g. "
-            "limiter=LimitsRateLimiter() of onceward.guard.rate_limits"
-        )
-    limiter.check(policy.rate_limit)
-
-
-def refuse_coroutine(view: Callable[..., Any]) -> None:
-    """Raise ``ConfigurationError`` for an async view."""
-    if iscoroutinefunction(view):
-        raise ConfigurationError(
-            f"{name_of_view(view)} is async, but its transaction belongs to a thread: make it a "
-            "plain def"
-        )
 
 
 _WSGI_PARAMETERS = 2  # environ, start_response
