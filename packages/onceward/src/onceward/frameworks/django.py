@@ -70,12 +70,12 @@ from onceward.errors import (
     UsageError,
 )
 from onceward.frameworks.sync_bridge import (
+    NO_POLICY,
     Bridge,
     Environ,
     Served,
     SyncBatch,
     SyncExecution,
-    SyncRequest,
     batch_options,
     check_file,
     encoded_headers,
@@ -131,8 +131,6 @@ _OF_STORE: Final = (
 )
 # And those of ``GuardConfig``; the others are those of ``Onceward``.
 _OF_CONFIG: Final = frozenset(option.name for option in fields(GuardConfig))
-# In the guard of a view without a policy: that of the settings counts.
-_NO_POLICY: Final = Policy()
 
 
 def guard(
@@ -301,9 +299,8 @@ class _ViewGuard:
     def __init__(
         self, endpoint: str | None, policy: Policy | None, principal: GetPrincipal | None
     ) -> None:
-        self._guard = Guard(policy or _NO_POLICY, endpoint)
+        self._guard = Guard(policy or NO_POLICY, endpoint)
         self._principal = principal
-        self._resolved: tuple[_DjangoOnceward, Policy] | None = None
         # One guard for all handlers of a class: its name is the prefix of those of the actions.
         self._is_of_class = False
 
@@ -391,7 +388,7 @@ class _ViewGuard:
                 endpoint, name.rpartition(".")[0] if owner and self._is_of_class else name
             )
             params = with_route(params, _later_route(plain, action))
-        policy = self._policy_of(configured, name)
+        policy = configured.bridge.guard_for(self._guard, name).policy
 
         def handle() -> tuple[Response, Any]:
             own = _response_of(view, request, args, kwargs)
@@ -406,24 +403,15 @@ class _ViewGuard:
             return _response_of_django(own), own
 
         head, body = _head_and_body(request, plain, policy.max_body_bytes)
-        return django_response(
-            configured.bridge.serve(
-                SyncRequest(
-                    head=head,
-                    match=Match(endpoint, policy, params),
-                    body=body,
-                    handle=handle,
-                    principal=self._principal_of(configured.bridge, request),
-                    added_headers=_batch_headers(plain),
-                )
-            )
+        served = configured.bridge.serve(
+            head,
+            Match(endpoint, policy, params),
+            body,
+            handle,
+            principal=self._principal_of(configured.bridge, request),
+            added_headers=_batch_headers(plain),
         )
-
-    def _policy_of(self, configured: _DjangoOnceward, view: str) -> Policy:
-        """Return the policy, with the defaults of the settings. Looked up once."""
-        if self._resolved is None or self._resolved[0] is not configured:
-            self._resolved = configured, _guard_for(configured, self._guard, view).policy
-        return self._resolved[1]
+        return django_response(served)
 
     def _principal_of(self, bridge: Bridge, request: Any) -> Callable[[], Principal] | None:
         chosen = self._principal or bridge.principal
@@ -441,12 +429,6 @@ class _NonAtomic(set[str]):
 
     def __contains__(self, alias: object) -> bool:
         return super().__contains__(alias) or alias == django_onceward().using
-
-
-def _guard_for(configured: _DjangoOnceward, given: Guard, view: str) -> Guard:
-    """Return the guard of a view, with the defaults of the settings."""
-    policy = None if given.policy is _NO_POLICY else given.policy
-    return configured.bridge.guard_for(given.endpoint, policy, view)
 
 
 def _dispatch_of(view: type) -> Any:
@@ -771,7 +753,7 @@ def _find(urlconf: Any, method: str, path: str) -> Match | None:
         given = guard_of(view)
         if given is not None:
             name = given.endpoint or f"{method} /{found.route}"
-            return Match(name, _guard_for(django_onceward(), given, name).policy, {})
+            return Match(name, django_onceward().bridge.guard_for(given, name).policy, {})
     return None
 
 

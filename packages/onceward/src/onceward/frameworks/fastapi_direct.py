@@ -659,7 +659,7 @@ class _Serializer:
             content = returned
         if self._is_plain and is_body_allowed_for_status_code(status):
             body = content if self._is_dumped else _encode(content).encode()
-            headers = _JSON_HEADERS
+            headers: tuple[tuple[bytes, bytes], ...] = _JSON_HEADERS
             if own is not None:
                 headers += tuple([(n.lower(), v) for n, v in own.raw_headers])
             return StoredResponse(status or _OK, headers, body)

@@ -38,11 +38,11 @@ from onceward.errors import (
     StoreUnavailableError,
 )
 from onceward.frameworks.sync_bridge import (
+    NO_POLICY,
     Bridge,
     Served,
     SyncBatch,
     SyncExecution,
-    SyncRequest,
     batch_options,
     check_file,
     encoded_headers,
@@ -79,23 +79,20 @@ class _View(NamedTuple):
     guarded: Callable[..., Any]
     view: Callable[..., Any]
     name: str
-    endpoint: str | None
-    policy: Policy | None
+    guard: Guard
     principal: GetPrincipal | None
 
 
 class _App:
     """What a ``FlaskGuard`` knows about one app."""
 
-    __slots__ = ("batch", "bridge", "checked", "first_routes", "guarded_endpoints", "guards")
+    __slots__ = ("batch", "bridge", "checked", "first_routes", "guarded_endpoints")
 
     def __init__(self, bridge: Bridge | None, batch: BatchOptions | None) -> None:
         # What serves it; None if the guard has no Onceward for it.
         self.bridge = bridge
         # Items are signed in by the app, each in its own request.
         self.batch = None if bridge is None or batch is None else SyncBatch(bridge, batch)
-        # By guarded view.
-        self.guards: dict[Callable[..., Any], Guard] = {}
         # The first route of each view and guard.
         self.first_routes: dict[tuple[str, int], str] = {}
         # Whether the view of an endpoint is seen to be guarded.
@@ -186,7 +183,8 @@ class FlaskGuard:
         view = app.view_functions.get(rule.endpoint)
         for one in _inside(view, ("dispatch_request", method.lower())):
             if one in self._views:
-                guard = self._guard_for(self._app(app), self._views[one])
+                found = self._views[one]
+                guard = self._bridge(self._app(app)).guard_for(found.guard, found.name)
                 return Match(guard.endpoint or f"{method} {rule.rule}", guard.policy, dict(params))
         return None
 
@@ -211,13 +209,6 @@ class FlaskGuard:
                 "this FlaskGuard has no Onceward: write FlaskGuard(Onceward(store), app), or in an "
                 "app factory guard.init_app(app, Onceward(store))"
             )
-        return found
-
-    def _guard_for(self, app: _App, view: _View) -> Guard:
-        found = app.guards.get(view.guarded)
-        if found is None:
-            found = self._bridge(app).guard_for(view.endpoint, view.policy, view.name)
-            app.guards[view.guarded] = found
         return found
 
     def __call__(
@@ -253,12 +244,13 @@ class FlaskGuard:
                 function = current_app.ensure_sync(view) if is_async else view
                 return self._serve(registered, partial(function, *args, **kwargs))
 
+            given = Guard(policy or NO_POLICY, endpoint)
             if self._default is not None:  # refuses a rate limit without a limiter
-                self._default.guard_for(endpoint, policy, name)
+                self._default.guard_for(given, name)
             if endpoint is not None:
                 self._names.add(endpoint, name)
-            mark_guarded(guarded, Guard(policy or Policy(), endpoint))
-            registered = _View(guarded, view, name, endpoint, policy, principal)
+            mark_guarded(guarded, given)
+            registered = _View(guarded, view, name, given, principal)
             self._views[guarded] = registered
             return guarded
 
@@ -308,7 +300,8 @@ class FlaskGuard:
     def _serve(self, view: _View, run: Callable[[], Any]) -> Any:
         flask_app, current = _flask_app(), _request()
         app = self._app(flask_app)
-        bridge, guard = self._bridge(app), self._guard_for(app, view)
+        bridge = self._bridge(app)
+        guard = bridge.guard_for(view.guard, view.name)
         rule = current.url_rule
         if current.method in SAFE_METHODS:
             if rule is not None and SAFE_METHODS.issuperset(rule.methods or ()):
@@ -337,18 +330,15 @@ class FlaskGuard:
             principal = login_principal
         head, body = _head_and_body(current, policy.max_body_bytes)
         prefix = current.environ.get("SCRIPT_NAME", "")
-        return _flask_response(
-            bridge.serve(
-                SyncRequest(
-                    head=head,
-                    match=Match(guard.endpoint or f"{current.method} {path}", policy, params),
-                    body=body,
-                    handle=handle,
-                    principal=principal,
-                    added_headers=() if app.batch is None else (app.batch.options.header(prefix),),
-                )
-            )
+        served = bridge.serve(
+            head,
+            Match(guard.endpoint or f"{current.method} {path}", policy, params),
+            body,
+            handle,
+            principal=principal,
+            added_headers=() if app.batch is None else (app.batch.options.header(prefix),),
         )
+        return _flask_response(served)
 
     def _check_routes(self, flask_app: flask.Flask, app: _App) -> None:
         """Raise ``ConfigurationError`` for a guard that guards nothing, or has no caller."""

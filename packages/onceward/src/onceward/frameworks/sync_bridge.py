@@ -69,13 +69,13 @@ from onceward.stores.threads import SyncTransaction
 from onceward_protocol.keys import split_joined_keys
 
 __all__ = [
+    "NO_POLICY",
     "Bridge",
     "Environ",
     "Served",
     "StartResponse",
     "SyncBatch",
     "SyncExecution",
-    "SyncRequest",
     "WsgiApp",
     "batch_options",
     "check_file",
@@ -93,25 +93,17 @@ Environ = dict[str, Any]
 StartResponse = Callable[..., Any]
 WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 
+NO_POLICY: Final = Policy()
+"""In the guard of a view without a policy: the default of its Onceward counts."""
+
 _CLOSE_SECONDS: Final = 30.0
 # Frameworks keep what they have read of the request of the batch under these names.
 _OF_FRAMEWORKS: Final = ("werkzeug.", "flask.", "HTTP_", "CONTENT_")
 _OF_SERVER: Final = ("REQUEST_URI", "RAW_URI", "wsgi.file_wrapper", "wsgi.input_terminated")
 
 
-class SyncRequest(NamedTuple):
-    """A guarded request of a sync framework, and what to run for it."""
-
-    head: RequestHead
-    match: Match
-    # The body, or a function that reads it after the sign-in.
-    body: bytes | Callable[[], bytes]
-    # Runs the view; returns its response, and the object of the framework that it was made from.
-    handle: Callable[[], tuple[Response, Any]]
-    # Returns the caller. None: ``Onceward.identify`` does, from the head.
-    principal: Callable[[], Principal] | None = None
-    # Headers that every response to it has.
-    added_headers: Headers = ()
+# Runs the view; returns its response, and the object of the framework that it was made from.
+Handle = Callable[[], tuple[Response, Any]]
 
 
 class Served(NamedTuple):
@@ -214,6 +206,8 @@ class Bridge:
         self._direct = DirectThread(threading.RLock())
         self._is_open = False
         self._opening = threading.Lock()
+        # By the ids of those given.
+        self._guards: dict[int, tuple[Guard, Guard]] = {}
         self.pipeline = onceward.runtime.pipeline(ready=self.ready, identify=self.identify)
 
     @property
@@ -230,33 +224,55 @@ class Bridge:
         # Below the guard of an ASGI app, the execution is that app's.
         return has_request_thread() and find_execution() is not None
 
-    def guard_for(self, endpoint: str | None, policy: Policy | None, view: str) -> Guard:
+    def guard_for(self, given: Guard, view: str) -> Guard:
         """Return the guard of a view, with the default policy if it has none.
 
         Raises ``ConfigurationError`` for a rate limit that nothing would count.
         """
-        chosen = self.onceward.runtime.policy_or_default(policy)
-        if chosen.rate_limit is not None:
-            limiter = self.onceward.runtime.config.limiter
-            if limiter is None:
-                raise ConfigurationError(
-                    f"{view} has a rate limit but no limiter is configured: give Onceward one, "
-                    "e.g. limiter=LimitsRateLimiter() of onceward.guard.rate_limits"
-                )
-            limiter.check(chosen.rate_limit)
-        return Guard(chosen, endpoint)
+        found = self._guards.get(id(given))
+        if found is None:
+            runtime = self.onceward.runtime
+            policy = runtime.policy_or_default(None if given.policy is NO_POLICY else given.policy)
+            if policy.rate_limit is not None:
+                if runtime.config.limiter is None:
+                    raise ConfigurationError(
+                        f"{view} has a rate limit but no limiter is configured: give Onceward "
+                        "one, e.g. limiter=LimitsRateLimiter() of onceward.guard.rate_limits"
+                    )
+                runtime.config.limiter.check(policy.rate_limit)
+            # With the given one: its id must not be that of another.
+            found = self._guards[id(given)] = given, Guard(policy, given.endpoint)
+        return found[1]
 
-    def serve(self, request: SyncRequest) -> Served:
-        """Replay, refuse or run one request. Raises what its handler raises."""
-        call = _SyncCall(self, request)
-        exchange = call.exchange
+    def serve(
+        self,
+        head: RequestHead,
+        match: Match,
+        body: bytes | Callable[[], bytes],
+        handle: Handle,
+        *,
+        principal: Callable[[], Principal] | None = None,
+        added_headers: Headers = (),
+    ) -> Served:
+        """Replay, refuse or run one request. Raises what its handler raises.
+
+        ``body`` may be a function that reads it after the sign-in. ``principal`` returns the
+        caller; None: ``Onceward.identify`` does, from the head. Every response has
+        ``added_headers``.
+        """
+        head = _with_split_keys(head, match.policy.key_header.lower().encode("latin-1"))
+        exchange = self.exchange(head, match, added_headers)
+        # Not a method: the exchange would refer to what refers to it.
+        exchange.identify = lambda head: self.identify(head, principal)
+        whole = WholeBody(body, head, match.policy, self.onceward.runtime.bodies)
+        call = _SyncCall(whole, handle)
         if self.gate is not None:
             self.gate.begin()
         try:
             thread = self._direct if self._is_direct else QueueThread(self.loop)
             reply = thread.wait(self._serve(exchange, call))
         finally:
-            call.body.release()
+            whole.release()
             end_visit()  # of the gate for threads
         assert reply is not None  # noqa: S101 - the body is there, and a view does not send
         made = call.response
@@ -371,14 +387,9 @@ class _SyncCall:
     # A response is complete when it is returned.
     misuse = None
 
-    def __init__(self, bridge: Bridge, request: SyncRequest) -> None:
-        policy = request.match.policy
-        head = _with_split_keys(request.head, policy.key_header.lower().encode("latin-1"))
-        self._handle = request.handle
-        self.exchange = bridge.exchange(head, request.match, request.added_headers)
-        # Not a method: the exchange would refer to what refers to it.
-        self.exchange.identify = lambda head: bridge.identify(head, request.principal)
-        self.body = WholeBody(request.body, head, policy, bridge.onceward.runtime.bodies)
+    def __init__(self, body: WholeBody, handle: Handle) -> None:
+        self.body = body
+        self._handle = handle
         self.response: Response | None = None
         # The object of the framework that the response was made from.
         self.own: Any = None
@@ -392,8 +403,9 @@ class _SyncCall:
             with executing(execution):
                 return self._handle()
 
-        self.response, self.own = await run_in_request_thread(run)
-        return self.response
+        response, self.own = await run_in_request_thread(run)
+        self.response = response
+        return response
 
 
 # -- batches ---------------------------------------------------------------------------------------

@@ -25,7 +25,6 @@ from onceward.frameworks.sync_bridge import (
     StartResponse,
     SyncBatch,
     SyncExecution,
-    SyncRequest,
     WsgiApp,
     batch_options,
     collect,
@@ -95,13 +94,11 @@ class WsgiGuard:
         # Read after the sign-in, in this thread, and once more by the app.
         body = cache(lambda: read_body(environ, policy.max_body_bytes))
         return self._bridge.serve(
-            SyncRequest(
-                head=head_of(environ, method, path),
-                match=match,
-                body=body,
-                handle=lambda: (self._handle(environ, body(), policy.max_response_bytes), None),
-                added_headers=() if batch is None else (batch.options.header(prefix),),
-            )
+            head_of(environ, method, path),
+            match,
+            body,
+            lambda: (self._handle(environ, body(), policy.max_response_bytes), None),
+            added_headers=() if batch is None else (batch.options.header(prefix),),
         ).send(start_response)
 
     def _handle(self, environ: Environ, body: bytes, max_bytes: int) -> Response:
