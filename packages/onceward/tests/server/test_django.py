@@ -44,7 +44,7 @@ from onceward.errors import (  # noqa: E402
     UsageError,
 )
 from onceward.frameworks.django import django_onceward, django_response  # noqa: E402
-from onceward.frameworks.sync_bridge import Served  # noqa: E402
+from onceward.frameworks.wsgi import Served  # noqa: E402
 from packages.onceward.tests.support.django_project import urls as views  # noqa: E402
 
 _numbers = itertools.count()

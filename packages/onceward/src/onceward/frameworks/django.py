@@ -69,7 +69,16 @@ from onceward.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from onceward.frameworks.sync_bridge import (
+from onceward.frameworks.views import (
+    EndpointNames,
+    check_endpoint,
+    check_policy,
+    name_of_view,
+    no_caller,
+    refuse_generator,
+    with_route,
+)
+from onceward.frameworks.wsgi import (
     NO_POLICY,
     Bridge,
     Environ,
@@ -83,15 +92,6 @@ from onceward.frameworks.sync_bridge import (
     parsed_form,
     refuse_incomplete,
     with_header,
-)
-from onceward.frameworks.views import (
-    EndpointNames,
-    check_endpoint,
-    check_policy,
-    name_of_view,
-    no_caller,
-    refuse_generator,
-    with_route,
 )
 from onceward.guard.request import Headers, Principal, RequestHead
 from onceward.guard.request_thread import has_request_thread, run_in_request_thread

@@ -37,7 +37,16 @@ from onceward.errors import (
     RequestError,
     StoreUnavailableError,
 )
-from onceward.frameworks.sync_bridge import (
+from onceward.frameworks.views import (
+    EndpointNames,
+    check_endpoint,
+    check_policy,
+    name_of_view,
+    no_caller,
+    refuse_generator,
+    with_route,
+)
+from onceward.frameworks.wsgi import (
     NO_POLICY,
     Bridge,
     Served,
@@ -49,15 +58,6 @@ from onceward.frameworks.sync_bridge import (
     head_of,
     parsed_form,
     with_header,
-)
-from onceward.frameworks.views import (
-    EndpointNames,
-    check_endpoint,
-    check_policy,
-    name_of_view,
-    no_caller,
-    refuse_generator,
-    with_route,
 )
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
