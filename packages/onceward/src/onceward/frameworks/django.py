@@ -432,7 +432,7 @@ class _NonAtomic(set[str]):
 
 
 def _dispatch_of(view: type) -> Any:
-    """Return what calls the handlers of a class. Raises if it has none that can be guarded."""
+    """Return the ``dispatch`` of a class. Raises if it has no handlers that can be guarded."""
     name = f"{view.__module__}.{view.__qualname__}"
     # In a viewset, methods with ``@action`` have a mapping of methods to names.
     handlers = [
@@ -579,7 +579,7 @@ def _response_of_django(response: Any) -> Response:
 
 
 def django_response(served: Served) -> Any:
-    """Return what was served as a response of Django."""
+    """Return a reply as a response of Django."""
     if served.own is not None:
         return served.add_to_own()
     response = HttpResponse(served.body, status=served.status)
@@ -602,7 +602,6 @@ class _Cookie(Morsel[str]):
         self._text = text
 
     def OutputString(self, attrs: Any = None) -> str:  # noqa: N802, ARG002 - a name of http.cookies
-        """Return what follows ``Set-Cookie:``."""
         return self._text
 
 
@@ -739,12 +738,12 @@ def _run_item(outer: HttpRequest, environ: Environ) -> Response:
 
 @cache
 def _handler(_middleware: tuple[str, ...]) -> WSGIHandler:
-    """Return what runs the project's middleware and views, also below an ASGI server."""
+    """Return the project's middleware and views, also below an ASGI server."""
     return WSGIHandler()
 
 
 def _find(urlconf: Any, method: str, path: str) -> Match | None:
-    """Return what guards a request; None if nothing certainly does."""
+    """Return the match of a request; None if it is not certain that a guard serves it."""
     try:
         found = resolve(path, urlconf=urlconf)
     except Http404:

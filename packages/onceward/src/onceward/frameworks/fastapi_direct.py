@@ -586,7 +586,7 @@ class DirectRoute:
         return errors
 
     def _context(self, scope: Scope) -> Any:
-        """Return what FastAPI adds to the text of an error, for logs."""
+        """Return the place of the handler, which FastAPI adds to the text of an error for logs."""
         dependant = self._route.dependant
         context = routing._extract_endpoint_context(dependant.call)  # noqa: SLF001
         if dependant.path:

@@ -74,10 +74,9 @@ _GUARDED_METHODS: Final = ("dispatch_request", "post", "put", "patch", "delete")
 
 
 class _View(NamedTuple):
-    """A guarded view, and the options of its guard."""
+    """The guard of a view, and its options."""
 
     guarded: Callable[..., Any]
-    view: Callable[..., Any]
     name: str
     guard: Guard
     principal: GetPrincipal | None
@@ -174,7 +173,7 @@ class FlaskGuard:
     def _find(
         self, app: flask.Flask, environ: dict[str, Any], method: str, path: str
     ) -> Match | None:
-        """Return what guards a request; None if nothing certainly does."""
+        """Return the match of a request; None if it is not certain that a guard serves it."""
         routes = app.url_map.bind_to_environ(environ, server_name=app.config["SERVER_NAME"])
         try:
             rule, params = routes.match(path, method=method, return_rule=True)
@@ -197,7 +196,7 @@ class FlaskGuard:
         return self._apps.get(app) or self._apps.setdefault(app, _App(self._default, self._batch))
 
     def _bridge(self, app: _App | None = None) -> Bridge:
-        """Return what serves an app, by default the current one."""
+        """Return the bridge of an app, by default the current one."""
         if app is None and flask.has_app_context():
             app = self._app(_flask_app())
         found = self._default if app is None else app.bridge
@@ -250,7 +249,7 @@ class FlaskGuard:
             if endpoint is not None:
                 self._names.add(endpoint, name)
             mark_guarded(guarded, given)
-            registered = _View(guarded, view, name, given, principal)
+            registered = _View(guarded, name, given, principal)
             self._views[guarded] = registered
             return guarded
 
@@ -350,7 +349,7 @@ class FlaskGuard:
                     _check_caller(flask_app, self._bridge(app), guarded.name)
             # Only what certainly is unguarded: a view may be in another app, or below a decorator
             # that hides it.
-            elif any(id(one) in served for one in _unwrapped(guarded.view)):
+            elif any(id(one) in served for one in _unwrapped(guarded.guarded)):
                 raise ConfigurationError(
                     f"{guarded.name} is guarded above its route decorator, so its route is "
                     "not guarded: put @guard(…) below @app.post(…)"
@@ -407,7 +406,7 @@ def _request() -> flask.Request:
 
 
 def _dispatch_of(view: type, name: str) -> Callable[..., Any]:
-    """Return what calls the methods of a class, inside all of its ``decorators``."""
+    """Return the function that calls the methods of a class, inside all of its ``decorators``."""
     inherited: Any = getattr(view, "dispatch_request", None)
     if inherited is None:
         raise ConfigurationError(

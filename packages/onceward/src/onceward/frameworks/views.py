@@ -129,9 +129,7 @@ def refuse_unguarded(handler: Any) -> Any:
 
         @wraps(handler)
         async def guarded(*args: Any, **kwargs: Any) -> Any:
-            execution = find_execution()
-            if execution is None or execution.ended:
-                check_is_guarded(handler)
+            check_is_guarded(handler)
             return await handler(*args, **kwargs)
 
         guarded.__signature__ = signature_of(handler)  # type: ignore[attr-defined]

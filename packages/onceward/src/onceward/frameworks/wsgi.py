@@ -113,7 +113,7 @@ Handle = Callable[[], tuple[Response, Any]]
 
 
 class Served(NamedTuple):
-    """The reply to send."""
+    """A reply, for a framework to send."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
@@ -214,6 +214,7 @@ class Bridge:
         self._opening = threading.Lock()
         # By the ids of those given.
         self._guards: dict[int, tuple[Guard, Guard]] = {}
+        self.error_format = onceward.runtime.config.error_format
         self.pipeline = onceward.runtime.pipeline(ready=self.ready, identify=self.identify)
 
     @property
@@ -267,7 +268,13 @@ class Bridge:
         ``added_headers``.
         """
         head = _with_split_keys(head, match.policy.key_header.lower().encode("latin-1"))
-        exchange = self.exchange(head, match, added_headers)
+        exchange = Exchange(
+            head,
+            match,
+            self.pipeline,
+            error_format=self.error_format,
+            added_headers=added_headers,
+        )
         # Not a method: the exchange would refer to what refers to it.
         exchange.identify = lambda head: self.identify(head, principal)
         whole = WholeBody(body, head, match.policy, self.onceward.runtime.bodies)
@@ -297,22 +304,10 @@ class Bridge:
 
     def refuse(self, error: RequestError | StoreUnavailableError, head: RequestHead) -> Served:
         """Return the reply to an error of a view that is not guarded."""
-        exchange = self.exchange(head)
+        exchange = Exchange(head, None, self.pipeline, error_format=self.error_format)
         if isinstance(error, StoreUnavailableError):
             log_outage(error, exchange)
         return _served(complete(render(error, exchange), exchange))
-
-    def exchange(
-        self, head: RequestHead, match: Match | None = None, added_headers: Headers = ()
-    ) -> Exchange:
-        """Return what is known of a request, with errors in the format of the app."""
-        return Exchange(
-            head,
-            match,
-            self.pipeline,
-            error_format=self.onceward.runtime.config.error_format,
-            added_headers=added_headers,
-        )
 
     def close(self) -> None:
         """Close the store, stop the loop and wait for its thread."""
@@ -388,7 +383,7 @@ class Bridge:
 
 
 class _SyncCall:
-    """A guarded request to a sync function, and its response."""
+    """The body and the handler of a guarded request, and its response."""
 
     # A response is complete when it is returned.
     misuse = None
@@ -432,9 +427,8 @@ class SyncBatch:
     def is_for(self, environ: Environ) -> bool:
         """Return whether a request is a batch."""
         # Apps convert the method to upper case, and would run ``post`` as POST.
-        return (
-            _path_of(environ) == self.options.path and environ["REQUEST_METHOD"].upper() == "POST"
-        )
+        is_post = environ["REQUEST_METHOD"].upper() == "POST"
+        return is_post and _path_of(environ) == self.options.path
 
     def serve_wsgi(
         self, environ: Environ, start_response: _StartResponse, app: _WsgiApp, find: FindRoute
@@ -472,7 +466,7 @@ class SyncBatch:
             clock=onceward.clock,
             bodies=onceward.runtime.bodies,
         )
-        exchange = bridge.exchange(head)
+        exchange = Exchange(head, None, bridge.pipeline, error_format=bridge.error_format)
         body = endpoint.whole_body_of(lambda: read(self.options.max_bytes), head)
 
         async def run_item(call: ItemCall) -> None:
