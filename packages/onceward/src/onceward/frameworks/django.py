@@ -30,30 +30,17 @@ from weakref import WeakKeyDictionary
 from onceward_protocol.extras import needs_extra
 
 with needs_extra("django"):
+    from django import urls
     from django.conf import settings as django_settings
     from django.core.exceptions import BadRequest, PermissionDenied, SuspiciousOperation
     from django.core.handlers.exception import response_for_exception
     from django.core.handlers.wsgi import WSGIHandler, WSGIRequest
     from django.core.signals import setting_changed
     from django.db import connections
-    from django.http import (
-        Http404,
-        HttpRequest,
-        HttpResponse,
-        HttpResponseNotAllowed,
-        RawPostDataException,
-    )
+    from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
     from django.http.multipartparser import MultiPartParserError
+    from django.http.request import RawPostDataException
     from django.http.response import HttpResponseBase
-    from django.urls import (
-        NoReverseMatch,
-        get_resolver,
-        get_script_prefix,
-        get_urlconf,
-        resolve,
-        reverse,
-        set_urlconf,
-    )
     from django.utils.module_loading import import_string
 
 from onceward.app import Onceward
@@ -116,18 +103,15 @@ GetPrincipal = Callable[[Any], Principal]
 _WRITING_HANDLERS: Final = ("post", "put", "patch", "delete")
 _WRITING_ACTIONS: Final = ("create", "update", "partial_update", "destroy")
 # Django turns these into responses outside the view, where the guard could not store them.
-_HANDLED: Final = (
-    Http404,
-    PermissionDenied,
-    BadRequest,
-    SuspiciousOperation,
-    MultiPartParserError,
-)
+_HANDLED: Final = (Http404, PermissionDenied, BadRequest, SuspiciousOperation, MultiPartParserError)
 
 # Keys of settings.ONCEWARD that are options of the store.
 _OF_STORE: Final = (
-    *("table_prefix", "schema"),
-    *("claim_seconds", "statement_seconds", "commit_seconds"),
+    "table_prefix",
+    "schema",
+    "claim_seconds",
+    "statement_seconds",
+    "commit_seconds",
 )
 # And those of ``GuardConfig``; the others are those of ``Onceward``.
 _OF_CONFIG: Final = frozenset(option.name for option in fields(GuardConfig))
@@ -622,7 +606,7 @@ def _later_route(request: HttpRequest, action: str) -> str | None:
     found = request.resolver_match
     if found is None:
         return None
-    resolver = get_resolver(getattr(request, "urlconf", None))
+    resolver = urls.get_resolver(getattr(request, "urlconf", None))
     routes = _routes.get(resolver)
     if routes is None:
         routes = {}
@@ -685,7 +669,7 @@ def batch(request: HttpRequest) -> HttpResponse:
     if request.method != "POST":
         return HttpResponseNotAllowed(["POST"])
     environ: Environ = {**request.META, "wsgi.url_scheme": request.scheme}
-    configured, urlconf = django_onceward(), get_urlconf()
+    configured, urlconf = django_onceward(), urls.get_urlconf()
     try:
         served = SyncBatch(configured.bridge, configured.batch).serve(
             head_of(environ, "POST", request.path_info),
@@ -695,7 +679,7 @@ def batch(request: HttpRequest) -> HttpResponse:
             run=partial(_run_item, request),
         )
     finally:
-        set_urlconf(urlconf)  # each request sets its own
+        urls.set_urlconf(urlconf)  # each request sets its own
     response: HttpResponse = django_response(served)
     return response
 
@@ -708,16 +692,16 @@ def _batch_headers(request: HttpRequest) -> Headers:
     """Return the header that names the batch endpoint; none if the project has no route to it."""
     urlconf = getattr(request, "urlconf", None) or django_settings.ROOT_URLCONF
     look_up = _path_of_batch if isinstance(urlconf, str) else _path_of_batch.__wrapped__
-    path = look_up(urlconf, get_script_prefix())
+    path = look_up(urlconf, urls.get_script_prefix())
     return () if path is None else (batch_header(path, django_onceward().batch.max_items),)
 
 
 @cache
 def _path_of_batch(urlconf: Any, _prefix: str) -> str | None:
-    for view in get_resolver(urlconf).reverse_dict:
+    for view in urls.get_resolver(urlconf).reverse_dict:
         if getattr(view, _MARK, False):
-            with suppress(NoReverseMatch):
-                return str(reverse(view, urlconf=urlconf))
+            with suppress(urls.NoReverseMatch):
+                return str(urls.reverse(view, urlconf=urlconf))
     return None
 
 
@@ -745,7 +729,7 @@ def _handler(_middleware: tuple[str, ...]) -> WSGIHandler:
 def _find(urlconf: Any, method: str, path: str) -> Match | None:
     """Return the match of a request; None if it is not certain that a guard serves it."""
     try:
-        found = resolve(path, urlconf=urlconf)
+        found = urls.resolve(path, urlconf=urlconf)
     except Http404:
         return None
     for view in _candidates(found.func, method.lower()):

@@ -125,25 +125,23 @@ def refuse_unguarded(handler: Any) -> Any:
             },
         )
     refuse_generator(handler)
-    if inspect.iscoroutinefunction(handler):
 
-        @wraps(handler)
-        async def guarded(*args: Any, **kwargs: Any) -> Any:
-            check_is_guarded(handler)
-            return await handler(*args, **kwargs)
+    @wraps(handler)
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        check_is_guarded(handler)
+        return await handler(*args, **kwargs)
 
-        guarded.__signature__ = signature_of(handler)  # type: ignore[attr-defined]
-        return guarded
-    if inspect.isroutine(handler):
+    @wraps(handler)
+    def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+        check_is_guarded(handler)
+        return handler(*args, **kwargs)
 
-        @wraps(handler)
-        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            check_is_guarded(handler)
-            return handler(*args, **kwargs)
-
-        guarded_sync.__signature__ = signature_of(handler)  # type: ignore[attr-defined]
-        return guarded_sync
-    return handler
+    is_async = inspect.iscoroutinefunction(handler)
+    if not is_async and not inspect.isroutine(handler):
+        return handler
+    chosen: Any = guarded if is_async else guarded_sync
+    chosen.__signature__ = signature_of(handler)
+    return chosen
 
 
 def refuse_generator(handler: Any) -> None:

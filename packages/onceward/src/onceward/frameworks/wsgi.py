@@ -34,6 +34,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from functools import cache, lru_cache
 from http import HTTPStatus
+from http.client import responses
 from typing import IO, Any, Final, NamedTuple, NoReturn, Unpack
 
 import msgspec
@@ -78,22 +79,7 @@ from onceward.stores.sessions.gate import end_visit
 from onceward.stores.threads import SyncTransaction
 from onceward_protocol.keys import split_joined_keys
 
-__all__ = [
-    "NO_POLICY",
-    "Bridge",
-    "Environ",
-    "Served",
-    "SyncBatch",
-    "SyncExecution",
-    "WsgiGuard",
-    "batch_options",
-    "check_file",
-    "encoded_headers",
-    "head_of",
-    "parsed_form",
-    "refuse_incomplete",
-    "with_header",
-]
+__all__ = ["WsgiGuard"]
 
 Environ = dict[str, Any]
 _StartResponse = Callable[..., Any]
@@ -135,10 +121,7 @@ class Served(NamedTuple):
 
     def send(self, start_response: _StartResponse) -> list[bytes]:
         """Send the reply to the WSGI server."""
-        try:
-            reason = HTTPStatus(self.status).phrase
-        except ValueError:
-            reason = "Unknown"
+        reason = responses.get(self.status, "Unknown")
         start_response(f"{self.status} {reason}", self.text_headers)
         return [self.body]
 
@@ -163,11 +146,6 @@ class SyncExecution:
         if self._execution.unit.is_sync:
             return self._execution.transaction
         return SyncTransaction(wait_in_request_thread, self._execution.statements)
-
-    def refuse_lost_connection(self) -> None:
-        """Raise ``StoreUnavailableError`` if the handler has lost its connection."""
-        if self._execution.unit.is_lost:
-            raise StoreUnavailableError("the connection to the database was lost in the handler")
 
     def enqueue(
         self, job_type: str, payload: Any = None, **options: Unpack[EnqueueOptions]
@@ -587,9 +565,10 @@ class WsgiGuard:
         # A file that the server would send, e.g. by its path, could not be stored.
         environ.pop("wsgi.file_wrapper", None)
         response = _collect(self._app, environ, max_bytes)
-        # After its connection was lost it is an outage: apps hide the error.
-        if response.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.execution.refuse_lost_connection()
+        execution = find_execution()
+        is_lost = execution is not None and execution.unit.is_lost
+        if is_lost and response.status == HTTPStatus.INTERNAL_SERVER_ERROR:  # apps hide the error
+            raise StoreUnavailableError("the connection to the database was lost in the handler")
         return response
 
 
