@@ -289,9 +289,12 @@ class _ViewGuard:
         self._is_of_class = False
 
     def wrap(self, view: Any) -> Any:
-        """Return the guarded function, or the class with its ``dispatch`` guarded."""
+        """Return the guarded function, or the class with its writing handlers guarded."""
         if isinstance(view, type):
-            view.dispatch = self.wrap(_dispatch_of(view))  # type: ignore[attr-defined]
+            self._is_of_class = True
+            # Also ``dispatch``, for the handlers that a subclass adds or overrides.
+            for name, handler in _handlers_of(view).items():
+                setattr(view, name, self.wrap(handler))
             return view
         if hasattr(view, "view_class") or hasattr(view, "cls"):
             raise ConfigurationError(
@@ -415,32 +418,26 @@ class _NonAtomic(set[str]):
         return super().__contains__(alias) or alias == django_onceward().using
 
 
-def _dispatch_of(view: type) -> Any:
-    """Return the ``dispatch`` of a class. Raises if it has no handlers that can be guarded."""
-    name = f"{view.__module__}.{view.__qualname__}"
-    # In a viewset, methods with ``@action`` have a mapping of methods to names.
-    handlers = [
-        handler
-        for attribute in dir(view)
-        if callable(handler := getattr(view, attribute, None))
-        and (
-            attribute in (*_WRITING_HANDLERS, *_WRITING_ACTIONS)
-            or not {*_WRITING_HANDLERS}.isdisjoint(getattr(handler, "mapping", ()))
-        )
-    ]
-    if not handlers:
+def _handlers_of(view: type) -> dict[str, Any]:
+    """Return the handlers of a class that write, and its ``dispatch``."""
+    path = f"{view.__module__}.{view.__qualname__}"
+    names = {*_WRITING_HANDLERS, *_WRITING_ACTIONS}
+    for attribute in dir(view):
+        mapping = getattr(getattr(view, attribute, None), "mapping", None)
+        if isinstance(mapping, Mapping):  # a method of a viewset with ``@action``
+            names |= {mapping[method] for method in _WRITING_HANDLERS if method in mapping}
+    found = {name: getattr(view, name) for name in names if callable(getattr(view, name, None))}
+    if not found:
         raise ConfigurationError(
-            f"{name} is guarded, but has no handler of POST, PUT, PATCH or DELETE"
+            f"{path} is guarded, but has no handler of POST, PUT, PATCH or DELETE"
         )
-    for handler in handlers:
-        _refuse_function(handler)
     inherited = getattr(view, "dispatch", None)
     if inherited is None:
         raise ConfigurationError(
-            f"{name} is guarded, but is no view: guard a function, or a class that derives from "
+            f"{path} is guarded, but is no view: guard a function, or a class that derives from "
             "Django's View or from APIView"
         )
-    return inherited
+    return {**found, "dispatch": inherited}
 
 
 def _refuse_function(view: Any, owner: type | None = None) -> None:
