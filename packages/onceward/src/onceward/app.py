@@ -265,7 +265,7 @@ class Onceward(Generic[TransactionT_co]):
         try:
             from onceward.frameworks.fastapi_direct import find_direct_routes  # noqa: PLC0415
         except ImportError as error:  # of a name that this version of FastAPI does not have
-            _log.debug("routes are called by FastAPI: %s", error)
+            _log.warning("routes are called by FastAPI: %s", error)
             return None
         return find_direct_routes(self._app, inner)
 

@@ -27,9 +27,9 @@ from onceward.cli.options import (
 )
 from onceward.errors import ConfigurationError
 from onceward.ports import Store
+from onceward.stores.factory import parse_store_url
 from onceward.stores.parts import Part, distribute_store, installed_parts
 from onceward.stores.tenant_tables import TenantTable, covered_tables, plain_name, uncovered_tables
-from onceward.stores.urls import parse_store_url
 from onceward_protocol.cli.output import CommandError, print_json, print_table, print_warning
 from onceward_protocol.cli.plugins import declared_by_packages
 from onceward_protocol.clock import SystemClock
