@@ -15,22 +15,6 @@ import msgspec
 
 from onceward.errors import ConfigurationError
 
-__all__ = [
-    "EVENT_FIELDS",
-    "NO_KEYS",
-    "NO_PREVIOUS",
-    "AuditKeys",
-    "ChainCheck",
-    "Finding",
-    "FindingCode",
-    "Seal",
-    "event_digest",
-    "event_document",
-    "instant_of",
-    "instant_text",
-    "make_seal",
-]
-
 NO_PREVIOUS: Final = "0" * 64
 """What the first seal of a tenant has instead of the hash of the seal before."""
 

@@ -19,8 +19,6 @@ from onceward.ports import Clock, FaultPoints, Row, Store, Transaction
 from onceward.stores.sql_loader import load_queries
 from onceward.stores.table_names import TableNames
 
-__all__ = ["AuditSealer", "AuditSeals", "Sealed"]
-
 # A list as a parameter; both databases find each id in the primary key.
 _AMONG_IDS: Final = {
     "sqlite": "IN (SELECT value FROM json_each(:ids))",

@@ -7,8 +7,6 @@ from typing import Any, Final
 import typer
 from typer.core import TyperCommand
 
-__all__ = ["COMMANDS", "register"]
-
 COMMANDS: Final = {
     "migrate": "Create or update Onceward's tables in a database.",
     "sweep": "Delete expired records and old rows, in small batches.",

@@ -18,17 +18,6 @@ from onceward.stores.parts import GUARD, LIBRARY_PARTS, Part
 from onceward.stores.postgres.store import BasePostgresStore
 from onceward_protocol.cli.output import CommandError, redact_password
 
-__all__ = [
-    "APPLIED",
-    "applied_before",
-    "audit_keys",
-    "installed_migrations",
-    "namespaces_in",
-    "opened",
-    "opened_cache",
-    "table_options",
-]
-
 _MIGRATIONS_GROUP: Final = "onceward.migrations"
 _CONNECT_SECONDS: Final = 5
 _AUDIT_KEY: Final = "ONCEWARD_AUDIT_KEY"

@@ -30,8 +30,6 @@ from onceward.ports import Store
 from onceward.stores.parts import JOBS
 from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
 
-__all__ = ["app"]
-
 T = TypeVar("T")
 
 _REQUEUE_LIMIT: Final = 1_000_000

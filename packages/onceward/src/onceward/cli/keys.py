@@ -31,8 +31,6 @@ from onceward.records import Record, RecordId
 from onceward_protocol.cli.output import CommandError, print_json, print_table
 from onceward_protocol.clock import SystemClock
 
-__all__ = ["app"]
-
 _MAX_REASON: Final = 1000
 _PAGE: Final = 500
 

@@ -34,8 +34,6 @@ from onceward_protocol.cli.output import CommandError, print_json, print_table, 
 from onceward_protocol.cli.plugins import declared_by_packages
 from onceward_protocol.clock import SystemClock
 
-__all__ = ["app", "migrate"]
-
 app = new_app()
 
 

@@ -14,28 +14,6 @@ from onceward_protocol.cli.output import CommandError, printable, redact_passwor
 if TYPE_CHECKING:
     from onceward import Onceward
 
-__all__ = [
-    "DEFAULT_DATABASE",
-    "USAGE",
-    "App",
-    "AppTarget",
-    "Database",
-    "Environment",
-    "Json",
-    "Limit",
-    "RedisUrl",
-    "Target",
-    "Tenant",
-    "check_tenant",
-    "choose_target",
-    "command",
-    "describe_target",
-    "instant_text",
-    "new_app",
-    "new_group",
-    "print_fields",
-    "tenant_or_all",
-]
 
 CommandT = TypeVar("CommandT", bound=Callable[..., None])
 

@@ -17,8 +17,6 @@ from typing import Final
 
 from onceward_protocol.cli.output import print_error
 
-__all__ = ["run_with_reload"]
-
 _POLL_SECONDS: Final = 0.25
 _SUFFIXES: Final = (".py", ".sql")
 # Directories that contain no source of the app; those that begin with a dot are left out too.

@@ -28,8 +28,6 @@ from onceward_protocol.cli.output import CommandError, print_json
 from onceward_protocol.cli.plugins import declared_by_packages
 from onceward_protocol.clock import SystemClock
 
-__all__ = ["app"]
-
 _BATCH: Final = 500
 
 app = new_app()

@@ -32,8 +32,6 @@ from onceward_protocol.cli.gc import resume_gc
 from onceward_protocol.cli.output import CommandError, print_error
 from onceward_protocol.cli.plugins import default_worker
 
-__all__ = ["WorkerOptions", "app", "run_worker", "serve_metrics"]
-
 _INTERRUPTED: Final = 130
 _CONCURRENCY: Final = 16
 _DRAIN_SECONDS: Final = 30.0

@@ -86,16 +86,6 @@ from onceward.records import Response
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.django import DjangoStore
 
-__all__ = [
-    "OncewardMiddleware",
-    "batch",
-    "django_onceward",
-    "django_response",
-    "execution",
-    "guard",
-    "user_principal",
-]
-
 View = TypeVar("View", bound=Callable[..., Any])
 # Takes the request, of Django REST framework where the view is one of its views.
 GetPrincipal = Callable[[Any], Principal]

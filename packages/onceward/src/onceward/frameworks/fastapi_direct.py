@@ -46,8 +46,6 @@ from onceward.guard.execution import Execution
 from onceward.guard.request_body import LARGE_BODY_BYTES, Receive
 from onceward.records import Response as StoredResponse
 
-__all__ = ["DIRECT_BYTES", "DirectRoute", "FindDirectRoute", "find_direct_routes"]
-
 Scope = MutableMapping[str, Any]
 FindDirectRoute = Callable[[Any], "DirectRoute | None"]
 

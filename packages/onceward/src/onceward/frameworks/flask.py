@@ -64,8 +64,6 @@ from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mar
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit
 
-__all__ = ["FlaskGuard", "login_principal"]
-
 View = TypeVar("View", bound=Callable[..., Any])
 GetPrincipal = Callable[[], Principal]
 

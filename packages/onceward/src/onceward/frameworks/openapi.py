@@ -11,8 +11,6 @@ from onceward_protocol.error_codes import CODES, ERROR_HEADER, ErrorFormat
 from onceward_protocol.keys import KeyFormat
 from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER
 
-__all__ = ["document"]
-
 Json = dict[str, Any]
 
 _GUARD_KINDS: Final = (

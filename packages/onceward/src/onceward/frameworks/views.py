@@ -10,21 +10,6 @@ from onceward.guard.execution import find_execution
 from onceward.guard.policy import Policy
 from onceward.guard.route_table import ROUTE_PARAM, SAFE_METHODS
 
-__all__ = [
-    "EndpointNames",
-    "check_endpoint",
-    "check_is_guarded",
-    "check_policy",
-    "name_of_view",
-    "no_caller",
-    "refuse_generator",
-    "refuse_unguarded",
-    "refuse_wsgi_app",
-    "signature_of",
-    "with_route",
-]
-
-
 # Handlers of class-based views for methods that must not write.
 _SAFE_HANDLERS: Final = frozenset({"get", "head", "options", "trace", "list", "retrieve"})
 

@@ -18,16 +18,6 @@ from typing import Any, Generic, TypeVar
 from onceward.stores.threads import RequestThread
 from onceward.stores.threads import request_thread as _current
 
-__all__ = [
-    "DirectThread",
-    "QueueThread",
-    "has_request_thread",
-    "is_in_request_thread",
-    "run_in_request_thread",
-    "sleep",
-    "wait_in_request_thread",
-]
-
 T = TypeVar("T")
 
 

@@ -7,8 +7,6 @@ from typing import Final
 
 from onceward.jobs.job_store import JobStore
 
-__all__ = ["clean_up", "delete_in_batches"]
-
 _BATCH: Final = 500
 _PAUSE_SECONDS: Final = 0.005
 _DAY_SECONDS: Final = 86_400.0

@@ -17,8 +17,6 @@ from onceward.errors import MissingExtraError
 from onceward.jobs.job_store import JobStore
 from onceward.ports import Delivery, Ending, Notifier
 
-__all__ = ["GROUP", "SqlEngine", "broker_engine"]
-
 GROUP: Final = "onceward.engines"
 
 

@@ -24,16 +24,6 @@ from onceward.jobs.job import (
 from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_request_id
 
-__all__ = [
-    "MAX_ATTEMPTS",
-    "MAX_PAYLOAD_BYTES",
-    "MAX_SECONDS",
-    "Cause",
-    "encode_json",
-    "log_duplicate",
-    "new_job",
-]
-
 # Put larger data in a table and pass its id as the payload.
 MAX_PAYLOAD_BYTES: Final = 256 * 1024
 MAX_ATTEMPTS: Final = 1000

@@ -39,8 +39,6 @@ from onceward.ports import (
 )
 from onceward_protocol.retry import WORKER
 
-__all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
-
 # Where tests kill a worker, delay it or raise.
 FAULT_POINTS: Final = (
     "job_after_claim",

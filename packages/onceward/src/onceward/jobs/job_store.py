@@ -26,8 +26,6 @@ from onceward.stores.table_names import TableNames
 from onceward_protocol.ids import new_id
 from onceward_protocol.storage.migrations import split_statements
 
-__all__ = ["JobStore", "array_literal", "at", "audit_values", "json_text", "named_as_json"]
-
 _FILES: Final = {"sqlite": "sqlite.sql", "postgresql": "postgres.sql"}
 # SQLite's clock in milliseconds; versions before 3.42 have no unixepoch('subsec').
 _SQLITE_NOW: Final = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"

@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 from onceward.jobs.job_store import JobStore, array_literal, json_text, named_as_json
 from onceward.ports import Row
 
-__all__ = ["PublishedJobs", "ToDo"]
-
 _RELAY: Final = "onceward.jobs.relay"
 
 

@@ -12,8 +12,6 @@ from onceward.errors import ConfigurationError, StoreError
 from onceward.maintenance.retention import Retention, delete_old_rows
 from onceward.ports import Clock, Metrics, Store, SweepMetrics
 
-__all__ = ["Sweeper"]
-
 _BATCH: Final = 500
 # Between batches the sweep sleeps as long as the batch took: at most half of one connection's time.
 _MIN_PAUSE_SECONDS: Final = 0.005

@@ -31,17 +31,6 @@ from onceward.stores.psycopg.messages import ServerLostError, exchange, send, tr
 from onceward.stores.replication import CommitNotices
 from onceward.stores.threads import StoreThreads
 
-__all__ = [
-    "AsyncConnection",
-    "GuardedAsyncConnection",
-    "GuardedConnection",
-    "ThreadConnection",
-    "ThreadTime",
-    "execute",
-    "fetch",
-    "timeline_of",
-]
-
 T = TypeVar("T")
 
 # How often psycopg looks for signals while it waits.

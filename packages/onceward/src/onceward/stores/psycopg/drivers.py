@@ -37,8 +37,6 @@ from onceward.stores.psycopg.notifier import SyncPostgresNotifier
 from onceward.stores.psycopg.thread_pool import ThreadConnectionPool
 from onceward.stores.threads import StoreThreads
 
-__all__ = ["PsycopgDriver", "PsycopgSyncTransaction", "PsycopgThreadDriver", "PsycopgTransaction"]
-
 T = TypeVar("T")
 
 _ROLLBACK_SECONDS: Final = 5.0

@@ -18,17 +18,6 @@ from psycopg.pq import ConnStatus, DiagnosticField, ExecStatus, TransactionStatu
 
 from onceward.stores.errors import is_outage_state
 
-__all__ = [
-    "ServerLostError",
-    "begin_statement",
-    "exchange",
-    "is_refusal",
-    "raise_outage",
-    "send",
-    "translating_connect_errors",
-    "translating_outages",
-]
-
 # Looking an enumeration up takes as long as the rest.
 _IDLE: Final = TransactionStatus.IDLE
 _FATAL_ERROR: Final = ExecStatus.FATAL_ERROR

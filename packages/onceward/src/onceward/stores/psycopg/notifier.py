@@ -16,8 +16,6 @@ with needs_extra("psycopg"):
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.postgres.notifier import PostgresNotifier
 
-__all__ = ["SyncPostgresNotifier"]
-
 _ALIVE_SECONDS: Final = 10.0
 # Between two notifications of one process. Each makes workers look for all jobs.
 _INTERVAL_SECONDS: Final = 0.01

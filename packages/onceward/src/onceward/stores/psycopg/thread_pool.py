@@ -15,8 +15,6 @@ from onceward.stores.postgres.pool import SILENT_TICKS, TICK_SECONDS, StatementA
 from onceward.stores.psycopg.connections import ThreadConnection
 from onceward.stores.threads import StoreThreads
 
-__all__ = ["ThreadConnectionPool"]
-
 _SILENT_SECONDS: Final = 0.5
 
 

@@ -39,8 +39,6 @@ from onceward.stores.sessions.messages import (
 )
 from onceward.stores.sessions.sqlalchemy_engine import is_outage
 
-__all__ = ["AsyncpgMessages", "SharedTransaction", "notices_of"]
-
 T = TypeVar("T")
 
 # The key of the pool's record of a connection, for what it has warned.

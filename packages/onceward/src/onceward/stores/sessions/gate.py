@@ -19,8 +19,6 @@ from typing import Any, Final
 
 from onceward.errors import StoreUnavailableError
 
-__all__ = ["ConnectionGate", "ThreadGate", "Visit", "current_visit", "end_visit"]
-
 _visit: ContextVar["Visit | None"] = ContextVar("onceward_visit", default=None)
 
 _HOLDER: Final = "onceward_holder"

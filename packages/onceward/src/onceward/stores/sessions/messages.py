@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 from onceward.errors import ConfigurationError
 from onceward.stores.replication import CONFIRMING_COMMIT, AbandonedCommits, CommitNotices
 
-__all__ = ["CONFIRM", "REPLACED", "Messages", "SessionLimits", "autocommit_refusal"]
-
 REPLACED: Final = "the server was replaced: another one has been promoted since"
 
 # Writes WAL, so that the commit after it waits for a synchronous standby, if there is to be one.

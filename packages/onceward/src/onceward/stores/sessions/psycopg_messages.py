@@ -33,8 +33,6 @@ from onceward.stores.sessions.messages import (
     autocommit_refusal,
 )
 
-__all__ = ["PsycopgLimits", "PsycopgMessages", "limits_of"]
-
 # How often psycopg looks for Ctrl-C while it waits.
 _INTERVAL_SECONDS: Final = 0.1
 # A private name of psycopg; its public base would also be an error of a statement.

@@ -43,15 +43,6 @@ from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, Se
 from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import to_pyformat
 
-__all__ = [
-    "SqlAlchemySessions",
-    "is_lost",
-    "is_outage",
-    "refuse_connection",
-    "translating_outages",
-    "unavailable",
-]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("onceward.stores")

@@ -36,17 +36,6 @@ from onceward.stores.sessions.sqlalchemy_engine import (
 from onceward.stores.sessions.store import SessionUnit
 from onceward.stores.statements import TRANSACTION_CONTROL, refuse_transaction_control
 
-__all__ = [
-    "OUTAGE",
-    "Given",
-    "SqlAlchemyUnit",
-    "end_transaction",
-    "guard_sessions",
-    "guarded_class",
-    "has_unflushed_changes",
-    "listen_to_driver_calls",
-]
-
 _log = logging.getLogger("onceward.stores")
 
 # The key of Session.info for the unit that guards the session; None once it has ended. Also the

@@ -34,8 +34,6 @@ from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
-__all__ = ["Ran", "SessionOptions", "SessionStore", "SessionUnit"]
-
 T = TypeVar("T")
 
 # Larger bodies are sent as a parameter, in a separate round trip, not in hexadecimal digits.
