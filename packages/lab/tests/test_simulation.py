@@ -39,6 +39,7 @@ from onceward_outbox import OutboxQueue, claims
 from onceward_outbox.entry import NewEntry, Reason
 from onceward_outbox.sender import Sender
 from onceward_outbox.transport import Request, Response
+from packages.outbox.tests.outcomes import record_conflict, retry_later
 
 SEEDS = int(os.environ.get("ONCEWARD_SIMULATION_SEEDS", "400"))
 MAX_SEED = 10_000
@@ -295,7 +296,7 @@ def test_conflict_is_noted_if_its_process_was_killed_before_reporting_it(tmp_pat
         read = Response(200, {}, b'{"id": 7, "version": 3}')
         request = Request("GET", "/notes/7", {}, None)
         observer.on_result(request, "a", read, "u", 1.0, reads_base=False)
-        queue.conflict(claimed, theirs={"id": 7}, theirs_version='"3"')
+        record_conflict(queue, claimed, theirs={"id": 7}, theirs_version='"3"')
         for at in (2.0, 3.0):  # each once, however often a process starts
             observer.on_start(queue, ["u"], at)
     assert [(found.action, found.theirs) for found in observer.conflicts] == [("a", 3)]
@@ -310,7 +311,7 @@ def test_entry_that_comes_back_waits_for_a_later_one_that_may_have_happened(
         queue.park(first.id, reason=Reason.REBUILD, error="set aside")
         claimed = queue.claim("u")
         assert claimed is not None
-        queue.schedule_retry(claimed, delay_seconds=900, outcome_unknown=True)
+        retry_later(queue, claimed, delay_seconds=900, outcome_unknown=True)
         queue.retry(first.id)
         assert queue.claim("u") is None
         entries = queue.entries("u")

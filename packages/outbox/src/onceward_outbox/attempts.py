@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from onceward_outbox.claims import ABANDONED, AttemptResult
+from onceward_outbox.completion import ABANDONED
 from onceward_outbox.drain_state import DrainState
 from onceward_outbox.entry import Entry, Transition
-from onceward_outbox.outcome import RetryLater
+from onceward_outbox.outcome import AttemptResult, RetryLater
 from onceward_outbox.profile import Profile
 from onceward_outbox.queue import OutboxQueue
 from onceward_outbox.sequences import VIOLATION_CODES

@@ -26,13 +26,12 @@ from onceward_outbox.batch_request import (
     read_results,
     version_name,
 )
-from onceward_outbox.claims import AttemptResult
 from onceward_outbox.drain_state import DrainState
 from onceward_outbox.entry import Claimed, Entry
 from onceward_outbox.errors import EntryInvalidError
 from onceward_outbox.events import EventKind
 from onceward_outbox.outage import SERVER, TOO_MANY, Outages, is_outage, path_template
-from onceward_outbox.outcome import Outcome, Released, RetryLater
+from onceward_outbox.outcome import AttemptResult, Outcome, Released, RetryLater
 from onceward_outbox.profile import TimestampsInBody
 from onceward_outbox.queue import OutboxQueue
 from onceward_outbox.sender import Sender

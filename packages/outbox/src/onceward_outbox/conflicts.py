@@ -6,7 +6,7 @@ If the process dies in between, nothing is recorded, and the entry is sent once 
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,8 +19,8 @@ from onceward_outbox.entry import (
     member_named,
 )
 from onceward_outbox.errors import UsageError
-from onceward_outbox.profile import Profile
-from onceward_outbox.queue import OutboxQueue
+from onceward_outbox.profile import Profile, ProfileRegistry
+from onceward_outbox.resolution import Rewrite
 from onceward_outbox.three_way_merge import Merged, merge_patch, three_way_merge
 from onceward_outbox.transport import NoResponse, Response
 from onceward_outbox.versions import current_version, version_of
@@ -28,7 +28,10 @@ from onceward_protocol.operation import Operation
 from onceward_protocol.retry import is_transient
 from onceward_protocol.versions import without_if_match
 
-__all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict"]
+if TYPE_CHECKING:
+    from onceward_outbox.queue import OutboxQueue
+
+__all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict", "resolved_request"]
 
 _log = logging.getLogger(__name__)
 
@@ -105,37 +108,39 @@ def plan_for(
     return _decide(entry, profile, strategy, known, chosen, merges_fields=may_merge)
 
 
+def resolved_request(
+    entry: Entry, profiles: ProfileRegistry, how: Resolution, payload: Any = UNSET
+) -> Rewrite:
+    """Return the request that ends a conflict as a person or a strategy has decided.
+
+    Both ``MINE`` and ``MERGED`` are sent with the version that was read, so a change that another
+    client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
+    with ``If-Match: *``, unless the profile says that the server refuses that.
+    """
+    if how not in (Resolution.MINE, Resolution.MERGED):
+        return Rewrite()
+    if how is Resolution.MERGED and payload is UNSET:
+        raise UsageError("resolving a conflict by merging needs the merged payload")
+    version = entry.theirs_version
+    may_force = not profiles.get(entry.profile).force_with_version
+    if how is Resolution.MINE and version is None and may_force:
+        version = "*"
+    body = entry.decoded() if payload is UNSET else payload
+    return Rewrite(payload=_without_version(body, version), headers=_headers(entry, version))
+
+
 def resolve_conflict(
-    queue: OutboxQueue,
+    queue: "OutboxQueue",
     entry: Entry,
     how: Resolution | ResolutionName,
     *,
     payload: Any = UNSET,
     adopts: bool = True,
 ) -> Entry:
-    """End a conflict as a person or a strategy has decided.
-
-    Both ``MINE`` and ``MERGED`` are sent with the version that was read, so a change that another
-    client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
-    with ``If-Match: *``, unless the profile says that the server refuses that.
-    """
+    """End a conflict with the request that ``resolved_request`` returns."""
     how = member_named(Resolution, how)
-    if how not in (Resolution.MINE, Resolution.MERGED):
-        return queue.resolve(entry.id, how, adopts=adopts)
-    if how is Resolution.MERGED and payload is UNSET:
-        raise UsageError("resolving a conflict by merging needs the merged payload")
-    version = entry.theirs_version
-    may_force = not queue.profiles.get(entry.profile).force_with_version
-    if how is Resolution.MINE and version is None and may_force:
-        version = "*"
-    body = entry.decoded() if payload is UNSET else payload
-    return queue.resolve(
-        entry.id,
-        how,
-        payload=_without_version(body, version),
-        headers=_headers(entry, version),
-        adopts=adopts,
-    )
+    made = resolved_request(entry, queue.profiles, how, payload)
+    return queue.resolve(entry.id, how, payload=made.payload, headers=made.headers, adopts=adopts)
 
 
 def _decide(

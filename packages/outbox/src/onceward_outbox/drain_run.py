@@ -34,7 +34,6 @@ from onceward_outbox.outcome import (
     RetryLater,
     Succeeded,
     WrongOrder,
-    record,
 )
 from onceward_outbox.profile import unknown_profile
 from onceward_outbox.queue import OutboxQueue
@@ -490,14 +489,19 @@ class DrainRun:
         again: list[Claimed] = []
         held_paths = self._outages.paths()
         self._was_held = bool(held_paths)
-        claim = self._queue.claim_batch if batch_size > 1 else self._queue.claim_some
-        for claimed in claim(self._user_id, wanted, skip_profiles=unknown, held_paths=held_paths):
+        for claimed in self._queue.claim_some(
+            self._user_id,
+            wanted,
+            in_batch=batch_size > 1,
+            skip_profiles=unknown,
+            held_paths=held_paths,
+        ):
             if self._queue.profiles.find(claimed.entry.profile) is None:
                 # Never sent under the rules of another profile: later claims skip it.
-                self._queue.release(claimed)
+                self._queue.record(claimed, Released())
                 unknown.add(claimed.entry.profile)
             elif self._sender.attempts.are_exhausted(claimed.entry):
-                self._queue.release(claimed)
+                self._queue.record(claimed, Released())
                 state.end(Ended.WAITING, "an entry has had all attempts of one wake-up")
             elif claimed.entry.attempt_count > 1 and batch_size < 2:  # noqa: PLR2004 - no batch
                 again.append(claimed)
@@ -512,7 +516,7 @@ class DrainRun:
         report = self._state.report
         report.retrying += isinstance(outcome, RetryLater) and not outcome.give_up
         try:
-            entry = record(self._queue, claimed, outcome)
+            entry = self._queue.record(claimed, outcome)
         except ClaimLostError:
             # The lease expired and another process has it: its outcome counts.
             report.lost += 1
@@ -568,7 +572,7 @@ class DrainRun:
     def _release_unsent(self) -> None:
         for claimed in self._unsent:
             try:
-                self._queue.release(claimed)
+                self._queue.record(claimed, Released())
             except ClaimLostError:
                 continue
         self._unsent.clear()

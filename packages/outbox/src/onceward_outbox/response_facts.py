@@ -3,8 +3,8 @@
 from typing import Final
 from urllib.parse import urlsplit
 
-from onceward_outbox.claims import AttemptResult
 from onceward_outbox.entry import Entry
+from onceward_outbox.outcome import AttemptResult
 from onceward_outbox.profile import Profile
 from onceward_outbox.transport import Response
 from onceward_protocol.operation import Operation

@@ -18,7 +18,7 @@ import msgspec
 
 from onceward_outbox import conflicts
 from onceward_outbox.attempts import Attempts, Retry
-from onceward_outbox.claims import ABANDONED, AttemptResult
+from onceward_outbox.completion import ABANDONED
 from onceward_outbox.conflicts import ConflictPlan, Merge
 from onceward_outbox.correlation import correlation_headers, without_correlation
 from onceward_outbox.drain_state import DrainState, Ended
@@ -28,6 +28,7 @@ from onceward_outbox.errors import ClaimLostError, EntryInvalidError, UsageError
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.outage import TOO_MANY, Outages, is_outage, path_template
 from onceward_outbox.outcome import (
+    AttemptResult,
     Conflicted,
     Expired,
     Failed,
@@ -206,7 +207,7 @@ class Sender:
         except BaseException:
             # The app's functions may raise anything. Nothing was sent.
             with suppress(ClaimLostError):
-                queue.release(claimed)
+                queue.record(claimed, Released())
             raise
         if unsent is not None:
             return unsent
@@ -219,7 +220,8 @@ class Sender:
             # It may have been sent: back into the queue, as if this process had died. Another
             # process may have claimed it since; the error must not hide the first one.
             with suppress(ClaimLostError):
-                queue.schedule_retry(claimed, delay_seconds=0, give_up=False, outcome_unknown=True)
+                again = RetryLater(delay_seconds=0, give_up=False, outcome_unknown=True)
+                queue.record(claimed, again)
             raise
         self.reach("drain.after_send")
         state.report.sent += 1
@@ -249,14 +251,12 @@ class Sender:
             result = result_of(response)
             if response.status == _UNAUTHORIZED:
                 unknown = self._may_have_happened(entry)
-                queue.release(claimed, sent=True, outcome_unknown=unknown, **result._asdict())
+                queue.record(claimed, Released(result, sent=True, outcome_unknown=unknown))
             else:
-                queue.schedule_retry(
-                    claimed,
-                    give_up=False,
-                    outcome_unknown=entry.outcome_unknown,
-                    **result._asdict(),
+                again = RetryLater(
+                    result=result, give_up=False, outcome_unknown=entry.outcome_unknown
                 )
+                queue.record(claimed, again)
             raise
 
     def _outcome(  # noqa: C901, PLR0911, PLR0912 - one for each verdict

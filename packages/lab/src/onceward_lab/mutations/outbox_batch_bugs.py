@@ -67,12 +67,14 @@ def version_of_an_earlier_item_not_followed() -> list[Replacement]:
 
 @bug
 def batch_to_a_held_endpoint() -> list[Replacement]:
-    right = OutboxQueue.claim_batch
+    right = OutboxQueue.claim_some
 
-    def claim_batch(self: Any, user_id: str, limit: int, **options: Any) -> Any:
-        return right(self, user_id, limit, **options | {"held_paths": {}})
+    def claim_some(self: Any, user_id: str, limit: int, **options: Any) -> Any:
+        if options.get("in_batch"):
+            options["held_paths"] = {}
+        return right(self, user_id, limit, **options)
 
-    return [(OutboxQueue, "claim_batch", claim_batch)]
+    return [(OutboxQueue, "claim_some", claim_some)]
 
 
 @bug

@@ -10,7 +10,7 @@ import msgspec
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_lab.simulation.determinism import SimulatedLeaseRenewer
 from onceward_outbox import (
-    claims,
+    completion,
     database,
     enqueue,
     entry_request,
@@ -18,23 +18,21 @@ from onceward_outbox import (
     sender,
     transaction,
 )
-from onceward_outbox.claims import AttemptResult
 from onceward_outbox.entry import Claimed, Entry, Reason, Status, Transition
 from onceward_outbox.lease_renewer import LeaseRenewer
-from onceward_outbox.outcome import Succeeded
+from onceward_outbox.outcome import AttemptResult, Succeeded
 from onceward_outbox.resolution import settle_unclaimed
 from onceward_outbox.sender import Sender
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transactions
 from onceward_outbox.transport import NoResponse
-from onceward_outbox.versions import Produced
 from onceward_protocol import response_classification as classify
 from onceward_protocol.response_classification import Done
 
-CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTION = (
+COMPLETION, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTION = (
     untyped(module)
     for module in (
-        claims,
+        completion,
         classify,
         database,
         enqueue,
@@ -104,14 +102,14 @@ def acknowledged_before_the_commit() -> list[Replacement]:
 
 @bug
 def watchdog_frees_live_claims() -> list[Replacement]:
-    right = CLAIMS.return_expired_claims
+    right = COMPLETION.return_expired_claims
 
     def watchdog(work: Any) -> Any:
         work.rows("set_clock", **msgspec.structs.asdict(work.clock.row))
         work._database.rows("UPDATE offline_sync_queue SET lease_ms = 0 WHERE status = 'in_flight'")
         return right(work)
 
-    return [(CLAIMS, "return_expired_claims", watchdog)]
+    return [(COMPLETION, "return_expired_claims", watchdog)]
 
 
 @bug
@@ -135,12 +133,10 @@ def in_flight_guessed_as_success() -> list[Replacement]:
         back = []
         for entry_id, number in work.rows("lapsed", ms=work.ms):
             claimed = Claimed(work.entry(entry_id), number, 0.0)
-            back.append(
-                CLAIMS.succeed(work, claimed, AttemptResult(), server_id=None, produced=Produced())
-            )
+            back.append(COMPLETION._succeed(work, claimed, Succeeded()))
         return back
 
-    return [(CLAIMS, "return_expired_claims", watchdog)]
+    return [(COMPLETION, "return_expired_claims", watchdog)]
 
 
 @bug
@@ -183,7 +179,7 @@ def newest_first() -> list[Replacement]:
 @bug
 def followers_do_not_wait() -> list[Replacement]:
     # The entries after one that is retried later do not wait for it.
-    return [(CLAIMS, "_end_claim", _passing_the_turn(CLAIMS._end_claim))]
+    return [(COMPLETION, "_end_claim", _passing_the_turn(COMPLETION._end_claim))]
 
 
 def _passing_the_turn(right: Any) -> Any:
@@ -213,7 +209,7 @@ def local_ids_not_resolved() -> list[Replacement]:
 
 @bug
 def outcome_without_its_mapping() -> list[Replacement]:
-    right = CLAIMS._map
+    right = COMPLETION._map
     seen: list[int] = []
 
     def sometimes(*args: Any, **options: Any) -> None:
@@ -221,7 +217,7 @@ def outcome_without_its_mapping() -> list[Replacement]:
         if len(seen) % 2:
             right(*args, **options)
 
-    return [(CLAIMS, "_map", sometimes)]
+    return [(COMPLETION, "_map", sometimes)]
 
 
 @bug

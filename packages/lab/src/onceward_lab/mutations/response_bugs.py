@@ -6,21 +6,20 @@ from typing import Any
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_outbox import (
     attempts,
-    claims,
+    completion,
     dependencies,
     drain_run,
-    outcome,
     response_facts,
     sender,
     transaction,
 )
 from onceward_outbox.attempts import Attempts
-from onceward_outbox.claims import AttemptResult
+from onceward_outbox.outcome import AttemptResult
 from onceward_outbox.sender import Sender
 from onceward_protocol.response_classification import AttestationNeeded, SignInNeeded
 
-CLAIMS, DEPENDENCIES, DRAIN_RUN, OUTCOME, SENDER, TRANSACTION = (
-    untyped(module) for module in (claims, dependencies, drain_run, outcome, sender, transaction)
+COMPLETION, DEPENDENCIES, DRAIN_RUN, SENDER, TRANSACTION = (
+    untyped(module) for module in (completion, dependencies, drain_run, sender, transaction)
 )
 ATTEMPTS, RESPONSE_FACTS = untyped(attempts), untyped(response_facts)
 
@@ -58,7 +57,7 @@ def version_not_followed() -> list[Replacement]:
     return [
         _version_to_send("coalesce(base_version, known.version)"),
         (DRAIN_RUN, "follow", lambda behind, _done, _produced: behind),
-        (CLAIMS, "resend_on_own", lambda *_, **_options: None),
+        (COMPLETION, "resend_on_own", lambda *_, **_options: None),
     ]
 
 
@@ -70,12 +69,12 @@ def latest_version_sent() -> list[Replacement]:
 
 @bug
 def version_of_success_forgotten() -> list[Replacement]:
-    return [(CLAIMS, "record_success", lambda *_: None)]
+    return [(COMPLETION, "record_success", lambda *_: None)]
 
 
 @bug
 def retry_names_another_version() -> list[Replacement]:
-    return [(CLAIMS, "_is_frozen", lambda *_, **_options: False)]
+    return [(COMPLETION, "_is_frozen", lambda *_, **_options: False)]
 
 
 @bug
@@ -87,12 +86,12 @@ def older_edit_overwrites_a_newer_one() -> list[Replacement]:
 @bug
 def automatic_merge_adopts_the_server_side() -> list[Replacement]:
     # The edits behind it overwrite what no person has seen.
-    right = OUTCOME.resolve_conflict
+    right = COMPLETION.resolution.resolve
 
-    def resolve_conflict(*args: Any, **options: Any) -> Any:
+    def resolve(*args: Any, **options: Any) -> Any:
         return right(*args, **options | {"adopts": True})
 
-    return [(OUTCOME, "resolve_conflict", resolve_conflict)]
+    return [(COMPLETION.resolution, "resolve", resolve)]
 
 
 @bug
@@ -102,12 +101,12 @@ def unknown_base_not_read() -> list[Replacement]:
 
 @bug
 def refused_entry_keeps_its_lane() -> list[Replacement]:
-    return [(CLAIMS, "leave_lane", lambda _tx, entry: entry)]
+    return [(COMPLETION, "leave_lane", lambda _tx, entry: entry)]
 
 
 @bug
 def refusal_does_not_park_its_chain() -> list[Replacement]:
-    return [(CLAIMS, "bind_chain", lambda *_: None)]
+    return [(COMPLETION, "bind_chain", lambda *_: None)]
 
 
 @bug
