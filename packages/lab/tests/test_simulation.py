@@ -35,9 +35,9 @@ from onceward_lab.simulation.runner import (
 from onceward_lab.simulation.scenario import focus_points, run_seed
 from onceward_lab.simulation.shrinking import shrink
 from onceward_lab.simulation.templates import Templates
-from onceward_outbox import OutboxQueue, claims
+from onceward_outbox import OutboxQueue, completion
+from onceward_outbox.backoff import Backoff
 from onceward_outbox.entry import NewEntry, Reason
-from onceward_outbox.sender import Sender
 from onceward_outbox.transport import Request, Response
 from packages.outbox.tests.outcomes import record_conflict, retry_later
 
@@ -203,7 +203,7 @@ def test_a_planted_bug_is_found(bug: str, first: int, templates: Templates) -> N
 
 
 def _takes_too_few_arguments() -> list[Replacement]:
-    return [(Sender, "_retry_after", lambda _self: None)]
+    return [(Backoff, "retry_after", lambda _self: None)]
 
 
 def _uses_a_missing_attribute() -> list[Replacement]:
@@ -223,18 +223,18 @@ def _suppresses_its_error() -> list[Replacement]:
         with suppress(AttributeError):
             self.missing()
 
-    return [(Sender, "_retry_after", retry_after)]
+    return [(Backoff, "retry_after", retry_after)]
 
 
 def _uses_a_missing_table() -> list[Replacement]:
     def watchdog(work: Any) -> Any:
         work._database.rows("UPDATE missing SET lease_ms = 0")
 
-    return [(claims, "return_expired_claims", watchdog)]
+    return [(completion, "return_expired_claims", watchdog)]
 
 
 def _replaces_a_missing_attribute() -> list[Replacement]:
-    return [(Sender, "missing", None)]
+    return [(Backoff, "missing", None)]
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from onceward_outbox import EventKind, OutboxQueue
+from onceward_outbox.backoff import Outages
+from onceward_outbox.batch_offer import Batches
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
 from onceward_outbox.entry import NewEntry, Status
-from onceward_outbox.outage import Outages
 from onceward_outbox.sender import Sender
 from onceward_outbox.transport import NoResponse, Request, Response
 from onceward_protocol.clock import SystemClock
@@ -212,12 +213,9 @@ def test_a_retried_entry_has_a_random_position_but_keeps_the_order_of_its_lane(
             queue,
             Scripted([]),
             None,
-            merge=None,
-            at_send=None,
-            retry=None,
             clock=SystemClock(),
-            fault_points=None,
             outages=Outages(SystemClock().monotonic),
+            batches=Batches(queue.settings, SystemClock().monotonic),
             chance=lambda chance=chance: chance,  # type: ignore[misc]
         )
         places.add(dispatcher.retry_position(tried, others))

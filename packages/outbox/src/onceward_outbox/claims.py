@@ -138,7 +138,6 @@ class _Search:
                 self._entities[head.entity] = head.lane
 
     def find(self, left: int) -> list[str]:
-        """Return the ids of up to ``left`` entries."""
         for head in self._heads:
             if head.lane is not None:
                 self._read_lane(head.lane, head.sequence_number, left)

@@ -31,9 +31,13 @@ __all__ = [
 class AttemptResult(NamedTuple):
     """What the history keeps of one send."""
 
+    # The HTTP status; None without a response.
     http_status: int | None = None
+    # The server's machine-readable code.
     code: str | None = None
+    # The ``X-Request-ID`` of the response.
     request_id: str | None = None
+    # What went wrong, for a person.
     error: str | None = None
 
 
@@ -45,7 +49,9 @@ class Succeeded(msgspec.Struct, frozen=True):
     ``OutboxQueue.map_local_id``.
     """
 
+    # For the history.
     result: AttemptResult = AttemptResult()
+    # The server's id of what was created.
     server_id: str | int | None = None
     # The version that the entity has now: later edits of this device are based on it.
     produced: Produced = Produced()
@@ -65,7 +71,9 @@ class RetryLater(msgspec.Struct, frozen=True, kw_only=True):
     ``retry_after_seconds`` is a floor in either case.
     """
 
+    # For the history.
     result: AttemptResult = AttemptResult()
+    # The delays, and the attempts after which it is given up.
     policy: RetryPolicy = QUEUE
     # An entry that has had ``max_attempts`` becomes ``failed`` instead, with reason ``attempts``.
     give_up: bool = True
@@ -73,7 +81,9 @@ class RetryLater(msgspec.Struct, frozen=True, kw_only=True):
     # without ``force``. It is sent again with the same key and body while the server certainly
     # knows the key; after that it expires or fails (reason ``unknown``).
     outcome_unknown: bool = False
+    # The delay; None for that of the policy.
     delay_seconds: float | None = None
+    # What the server has asked for by ``Retry-After``.
     retry_after_seconds: float | None = None
     # Whether the strict order of the user goes on without it, if it is a create in no chain.
     steps_aside: bool = False
@@ -89,6 +99,7 @@ class Released(msgspec.Struct, frozen=True):
     are not known yet.
     """
 
+    # For the history.
     result: AttemptResult = AttemptResult()
     # There was a request, which is added to the history; it had a response.
     sent: bool = False
@@ -103,8 +114,11 @@ class Failed(msgspec.Struct, frozen=True):
     otherwise it waits until the entry is retried, edited or discarded.
     """
 
+    # For the history.
     result: AttemptResult = AttemptResult()
+    # Why it failed.
     reason: Reason = Reason.RESPONSE
+    # An earlier send had no response, so it may have happened.
     outcome_unknown: bool = False
     # The lane goes on in any case.
     leaves_lane: bool = False
@@ -131,6 +145,7 @@ class NumberRequired(msgspec.Struct, frozen=True):
 class Expired(msgspec.Struct, frozen=True):
     """The server rejects it as too old. Dependents are parked, the lane continues."""
 
+    # For the history.
     result: AttemptResult = AttemptResult()
 
 
@@ -140,7 +155,9 @@ class Conflicted(msgspec.Struct, frozen=True):
     Without a resolution in the plan the lane waits for ``OutboxQueue.resolve``.
     """
 
+    # For the history.
     result: AttemptResult = AttemptResult()
+    # The server's side, and the resolution.
     plan: ConflictPlan = ConflictPlan()
     # What the edit was made on, a JSON text, if it is not the entry's own base.
     base: str | None = None
@@ -171,3 +188,4 @@ Outcome = (
     | WrongOrder
     | KeyExpired
 )
+"""What came of a claim."""

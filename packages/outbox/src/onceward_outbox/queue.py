@@ -28,6 +28,7 @@ from onceward_outbox import (
     pruning,
     resolution,
 )
+from onceward_outbox.backoff import StoredHold, write_holds
 from onceward_outbox.batch_offer import BatchOffer, write_offer
 from onceward_outbox.bulk import Filter
 from onceward_outbox.claims import claim_holder
@@ -57,7 +58,6 @@ from onceward_outbox.entry import (
 from onceward_outbox.errors import ClaimLostError, OutboxFileError, UsageError
 from onceward_outbox.events import Event, EventKind, Events, Listener, event_about
 from onceward_outbox.maintenance import PayloadMigration, migrate_payloads
-from onceward_outbox.outage import StoredHold, write_holds
 from onceward_outbox.outcome import Outcome
 from onceward_outbox.outcome_wait import wait_for_outcome
 from onceward_outbox.passphrase import check_new_passphrase

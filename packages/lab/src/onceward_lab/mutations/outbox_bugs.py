@@ -13,16 +13,17 @@ from onceward_outbox import (
     completion,
     database,
     enqueue,
-    entry_request,
     maintenance,
+    requests,
     sender,
     transaction,
 )
+from onceward_outbox.backoff import Backoff
+from onceward_outbox.drain_run import LeaseRenewer
 from onceward_outbox.entry import Claimed, Entry, Reason, Status, Transition
-from onceward_outbox.lease_renewer import LeaseRenewer
-from onceward_outbox.outcome import AttemptResult, Succeeded
+from onceward_outbox.outcome import Succeeded
 from onceward_outbox.resolution import settle_unclaimed
-from onceward_outbox.sender import Sender
+from onceward_outbox.responses import Responses
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transactions
 from onceward_outbox.transport import NoResponse
@@ -37,7 +38,7 @@ COMPLETION, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTI
         database,
         enqueue,
         maintenance,
-        entry_request,
+        requests,
         sender,
         transaction,
     )
@@ -141,14 +142,14 @@ def in_flight_guessed_as_success() -> list[Replacement]:
 
 @bug
 def missing_response_taken_for_success() -> list[Replacement]:
-    right = Sender._no_response
+    right = Responses.no_response
 
-    def no_response(self: Any, entry: Entry, state: Any, failure: NoResponse) -> Any:
-        if not failure.may_have_been_sent:
-            return right(self, entry, state, failure)
-        return Succeeded(AttemptResult())
+    def no_response(self: Any, sends: Any, failure: NoResponse) -> Any:
+        if not failure.may_have_been_sent or len(sends) > 1:
+            return right(self, sends, failure)
+        return [Succeeded()]
 
-    return [(Sender, "_no_response", no_response)]
+    return [(Responses, "no_response", no_response)]
 
 
 @bug
@@ -199,7 +200,7 @@ def _passing_the_turn(right: Any) -> Any:
 
 @bug
 def retry_after_ignored() -> list[Replacement]:
-    return [(Sender, "_retry_after", lambda _self, _response: None)]
+    return [(Backoff, "retry_after", lambda _self, _response: None)]
 
 
 @bug
