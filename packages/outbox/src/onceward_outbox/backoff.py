@@ -47,24 +47,6 @@ from onceward_protocol.retry import RetryPolicy, parse_retry_after
 if TYPE_CHECKING:
     from onceward_outbox.queue import OutboxQueue
 
-__all__ = [
-    "OUTAGE_STATUSES",
-    "SERVER",
-    "TOO_MANY",
-    "Backoff",
-    "Outages",
-    "Retry",
-    "RoundTrips",
-    "StoredHold",
-    "holds_row",
-    "is_outage",
-    "outage_result",
-    "path_template",
-    "read_holds",
-    "result_of",
-    "write_holds",
-]
-
 SERVER: Final = ""
 """The key of a hold on the whole server. Those on endpoints have the template of the path."""
 

@@ -19,16 +19,6 @@ from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transaction
 from onceward_protocol.endpoint_validation import check_endpoint
 
-__all__ = [
-    "OFFER_HEADER",
-    "BatchOffer",
-    "Batches",
-    "offer_row",
-    "parse_offer",
-    "read_offer",
-    "write_offer",
-]
-
 OFFER_HEADER: Final = "onceward-batch"
 
 _KEEP_SECONDS: Final = 86_400.0

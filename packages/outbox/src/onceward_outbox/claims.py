@@ -23,8 +23,6 @@ from onceward_outbox.sql import awaited_local, created_by, entry_of
 from onceward_outbox.transaction import Transaction
 from onceward_protocol.operation import Operation
 
-__all__ = ["Wanted", "claim_holder", "claim_some", "has_ended", "lost", "renew"]
-
 _PROC: Final = Path("/proc")
 _FIELDS: Final = 4
 

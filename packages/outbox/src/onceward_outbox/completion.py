@@ -48,8 +48,6 @@ from onceward_outbox.versions import record_read, record_success
 from onceward_protocol.ids import new_uuid4
 from onceward_protocol.response_classification import SILENT
 
-__all__ = ["ABANDONED", "map_local_id", "record", "return_expired_claims"]
-
 _log = logging.getLogger(__name__)
 
 ABANDONED: Final = "abandoned"

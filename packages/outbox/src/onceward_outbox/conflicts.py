@@ -31,8 +31,6 @@ from onceward_protocol.versions import without_if_match
 if TYPE_CHECKING:
     from onceward_outbox.queue import OutboxQueue
 
-__all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict", "resolved_request"]
-
 _log = logging.getLogger(__name__)
 
 Merge = Callable[[Any, Any, Any], Any]

@@ -16,8 +16,6 @@ from onceward_outbox.sender import Sender, SenderOptions, Token
 from onceward_outbox.transport import Transport
 from onceward_protocol.clock import Clock, SystemClock
 
-__all__ = ["FAULT_POINTS", "Drain"]
-
 FAULT_POINTS: Final = ("drain.before_send", "drain.after_send", "drain.recorded")
 """Where a test may interrupt a drain, besides the commits of the queue's operations."""
 

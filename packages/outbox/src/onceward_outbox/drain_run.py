@@ -51,8 +51,6 @@ from onceward_outbox.versions import Produced, follow
 from onceward_protocol.clock import Clock
 from onceward_protocol.operation import Operation
 
-__all__ = ["DrainRun", "LeaseRenewer", "Limits", "Server"]
-
 _log = logging.getLogger(__name__)
 
 _COMMIT_SECONDS: Final = 0.05

@@ -13,8 +13,6 @@ from onceward_protocol.response_classification import (
     Verdict,
 )
 
-__all__ = ["DrainReport", "DrainState", "Ended"]
-
 
 class Ended(StrEnum):
     """Why a drain ended."""

@@ -23,8 +23,6 @@ from onceward_outbox.transport import (
     Transport,
 )
 
-__all__ = ["Call", "Exchanges", "Flight", "Result"]
-
 _UNDECIDED: Final = frozenset({401, 408, 409, 425, 429})
 """Responses to a repeated request that say nothing about the first one, which may still run."""
 

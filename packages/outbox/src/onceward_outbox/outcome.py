@@ -11,22 +11,6 @@ from onceward_outbox.sequences import Violation
 from onceward_outbox.versions import Produced
 from onceward_protocol.retry import QUEUE, RetryPolicy
 
-__all__ = [
-    "AttemptResult",
-    "Conflicted",
-    "Expired",
-    "Failed",
-    "KeyExpired",
-    "NumberRequired",
-    "Outcome",
-    "Rebased",
-    "Released",
-    "Renumbered",
-    "RetryLater",
-    "Succeeded",
-    "WrongOrder",
-]
-
 
 class AttemptResult(NamedTuple):
     """What the history keeps of one send."""

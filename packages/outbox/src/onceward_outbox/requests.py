@@ -33,19 +33,6 @@ from onceward_protocol.operation import METHODS, Operation
 from onceward_protocol.sequence import CLIENT_HEADER, SEQUENCE_HEADER, SequenceNumber
 from onceward_protocol.versions import ANY_TAG, if_match_in, without_if_match
 
-__all__ = [
-    "BatchMaker",
-    "BatchRequest",
-    "Mappings",
-    "Part",
-    "build_request",
-    "correlation_headers",
-    "entity_path",
-    "read_results",
-    "sendable",
-    "without_correlation",
-]
-
 _LEAST_ENTRIES: Final = 2
 _MAX_BYTES: Final = 960 * 1024
 """How large the body of a batch may be: a server takes 1 MiB by default."""

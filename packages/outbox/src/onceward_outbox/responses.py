@@ -67,8 +67,6 @@ from onceward_protocol.response_classification import (
 )
 from onceward_protocol.retry import is_transient
 
-__all__ = ["AtSend", "Reading", "Responses", "Send", "Token", "bearer_token", "has_unknown_base"]
-
 _log = logging.getLogger(__name__)
 
 _MAX_REBUILDS: Final = 3

@@ -7,8 +7,6 @@ an identity, a member whose values are unique in the array; otherwise an array i
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Merged", "merge_patch", "three_way_merge"]
-
 
 class _Absent:
     """The value of a member that an object does not have."""

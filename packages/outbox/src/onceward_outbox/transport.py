@@ -34,17 +34,6 @@ from onceward_protocol.extras import needs_extra
 if TYPE_CHECKING:
     import httpx
 
-__all__ = [
-    "Exchange",
-    "HttpTransport",
-    "HttpxTransport",
-    "NoResponse",
-    "Request",
-    "Response",
-    "ServerUrl",
-    "Transport",
-]
-
 _MAX_RESPONSE_BYTES: Final = 4_194_304
 """Longer bodies are not read to their end."""
 
