@@ -60,19 +60,29 @@ def claim_some(
         "skip": msgspec.json.encode(sorted(wanted.skip_profiles)).decode(),
         "held": _patterns(wanted.held_paths),
     }
+    versions: dict[str, str] = {}
+
+    def claim(name: str, **params: Any) -> list[Entry]:
+        rows = tx.rows(name, **params, **holder)
+        versions.update((row[0], row[-1]) for row in rows if row[-1])
+        return [entry_of(row[:-1]) for row in rows]
+
     tx.rows("promote_due", user_id=user_id, ms=tx.ms)
-    rows = tx.rows("claim_some", user_id=user_id, limit=wanted.limit, **skip, **holder)
-    search = _Search(tx, wanted, [entry_of(row[:-1]) for row in rows], skip)
-    ids = search.find(wanted.limit - len(rows)) if 0 < len(rows) < wanted.limit else []
-    if ids:
-        rows += tx.rows("claim_behind", ids=msgspec.json.encode(ids).decode(), **holder)
-    versions = {row[0]: row[-1] or None for row in rows}
-    entries = [entry_of(row[:-1]) for row in rows]
+    entries = claim("claim_some", user_id=user_id, limit=wanted.limit, **skip)
+    left = wanted.limit - len(entries)
+    search = _Search(tx, wanted, entries, skip) if entries and left > 0 else None
+    ids = [] if search is None else search.find(left)
+    if search is None or not ids:
+        # Heads of lanes block none of the others.
+        entries.sort(key=_rank)
+    else:
+        entries += claim("claim_behind", ids=msgspec.json.encode(ids).decode())
+        entries = _in_send_order(user_id, entries, search.waits)
     found = []
-    for entry in _in_send_order(user_id, entries, search.waits) if len(entries) > 1 else entries:
+    for entry in entries:
         tx.emit(EventKind.CLAIMED, entry)
         sequence = number_claim(tx, entry, tx.profiles.find(entry.profile))
-        version = versions[entry.id]
+        version = versions.get(entry.id)
         found.append(Claimed(entry, entry.claim_number, lease_seconds, version, sequence=sequence))
     return found
 

@@ -497,8 +497,8 @@ class Responses:
                 return KeyExpired()
             if unsent is not None:
                 return unsent
-        profile = self._profile_of(entry)
-        return (yield from self._read_base(send)) if has_unknown_base(send, profile) else None
+        has_to_read = has_unknown_base(send.claimed, self._profile_of(entry))
+        return (yield from self._read_base(send)) if has_to_read else None
 
     def _read_base(self, send: Send) -> Reading[Outcome | None]:
         """Read the entity before an edit that is based on no known version.
@@ -598,9 +598,8 @@ class Responses:
         return self._queue.profiles.get(entry.profile)
 
 
-def has_unknown_base(send: Send | Claimed, profile: Profile) -> bool:
+def has_unknown_base(claimed: Claimed, profile: Profile) -> bool:
     """Return whether the profile has a rule for an edit that is based on no known version."""
-    claimed = send.claimed if isinstance(send, Send) else send
     entry = claimed.entry
     return (
         profile.unknown_base is not UnknownBase.FORCE

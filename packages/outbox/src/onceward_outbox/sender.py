@@ -190,7 +190,9 @@ class Sender:
             if not is_signed_in:
                 return self._responses.sign_in([send], why="there is no token: sign in")[0]
             request = self.request_of(claimed, token)
-            unsent = yield from self._responses.before_send(send)
+            unsent, profile = None, self._queue.profiles.get(entry.profile)
+            if entry.outcome_unknown or has_unknown_base(claimed, profile):
+                unsent = yield from self._responses.before_send(send)
         except EntryInvalidError as error:
             return Failed(AttemptResult(error=error.message), reason=Reason.DEPENDENCY)
         except GeneratorExit:

@@ -325,6 +325,7 @@ class HttpTransport(_ServerTransport):
 
     @property
     def is_direct(self) -> bool:
+        """Whether ``begin`` may be used: there is no proxy."""
         return self._by_proxy is None
 
     def _begin(
