@@ -22,6 +22,7 @@ same order, and the server knows their keys.
 
 import logging
 from collections import deque
+from collections.abc import Iterable
 from enum import Enum, auto
 from math import ceil
 from threading import Event as Flag
@@ -163,6 +164,13 @@ class _Claims:
                 kept.append(claimed)
         self.waiting = kept
 
+    def hold_back_silent(self, flights: Iterable[Flight], now: float) -> None:
+        """Release what waits behind a request that is silent, so that other lanes are claimed."""
+        for flight in flights:
+            if now - flight.started >= _COMMIT_SECONDS:
+                for claimed in flight.claims:
+                    self.hold_back_lane(claimed.entry.lane)
+
     def hold_back_from(self, size: int) -> None:
         while len(self.waiting) > size:
             self.unsent.append(self.waiting.pop())
@@ -220,7 +228,8 @@ class DrainRun:
                     match step:
                         case _Step.COMMIT:
                             self._commit(renewer)
-                            step = _Step.SEND if self._has_work() else _Step.WAIT
+                            has_work = self._claims.waiting or self._in_flight or self._received
+                            step = _Step.SEND if has_work else _Step.WAIT
                         case _Step.SEND:
                             step = self._send_claims()
                         case _Step.RECEIVE:
@@ -234,9 +243,6 @@ class DrainRun:
                 self._commit(renewer)
                 raise
         return self._finish()
-
-    def _has_work(self) -> bool:
-        return bool(self._claims.waiting or self._in_flight or self._received)
 
     # ------------------------------------------------------------------ sending
 
@@ -522,7 +528,7 @@ class DrainRun:
             if is_held or state.has_aged or self._is_over():
                 claims.hold_back_from(0)
             else:
-                self._hold_back_silent()
+                claims.hold_back_silent(self._in_flight.values(), self._clock.monotonic())
                 # If the network has become slower, the rest can be cancelled meanwhile.
                 size = max(self._size.now, self._batch_size() if self._batch_size() > 1 else 0)
                 claims.hold_back_from(max(0, size - len(self._in_flight)))
@@ -588,14 +594,6 @@ class DrainRun:
             report.resolved += entry.status is not Status.CONFLICT
         report.rebuilt += isinstance(outcome, WrongOrder)
         report.count(entry.status)
-
-    def _hold_back_silent(self) -> None:
-        """Release what waits behind a request that is silent, so that other lanes are claimed."""
-        now = self._clock.monotonic()
-        for flight in self._in_flight.values():
-            if now - flight.started >= _COMMIT_SECONDS:
-                for claimed in flight.claims:
-                    self._claims.hold_back_lane(claimed.entry.lane)
 
     def _release_unsent(self) -> None:
         for claimed in self._claims.unsent:
