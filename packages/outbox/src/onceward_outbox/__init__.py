@@ -6,6 +6,7 @@
     UserOutbox     the same for one user, who sees no other's entries; AsyncUserOutbox for asyncio
     OutboxQueue    the file alone: every operation on it, for apps that send themselves
     Drain          sends what one user's queue holds, when the app calls it
+    Outcome        what came of a send, for apps that send themselves
     Profile        the rules of one API: order, retries, codes, request format
     NewEntry       what to queue; Entry, Attempt and Stats are what comes back
     Event          what happened, for a screen or telemetry; EventStream is an iterator of them
@@ -13,7 +14,7 @@
 """
 
 from onceward_outbox.clock import DeviceClock
-from onceward_outbox.conflicts import Merge
+from onceward_outbox.conflicts import ConflictPlan, Merge
 from onceward_outbox.database import AppConnection, Driver
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import DrainReport, Ended
@@ -36,6 +37,16 @@ from onceward_outbox.event_stream import EventStream
 from onceward_outbox.events import Event, EventKind, Listener
 from onceward_outbox.maintenance import PayloadMigration
 from onceward_outbox.outbox import AsyncOutbox, AsyncUserOutbox, Outbox, OutboxOptions
+from onceward_outbox.outcome import (
+    AttemptResult,
+    Conflicted,
+    Expired,
+    Failed,
+    Outcome,
+    Released,
+    RetryLater,
+    Succeeded,
+)
 from onceward_outbox.profile import (
     ChainAction,
     Drop,
@@ -61,10 +72,13 @@ __all__ = [
     "AsyncUserOutbox",
     "AtSend",
     "Attempt",
+    "AttemptResult",
     "ChainAction",
     "Claimed",
+    "ConflictPlan",
     "ConflictResolution",
     "ConflictResolutionName",
+    "Conflicted",
     "DeviceClock",
     "Drain",
     "DrainReport",
@@ -75,6 +89,8 @@ __all__ = [
     "Event",
     "EventKind",
     "EventStream",
+    "Expired",
+    "Failed",
     "HttpTransport",
     "Listener",
     "Merge",
@@ -85,6 +101,7 @@ __all__ = [
     "Outbox",
     "OutboxOptions",
     "OutboxQueue",
+    "Outcome",
     "Park",
     "PayloadMigration",
     "Profile",
@@ -92,16 +109,19 @@ __all__ = [
     "Reason",
     "ReasonName",
     "Recovery",
+    "Released",
     "Request",
     "RequestFormat",
     "Resolution",
     "ResolutionName",
     "Response",
+    "RetryLater",
     "Rewrite",
     "Send",
     "Stats",
     "Status",
     "StatusName",
+    "Succeeded",
     "SyncFaultPoints",
     "TimestampsInBody",
     "Token",

@@ -21,8 +21,8 @@ from typing import Any, Self, TypedDict, Unpack
 from msgspec import UNSET
 
 from onceward_outbox.async_calls import AsyncCalls, AsyncUserOutbox, drain_on_thread, finished
-from onceward_outbox.attempts import Retry
 from onceward_outbox.background import IDLE_SECONDS, BackgroundDrain
+from onceward_outbox.backoff import Outages, Retry, RoundTrips
 from onceward_outbox.batch_offer import Batches
 from onceward_outbox.conflicts import Merge, resolve_conflict
 from onceward_outbox.drain import Drain
@@ -41,10 +41,8 @@ from onceward_outbox.errors import UsageError
 from onceward_outbox.event_stream import EventStream, Publisher
 from onceward_outbox.events import Listener
 from onceward_outbox.maintenance import PayloadMigration
-from onceward_outbox.outage import Outages
 from onceward_outbox.profile import Profile
 from onceward_outbox.queue import OutboxQueue
-from onceward_outbox.round_trips import RoundTrips
 from onceward_outbox.sender import AtSend, Token
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transport import HttpTransport, Transport

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from onceward_outbox import maintenance
+from onceward_outbox.backoff import StoredHold, holds_row, read_holds
 from onceward_outbox.batch_offer import BatchOffer, offer_row, read_offer
 from onceward_outbox.entry import (
     OPEN,
@@ -20,7 +21,6 @@ from onceward_outbox.entry import (
     member_named,
 )
 from onceward_outbox.errors import UsageError
-from onceward_outbox.outage import StoredHold, holds_row, read_holds
 from onceward_outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from onceward_outbox.transaction import Transaction
 
