@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[1]
 
 # At most this many now; where a target is given, the number goes down to it with the next changes.
 LINES = {
-    "protocol": 3_850,
-    "onceward": 36_700,  # target 31,000
-    "outbox": 15_500,  # target 11,500
+    "protocol": 3_720,  # target 3,200
+    "onceward": 34_150,  # target 31,000: decision 0067
+    "outbox": 14_850,  # target 11,500
     "operator": 7_750,  # target 7,200
     "testing": 5_300,  # decision 0063
     "nats": 1_250,
@@ -43,10 +43,7 @@ def test_readme_of_a_package_is_short(package: str) -> None:
 
 # The exceptions below only become fewer: one that is no longer needed fails.
 LONG_FILES: set[str] = set()
-MANY_PARAMETERS = {
-    "sign_in/jwt_auth.py: JwtIdentify.__init__",
-    "sign_in/jwt_auth.py: mint_token",
-}
+MANY_PARAMETERS: set[str] = set()
 MANY_METHODS: set[str] = set()
 
 

@@ -134,6 +134,10 @@ class UnitOfWork(Protocol[TransactionT_co]):
     def is_lost(self) -> bool:
         """Whether the connection is known to have been lost while the handler ran."""
 
+    @property
+    def holds_write_lock(self) -> bool:
+        """Whether nothing else can write to the database until it has ended."""
+
     # Whether it has ``commit_after``.
     can_commit_after: bool
 

@@ -420,7 +420,7 @@ def _is_suspect(job: LeasedJob) -> bool:
 
 def _holds_write_lock(executor: JobExecutor) -> bool:
     unit = executor.context.open_unit if executor.context is not None else None
-    return unit is not None and getattr(unit, "has_begun", False)
+    return unit is not None and unit.holds_write_lock
 
 
 def _transaction_slots(store: Store) -> asyncio.Semaphore | None:

@@ -43,6 +43,11 @@ class BaseUnit:
         """Whether the connection is known to have been lost while the handler ran."""
         return False
 
+    @property
+    def holds_write_lock(self) -> bool:
+        """Whether nothing else can write to the database until it has ended."""
+        return False
+
     async def keep_alive(self) -> None:
         """Do nothing: the database does not end an idle transaction, or none is idle for long."""
 

@@ -123,8 +123,12 @@ class SqliteUnit(BaseUnit):
         """The same transaction."""
         return self.transaction
 
+    @property
+    def holds_write_lock(self) -> bool:
+        return self._has_turn and not self._ended
+
     async def has_written(self) -> bool:
-        if not self._has_turn or self._ended:
+        if not self.holds_write_lock:
             return False
         changes: int = await self.run(lambda db: db.total_changes)
         return changes != self._changes_before
