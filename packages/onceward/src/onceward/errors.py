@@ -107,6 +107,8 @@ class StoreUnavailableError(StoreError):
     ``is_outage`` is False if the database has responded, with an error of one statement.
     """
 
+    kind = "store_unavailable"
+
     def __init__(
         self,
         message: str,

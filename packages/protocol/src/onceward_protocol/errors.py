@@ -170,7 +170,7 @@ class StaleActionError(RequestError, kind="stale_action"):
     """The action is too old, or its time is in the server's future."""
 
 
-class SequenceInvalidError(RequestError, kind="bad_request"):
+class SequenceInvalidError(RequestError):
     """A header of a strict sequence is missing or malformed."""
 
 

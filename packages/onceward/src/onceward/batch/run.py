@@ -24,7 +24,7 @@ from onceward.batch.alone_endpoints import AloneEndpoints, UndoneEndpoints
 from onceward.batch.options import BatchOptions, ItemReport
 from onceward.errors import BatchSkippedError, BodyInvalidError, RequestError, StoreUnavailableError
 from onceward.guard.chunk import RequestChunk
-from onceward.guard.error_formats import ErrorFormatter, render_error
+from onceward.guard.error_formats import INTERNAL, ErrorFormatter, render_error
 from onceward.guard.execution import Exchange, ItemContext
 from onceward.guard.idempotency import Idempotency
 from onceward.guard.pipeline import Reply
@@ -53,8 +53,8 @@ _OWN_HEADERS: Final = frozenset(
 )
 _STORE_DOWN: Final = frozenset(
     {
-        CODES["store_unavailable"].problem.encode(),
-        CODES["store_unavailable"].envelope.encode(),
+        CODES[StoreUnavailableError.kind].problem.encode(),
+        CODES[StoreUnavailableError.kind].envelope.encode(),
     }
 )
 # When to send the rest, after a key that another request holds.
@@ -683,7 +683,7 @@ class BatchRun:
 
         def end(_task: asyncio.Task[None]) -> None:
             self.tasks.discard(task)
-            call.end(lambda: self._render("internal", entry))
+            call.end(lambda: self._render(INTERNAL, entry))
 
         task.add_done_callback(end)
         return call

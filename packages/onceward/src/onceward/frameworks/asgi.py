@@ -17,7 +17,7 @@ from onceward.errors import (
     StreamingResponseError,
     UsageError,
 )
-from onceward.guard.error_formats import ErrorFormatter
+from onceward.guard.error_formats import INTERNAL, ErrorFormatter
 from onceward.guard.execution import EXCHANGE_KEY, Exchange, Execution, ItemContext
 from onceward.guard.pipeline import (
     Body,
@@ -419,7 +419,7 @@ class _UnguardedResponse:
                     await self._discard(down, error)
                 except AbortedTransactionError as misuse:
                     _log.error("%s", misuse, extra=exchange.facts())
-                    await self._discard("internal", misuse)
+                    await self._discard(INTERNAL, misuse)
             head = exchange.head
             own = ((b"x-request-id", head.request_id), (b"x-correlation-id", head.correlation_id))
             headers = list(message.get("headers", ()))

@@ -14,6 +14,7 @@ from typing import Any, Final
 from onceward.errors import (
     AbortedTransactionError,
     CommitUnknownError,
+    OverloadedError,
     RequestError,
     StoreUnavailableError,
     SupersededError,
@@ -41,10 +42,8 @@ _FIRST_SERVER_ERROR: Final = 500
 _log = logging.getLogger("onceward.request")
 
 
-class PostponedError(RequestError):
+class PostponedError(OverloadedError):
     """The request was rolled back and runs again, later. Its response is not used."""
-
-    kind = "overloaded"
 
 
 class RequestChunk:

@@ -11,7 +11,13 @@ from urllib.parse import quote
 
 import msgspec
 
-from onceward.errors import ConfigurationError, RequestError, ServiceError, StoreUnavailableError
+from onceward.errors import (
+    ConfigurationError,
+    PayloadMismatchError,
+    RequestError,
+    ServiceError,
+    StoreUnavailableError,
+)
 from onceward.records import Response
 from onceward_protocol.error_codes import CODES, ERROR_HEADER, Code, ErrorFormat
 
@@ -87,8 +93,10 @@ class ProblemFormat:
 
 
 _SERVICE: Final = "service"
+INTERNAL: Final = "internal"
+"""The kind of an error that says nothing to the client."""
 _ERROR_HEADER: Final = ERROR_HEADER.lower().encode()
-_IETF_STATUS: Final = {"payload_mismatch": 422}
+_IETF_STATUS: Final = {PayloadMismatchError.kind: 422}
 _PROBLEM_TYPE: Final = "urn:onceward:problem:"
 _STORE_DOWN: Final = "the store is unavailable; try again shortly"
 _HELP_URL: Final = re.compile(r"(?:https?://[^\s<>\"]+|/[^\s<>\"]*)")
@@ -224,4 +232,4 @@ def _formatted(result: Any) -> tuple[bytes, bytes]:
 def _kind_of(error: RequestError | StoreUnavailableError | str) -> str:
     if isinstance(error, str):
         return error
-    return error.kind if isinstance(error, RequestError) else "store_unavailable"
+    return error.kind

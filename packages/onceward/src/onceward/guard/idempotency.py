@@ -28,6 +28,7 @@ from onceward.errors import (
     FeatureDisabledError,
     InProgressError,
     PayloadMismatchError,
+    QuotaExceededError,
     SequenceViolationError,
     StaleActionError,
     StoreUnavailableError,
@@ -35,7 +36,7 @@ from onceward.errors import (
     UnstoredWritesError,
 )
 from onceward.guard.caches import CacheEpoch, Epoch, RecordLruCache
-from onceward.guard.error_formats import render_error, status_of
+from onceward.guard.error_formats import INTERNAL, render_error, status_of
 from onceward.guard.execution import Execution, Replay, Writes
 from onceward.guard.limits import Limits, RecordQuota
 from onceward.guard.policy import ErrorsStored
@@ -201,8 +202,8 @@ class Idempotency:
         self._is_disabled = options.is_disabled
         # Errors that are sent only with these settings.
         self.optional_kinds = (
-            *(() if most is None else ("quota_exceeded",)),
-            *(() if options.is_disabled is None else ("feature_disabled",)),
+            *(() if most is None else (QuotaExceededError.kind,)),
+            *(() if options.is_disabled is None else (FeatureDisabledError.kind,)),
         )
         # Endpoints whose unstored redirects were logged.
         self._logged_redirects: set[str] = set()
@@ -381,9 +382,9 @@ class Idempotency:
                 return Replay(record)
             case Mismatched(expected, received, record):
                 reports.outcome(request.endpoint, "mismatched")
-                code = CODES["payload_mismatch"].name(request.policy.error_format)
+                code = CODES[PayloadMismatchError.kind].name(request.policy.error_format)
                 ietf_statuses = request.policy.ietf_statuses
-                status = status_of("payload_mismatch", ietf_statuses=ietf_statuses)
+                status = status_of(PayloadMismatchError.kind, ietf_statuses=ietf_statuses)
                 reports.note(request, "mismatched", status, record, code)
                 raise PayloadMismatchError(
                     "this key was used for a different request",
@@ -495,7 +496,7 @@ class Idempotency:
         await execution.unit.rollback()
         if is_undone:
             self.reports.outcome(request.endpoint, "rolled_back")
-            internal = CODES["internal"]
+            internal = CODES[INTERNAL]
             code = internal.name(request.policy.error_format)
             self.reports.note(request, "rolled_back", internal.status, None, code)
             raise UnstoredWritesError(writes_error(execution, response))

@@ -36,7 +36,7 @@ from onceward.errors import (
     UsageError,
 )
 from onceward.guard.chunk import PostponedError, RequestChunk
-from onceward.guard.error_formats import render_error
+from onceward.guard.error_formats import INTERNAL, render_error
 from onceward.guard.execution import (
     Exchange,
     Execution,
@@ -222,7 +222,7 @@ class Pipeline:
         if exchange.has_reply:
             return None
         _log.error("%s", misuse or f"the handler of {match.endpoint} sent no complete response")
-        return complete(render("internal", exchange), exchange)
+        return complete(render(INTERNAL, exchange), exchange)
 
     def _open_processor(self, exchange: Exchange) -> RequestProcessor | None:
         """Return what claims the key of a request; None if its store may have to be opened."""
@@ -297,7 +297,7 @@ class Pipeline:
             except (UnstoredWritesError, AbortedTransactionError) as misuse:
                 exchange.has_reply = True
                 _log.error("%s", misuse, extra=exchange.facts())
-                return complete(render("internal", exchange), exchange, may_go_on=False)
+                return complete(render(INTERNAL, exchange), exchange, may_go_on=False)
             exchange.has_reply = True
             if isinstance(committed, Replay):
                 return replay(committed.record, exchange)
@@ -420,7 +420,7 @@ class Pipeline:
             log_outage(known, exchange)
         # A superseded execution ends with a replay, whatever response is given here.
         if isinstance(known, SupersededError):
-            return "internal"
+            return INTERNAL
         return known if isinstance(known, RequestError | StoreUnavailableError) else None
 
     # -- for dependencies of the app ---------------------------------------------------------------

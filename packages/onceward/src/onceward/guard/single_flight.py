@@ -106,7 +106,7 @@ class Duplicates:
 
     def in_progress(self, request: GuardedRequest) -> InProgressError:
         """Count a duplicate that has waited too long, and return its error."""
-        code = CODES["in_progress"]
+        code = CODES[InProgressError.kind]
         self.reports.outcome(request.endpoint, "in_progress")
         name = code.name(request.policy.error_format)
         self.reports.note(request, "in_progress", code.status, None, name)
