@@ -102,6 +102,26 @@ def test_header_is_written_in_few_places(header: str) -> None:
     assert len(found) == HEADERS[header], found
 
 
+def test_frameworks_name_no_header_of_the_protocol() -> None:
+    """Paths of options and what OpenAPI tells clients aside, the guard writes and reads them."""
+    names = (
+        "idempotency-",
+        "onceward-",
+        "retry-after",
+        "x-request-id",
+        "x-correlation-id",
+        "ratelimit",
+    )
+    found = {
+        (module.name, text)
+        for module in SOURCES
+        if module.name.startswith("frameworks/")
+        for text in named_texts(module)
+        if text.lower().startswith(names)
+    }
+    assert found == {("frameworks/wsgi.py", "onceward-loop")}  # the name of a thread
+
+
 @pytest.mark.parametrize("kind", CODES)
 def test_kind_of_error_is_named_in_few_places(kind: str) -> None:
     assert len(places()[kind]) == KINDS[kind], places()[kind]

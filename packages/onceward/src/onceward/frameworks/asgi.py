@@ -24,6 +24,7 @@ from onceward.guard.pipeline import (
     Pipeline,
     Reply,
     complete,
+    id_headers,
     log_outage,
     render,
     response_too_large,
@@ -420,11 +421,9 @@ class _UnguardedResponse:
                 except AbortedTransactionError as misuse:
                     _log.error("%s", misuse, extra=exchange.facts())
                     await self._discard(INTERNAL, misuse)
-            head = exchange.head
-            own = ((b"x-request-id", head.request_id), (b"x-correlation-id", head.correlation_id))
             headers = list(message.get("headers", ()))
             present = {name.lower() for name, _ in headers}
-            headers += [(n, v.encode("latin-1")) for n, v in own if n not in present]
+            headers += [pair for pair in id_headers(exchange.head) if pair[0] not in present]
             headers += exchange.added_headers
             message = {**message, "headers": headers}
         await self._send(message)

@@ -51,6 +51,7 @@ from onceward.guard.request import (
     GuardedRequest,
     Identify,
     Principal,
+    RequestHead,
     hash_payload,
     parse_request,
 )
@@ -484,20 +485,24 @@ def _reply(
     headers += exchange.added_headers
     if body or status not in _WITHOUT_BODY:
         headers.append((b"content-length", b"%d" % len(body)))
-    head = exchange.head
+    headers += id_headers(exchange.head)
+    if exchange.span is not None:
+        exchange.span.describe(exchange.facts())
+        exchange.span.outcome(status, exchange.is_replay)
+    return Reply(status, headers, body, may_go_on)
+
+
+def id_headers(head: RequestHead) -> tuple[tuple[bytes, bytes], ...]:
+    """Return the headers with the ids of a request."""
     request_id, correlation_id = head.request_id, head.correlation_id
     raw_id = request_id.encode("latin-1")
-    headers += (
+    return (
         (b"x-request-id", raw_id),
         (
             b"x-correlation-id",
             raw_id if correlation_id is request_id else correlation_id.encode("latin-1"),
         ),
     )
-    if exchange.span is not None:
-        exchange.span.describe(exchange.facts())
-        exchange.span.outcome(status, exchange.is_replay)
-    return Reply(status, headers, body, may_go_on)
 
 
 def replay(record: Record, exchange: Exchange, *, may_go_on: bool = False) -> Reply:
