@@ -2,13 +2,14 @@
 
 ::
 
-    Outbox         a file, a server, and the drain between them; AsyncOutbox for asyncio
-    UserOutbox     the same for one user, who sees no other's entries; AsyncUserOutbox for asyncio
+    Outbox         a file, a server, and the drain between them, for all users or bound to one,
+                   who sees no other's entries; AsyncOutbox is the same for asyncio
     OutboxQueue    the file alone: every operation on it, for apps that send themselves
     Drain          sends what one user's queue holds, when the app calls it
     Profile        the rules of one API: order, retries, codes, request format
     NewEntry       what to queue; Entry, Attempt and Stats are what comes back
-    Event          what happened, for a screen or telemetry; EventStream is an iterator of them
+    Event          what happened, for a screen or telemetry; EventStream and AsyncEventStream are
+                   iterators of them
     HttpTransport  sends requests to the server; Transport is the protocol of another way
 """
 
@@ -32,10 +33,9 @@ from onceward_outbox.entry import (
     StatusName,
     Transition,
 )
-from onceward_outbox.event_stream import EventStream
-from onceward_outbox.events import Event, EventKind, Listener
+from onceward_outbox.events import AsyncEventStream, Event, EventKind, EventStream, Listener
 from onceward_outbox.maintenance import PayloadMigration
-from onceward_outbox.outbox import AsyncOutbox, AsyncUserOutbox, Outbox, OutboxOptions
+from onceward_outbox.outbox import AsyncOutbox, Outbox, OutboxOptions
 from onceward_outbox.profile import (
     ChainAction,
     Drop,
@@ -51,14 +51,13 @@ from onceward_outbox.resolution import Rewrite
 from onceward_outbox.sender import AtSend, Token
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
-from onceward_outbox.user_outbox import UserOutbox
 from onceward_protocol.fault_points import SyncFaultPoints
 from onceward_protocol.operation import Operation, OperationName
 
 __all__ = [
     "AppConnection",
+    "AsyncEventStream",
     "AsyncOutbox",
-    "AsyncUserOutbox",
     "AtSend",
     "Attempt",
     "ChainAction",
@@ -107,5 +106,4 @@ __all__ = [
     "Token",
     "Transition",
     "Transport",
-    "UserOutbox",
 ]

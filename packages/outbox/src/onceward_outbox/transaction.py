@@ -1,7 +1,7 @@
 """Transactions on the outbox's file: one writer at a time, events delivered after the commit."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from threading import RLock, get_ident
@@ -34,7 +34,7 @@ from onceward_outbox.sql import entry_of, instant, statement
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
 
-__all__ = ["Transaction", "Transactions"]
+__all__ = ["Transaction", "Transactions", "Write"]
 
 _CLOSED: Final = "the outbox is closed"
 
@@ -214,6 +214,10 @@ class Transaction:
         profile = self.profiles.find(entry.profile)
         causes = {} if profile is None else profile.causes
         return failure_cause(entry.reason, entry.last_code, entry.last_error_code, causes)
+
+
+Write = Callable[[str], AbstractContextManager[Transaction]]
+"""Begins a transaction of its own for the named operation."""
 
 
 class Transactions:

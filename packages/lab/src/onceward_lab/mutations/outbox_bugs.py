@@ -257,7 +257,7 @@ def unknown_outcomes_forgotten() -> list[Replacement]:
 def forgotten_keys_sent_again() -> list[Replacement]:
     # Sends without a response are repeated, even after the server has forgotten the key.
     never = lambda *_: False  # noqa: E731
-    return [(MAINTENANCE, "key_expired", never), (MAINTENANCE, "_key_expired", never)]
+    return [(MAINTENANCE, "_key_expired", never)]
 
 
 @bug
@@ -273,7 +273,7 @@ def age_by_the_wall_clock() -> list[Replacement]:
                 old.append(settle_unclaimed(work, entry, Status.EXPIRED, Reason.STALE, None))
         return old
 
-    return [(MAINTENANCE, "expire_stale", expire_stale)]
+    return [(MAINTENANCE, "_expire_stale", expire_stale)]
 
 
 @bug

@@ -203,7 +203,7 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
         onceward outbox --db outbox.db add --user ada --op create --entity note
         --endpoint /notes --payload '{"text": "Call back"}'
     """
-    more = {
+    more: dict[str, Any] = {
         "local_id": local_id,
         "depends_on": tuple(depends_on or ()),
         "priority": priority,
