@@ -12,15 +12,6 @@ SELECT max(sequence_floor, coalesce((
        (SELECT seen FROM entity_versions WHERE user_id = :user_id AND entity = :entity)
   FROM users WHERE id = :user_id;
 
--- name: lane_taken
-SELECT EXISTS (SELECT 1 FROM offline_sync_queue
-                WHERE user_id = :user_id AND lane = :lane AND IS_OPEN);
-
--- name: lanes_taken
-SELECT wanted.value FROM json_each(:lanes) AS wanted
- WHERE EXISTS (SELECT 1 FROM offline_sync_queue
-                WHERE user_id = :user_id AND lane = wanted.value AND IS_OPEN);
-
 -- name: insert_entry
 -- In the order of enqueue.py.
 INSERT INTO offline_sync_queue

@@ -11,22 +11,21 @@ from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from threading import Condition, Lock
-from typing import Final, Protocol, Self
+from typing import Final, Protocol, Self, TypedDict
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from onceward_outbox.entry import Entry, Reason, Status
+from onceward_outbox.entry import Reason, Status
 from onceward_protocol.operation import Operation
 
 __all__ = [
     "AsyncEventStream",
     "Event",
+    "EventFacts",
     "EventKind",
     "EventStream",
     "Events",
     "Listener",
-    "event_about",
 ]
 
 _MAX_WAITING: Final = 10_000
@@ -136,46 +135,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
 
 
+class EventFacts(TypedDict, total=False):
+    """What an event about an entry says besides the entry itself."""
+
+    http_status: int | None
+    code: str | None
+    delay_seconds: float | None
+    detail: str | None
+
+
 # A function that is called with every event.
 Listener = Callable[[Event], None]
-
-
-def event_about(
-    kind: EventKind,
-    entry: Entry,
-    at: datetime,
-    *,
-    age_seconds: float | None = None,
-    http_status: int | UnsetType | None = UNSET,
-    code: str | UnsetType | None = UNSET,
-    cause: str | None = None,
-    delay_seconds: float | None = None,
-    detail: str | None = None,
-) -> Event:
-    """Return an event about an entry as it is now.
-
-    ``http_status`` and ``code`` are those of its last error, unless the response is given.
-    """
-    return Event(
-        kind=kind,
-        at=at,
-        user_id=entry.user_id,
-        entry_id=entry.id,
-        entity_type=entry.entity_type,
-        operation=entry.operation,
-        local_id=entry.local_id,
-        server_id=entry.server_id,
-        status=entry.status,
-        reason=entry.reason,
-        attempt=entry.attempt_count,
-        endpoint=entry.endpoint,
-        http_status=entry.last_error_code if http_status is UNSET else http_status,
-        code=entry.last_code if code is UNSET else code,
-        cause=cause,
-        age_seconds=age_seconds,
-        delay_seconds=delay_seconds,
-        detail=detail,
-    )
 
 
 class Events:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from random import random
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -35,7 +35,7 @@ from onceward_outbox.entry import (
     member_named,
 )
 from onceward_outbox.errors import ClaimLostError
-from onceward_outbox.events import Event, EventKind, Events, Listener, event_about
+from onceward_outbox.events import Event, EventFacts, EventKind, Events, Listener
 from onceward_outbox.maintenance import Maintenance, PayloadMigration, migrate_payloads
 from onceward_outbox.outage import StoredHold, holds_row, read_holds, write_holds
 from onceward_outbox.profile import Profile, ProfileRegistry
@@ -183,31 +183,14 @@ class OutboxQueue(Maintenance):
         self._file.events.put(events)
         self._file.events.deliver()
 
-    def emit_about(
-        self,
-        kind: EventKind,
-        entry: Entry,
-        *,
-        http_status: int | None = None,
-        code: str | None = None,
-        delay_seconds: float | None = None,
-        detail: str | None = None,
-    ) -> None:
+    def emit_about(self, kind: EventKind, entry: Entry, **facts: Unpack[EventFacts]) -> None:
         """Deliver an event about an entry that is not a change of it, such as ``sent``."""
-        if not self.has_listeners:
-            return
-        with self._read() as tx:
-            event = event_about(
-                kind,
-                entry,
-                tx.now,
-                age_seconds=tx.age_seconds(entry),
-                http_status=http_status,
-                code=code,
-                delay_seconds=delay_seconds,
-                detail=detail,
-            )
-        self.emit(event)
+        if self.has_listeners:
+            facts.setdefault("http_status", None)
+            facts.setdefault("code", None)
+            with self._read() as tx:
+                event = tx.event(kind, entry, **facts)
+            self._deliver([event])
 
     # ------------------------------------------------------------------ users and enqueueing
 
@@ -219,10 +202,7 @@ class OutboxQueue(Maintenance):
     def announce(self, entries: Iterable[Entry]) -> None:
         """Deliver events about entries queued on the app's ``connection``, after its commit."""
         with self._read() as tx:
-            events = [
-                event_about(EventKind.ENQUEUED, entry, tx.now, age_seconds=tx.age_seconds(entry))
-                for entry in entries
-            ]
+            events = [tx.event(EventKind.ENQUEUED, entry) for entry in entries]
         self._deliver(events)
 
     def eligible_users(self) -> list[str]:

@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from threading import RLock, get_ident
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from onceward_outbox.clock import (
     ClockReading,
@@ -27,7 +26,7 @@ from onceward_outbox.errors import (
     OutboxFileError,
     UsageError,
 )
-from onceward_outbox.events import Event, EventKind, Events, event_about
+from onceward_outbox.events import Event, EventFacts, EventKind, Events
 from onceward_outbox.failure_cause import failure_cause
 from onceward_outbox.profile import ProfileRegistry
 from onceward_outbox.sql import entry_of, instant, statement
@@ -45,10 +44,10 @@ class Transaction:
     __slots__ = (
         "_clock",
         "_database",
-        "_has_listeners",
         "_now_text",
         "_reading",
         "events",
+        "has_listeners",
         "profiles",
     )
 
@@ -62,7 +61,8 @@ class Transaction:
     ) -> None:
         self._database = database
         self._clock = clock
-        self._has_listeners = has_listeners
+        # Whether events are delivered to anyone.
+        self.has_listeners = has_listeners
         self._reading: ClockReading | None = None
         self._now_text: str | None = None
         self.profiles = profiles
@@ -171,43 +171,35 @@ class Transaction:
 
     # ------------------------------------------------------------------ events
 
-    def emit(
-        self,
-        kind: EventKind,
-        entry: Entry,
-        *,
-        http_status: int | UnsetType | None = UNSET,
-        code: str | UnsetType | None = UNSET,
-        delay_seconds: float | None = None,
-        detail: str | None = None,
-    ) -> None:
-        """Deliver an event about an entry after the commit.
+    def emit(self, kind: EventKind, entry: Entry, **facts: Unpack[EventFacts]) -> None:
+        """Deliver an event about an entry after the commit."""
+        if self.has_listeners:
+            self.events.append(self.event(kind, entry, **facts))
+
+    def event(self, kind: EventKind, entry: Entry, **facts: Unpack[EventFacts]) -> Event:
+        """Return an event about an entry as it is now.
 
         ``http_status`` and ``code`` are those of its last error, unless the response is given.
         """
-        if self._has_listeners:
-            self.events.append(
-                event_about(
-                    kind,
-                    entry,
-                    self.now,
-                    age_seconds=self.age_seconds(entry),
-                    http_status=http_status,
-                    code=code,
-                    cause=self.cause_of(entry) if kind is EventKind.FAILED else None,
-                    delay_seconds=delay_seconds,
-                    detail=detail,
-                )
-            )
-
-    @property
-    def has_listeners(self) -> bool:
-        """Whether events are delivered to anyone."""
-        return self._has_listeners
-
-    def age_seconds(self, entry: Entry) -> float:
-        """Return how long ago an entry was queued, as far as is certain."""
-        return max(0, self.ms - entry.enqueued_ms) / 1000
+        facts.setdefault("http_status", entry.last_error_code)
+        facts.setdefault("code", entry.last_code)
+        return Event(
+            kind=kind,
+            at=self.now,
+            user_id=entry.user_id,
+            entry_id=entry.id,
+            entity_type=entry.entity_type,
+            operation=entry.operation,
+            local_id=entry.local_id,
+            server_id=entry.server_id,
+            status=entry.status,
+            reason=entry.reason,
+            attempt=entry.attempt_count,
+            endpoint=entry.endpoint,
+            cause=self.cause_of(entry) if kind is EventKind.FAILED else None,
+            age_seconds=max(0, self.ms - entry.enqueued_ms) / 1000,
+            **facts,
+        )
 
     def cause_of(self, entry: Entry) -> str:
         """Return the class of cause of a failed entry."""
