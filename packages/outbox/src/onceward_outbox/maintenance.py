@@ -8,11 +8,11 @@ small transactions, so that each takes milliseconds.
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from time import monotonic
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -25,7 +25,7 @@ from onceward_outbox.errors import EntryInvalidError, OutboxFileError
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.resolution import Rewrite, park, settle_unclaimed
 from onceward_outbox.settings import QueueSettings
-from onceward_outbox.sql import json_text
+from onceward_outbox.sql import entry_of, json_text
 from onceward_outbox.transaction import Transaction, Write
 from onceward_outbox.validation import Request
 from onceward_protocol.ids import new_uuid4
@@ -46,7 +46,6 @@ _PRUNE_INTERVAL_SECONDS: Final = 3600.0
 _MAX_TRANSIT: Final = timedelta(minutes=10)
 """A request may reach the server this long after it was claimed."""
 
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _WARN_EVERY_MS: Final = 86_400_000
 _PAGE: Final = 200
 _MIGRATION_BATCH: Final = 200
@@ -89,7 +88,18 @@ class Maintenance(Entries):
         if update is None:
             return False
         with self._write("learn_server_time") as tx:
-            return _learn_server_time(tx, server_now)
+            update = update_from_server(tx.clock, server_now)
+            if update is None:
+                return False
+            if update.missed_ms:
+                for name in ("shift_since", "shift_settled", "shift_maybe"):
+                    tx.rows(name, by_ms=update.missed_ms, since_ms=update.since_ms)
+                tx.rows("shift_leases", by_ms=update.missed_ms)
+            if update.gap_unknown:
+                server_ms = update.row.server_ms
+                tx.rows("age_maybe", ms=tx.ms, server_ms=server_ms, since_ms=update.since_ms)
+            tx.set_clock(update.row)
+            return update.missed_ms > 0
 
     def key_expired(self, entry: Entry) -> bool:
         """Return whether an entry may have happened, and its key no longer protects it.
@@ -218,7 +228,7 @@ def _key_expired(tx: Transaction, entry: Entry, maybe_since_ms: int | None) -> b
     if maybe_since_ms is None:  # a person has checked, and wants it to be sent
         return False
     lifetime = _certain_lifetime(tx, entry)
-    return lifetime is not None and tx.ms - maybe_since_ms >= lifetime // _MILLISECOND
+    return lifetime is not None and maybe_since_ms <= tx.ago(lifetime)
 
 
 def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
@@ -232,14 +242,15 @@ def _expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> lis
 
     Entries that may have happened are kept as long as the server certainly knows their keys.
     """
-    limit = tx.ms - settings.stale_after // _MILLISECOND
+    limit = tx.ago(settings.stale_after)
+    warned = tx.ago(settings.stale_after - settings.warn_before)
     expired: list[Entry] = []
     after = 0
     while True:
         page = tx.rows("pending_by_age", user_id=user_id, after=after, limit=_PAGE)
         for rowid, entry_id, enqueued_ms, outcome_unknown, maybe_since_ms in page:
             if enqueued_ms >= limit:
-                if enqueued_ms < limit + settings.warn_before // _MILLISECOND:
+                if enqueued_ms < warned:
                     _warn_of_expiry(tx, user_id, settings)
                 return expired
             after = rowid
@@ -256,21 +267,16 @@ def _expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> lis
 def _expires_soon(tx: Transaction, user_id: str, settings: QueueSettings) -> bool:
     """Return whether the user's oldest pending entry expires soon."""
     found = tx.rows("oldest_unsent", user_id=user_id)[0][0]
-    span = settings.stale_after - settings.warn_before
-    return found is not None and found < tx.ms - span // _MILLISECOND
+    return found is not None and found < tx.ago(settings.stale_after - settings.warn_before)
 
 
 def _warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> None:
     """Emit ``expiring`` if entries pass the cap soon; once a day, and only if it is listened to."""
     if not tx.has_listeners:
         return
-    expired_before = tx.ms - settings.stale_after // _MILLISECOND
-    found = tx.rows(
-        "expiring",
-        user_id=user_id,
-        since=expired_before,
-        before=expired_before + settings.warn_before // _MILLISECOND,
-    )
+    expired_before = tx.ago(settings.stale_after)
+    soon = tx.ago(settings.stale_after - settings.warn_before)
+    found = tx.rows("expiring", user_id=user_id, since=expired_before, before=soon)
     if not found or not tx.rows("warn", user_id=user_id, ms=tx.ms, before=tx.ms - _WARN_EVERY_MS):
         return
     oldest = min(row[2] for row in found)
@@ -285,22 +291,6 @@ def _warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> N
             counts={entity_type: count for entity_type, count, _ in found},
         )
     )
-
-
-def _learn_server_time(tx: Transaction, server_now: datetime) -> bool:
-    """Store the server's time and fill the gap before it; returns whether there was one."""
-    update = update_from_server(tx.clock, server_now)
-    if update is None:
-        return False
-    if update.missed_ms:
-        tx.rows("shift_since", by_ms=update.missed_ms, since_ms=update.since_ms)
-        tx.rows("shift_settled", by_ms=update.missed_ms, since_ms=update.since_ms)
-        tx.rows("shift_maybe", by_ms=update.missed_ms, since_ms=update.since_ms)
-        tx.rows("shift_leases", by_ms=update.missed_ms)
-    if update.gap_unknown:
-        tx.rows("age_maybe", ms=tx.ms, server_ms=update.row.server_ms, since_ms=update.since_ms)
-    tx.set_clock(update.row)
-    return update.missed_ms > 0
 
 
 # -- payloads of earlier versions of the app ------------------------------------------------------
@@ -384,135 +374,100 @@ def _may_prune(tx: Transaction, settings: QueueSettings, user_id: str) -> bool:
     """Return whether there is something to announce, or the oldest of something can be removed."""
     for status in _SETTLED:
         oldest = tx.rows("oldest_settled", user_id=user_id, status=status.value)[0][0]
-        if oldest is not None and oldest <= _before(tx, _kept_for(settings, status)):
+        if oldest is not None and oldest <= tx.ago(_kept_for(settings, status)):
             return True
     if settings.keep_failed is not None and tx.rows(
-        "has_stuck", user_id=user_id, **_stuck_times(tx, settings)
+        "has_stuck",
+        user_id=user_id,
+        stuck_notice=tx.ago(settings.keep_failed - settings.prune_notice),
+        stuck_before=tx.ago(settings.keep_failed),
+        noticed_before=tx.ago(settings.prune_notice),
     ):
         return True
     if tx.rows("has_mappings", user_id=user_id, **_mapping_times(tx, settings)):
         return True
-    before = _before(tx, settings.keep_versions)
+    before = tx.ago(settings.keep_versions)
     return bool(tx.rows("has_versions", user_id=user_id, seen_before=before))
-
-
-# -- settled entries -------------------------------------------------------------------------------
 
 
 def _prune_settled(write: Write, settings: QueueSettings, limit: int | None) -> int:
     removed = 0
     for status in _SETTLED:
-        after, has_more = 0, True
+        position, has_more = 0, True
         while has_more and (limit is None or removed < limit):
             size = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed)
             with write("prune") as tx:
-                before = _before(tx, _kept_for(settings, status))
+                before = tx.ago(_kept_for(settings, status))
                 page = tx.rows(
                     "prunable",
                     status=status.value,
-                    after=after,
+                    after=position,
                     settled_before=before,
                     limit=size,
                 )
-                _remove(
-                    tx,
-                    [
-                        _Removed(entry_id, user_id, number, _referred(names))
-                        for _, entry_id, user_id, number, *names in page
-                    ],
-                )
+                _remove(tx, [entry_of(row[1:]) for row in page])
                 if page:
                     tx.rows("forget_bodies", before=before)
             removed += len(page)
             has_more = len(page) == size
-            after = page[-1][0] if page else after
+            position = page[-1][0] if page else position
     return removed
-
-
-class _Removed(NamedTuple):
-    """An entry that is removed, and the local ids in it."""
-
-    id: str
-    user_id: str
-    sequence_number: int
-    names: set[str]
-
-
-def _remove(tx: Transaction, entries: Iterable[_Removed]) -> None:
-    """Delete entries, and emit how many of each user."""
-    counts: Counter[str] = Counter()
-    for entry in entries:
-        counts[entry.user_id] += 1
-        tx.rows("raise_floor", user_id=entry.user_id, sequence_number=entry.sequence_number)
-        tx.rows("forget_awaited", id=entry.id)
-        tx.rows("remove", id=entry.id)
-        if entry.names:
-            local_ids = _json(entry.names)
-            tx.rows("use_mappings", user_id=entry.user_id, ms=tx.ms, local_ids=local_ids)
-    for user_id, count in counts.items():
-        tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, user_id=user_id, count=count))
 
 
 def _kept_for(settings: QueueSettings, status: Status) -> timedelta:
     return settings.keep_succeeded if status is Status.SUCCEEDED else settings.keep_settled
 
 
-# -- failed entries and conflicts ------------------------------------------------------------------
-
-
 def _prune_stuck(write: Write, settings: QueueSettings, user_id: str, limit: int | None) -> int:
+    """Announce and remove failed entries and conflicts; returns how many were removed."""
     if settings.keep_failed is None:
         return 0
-    _repeat(write, _note_stuck, settings, user_id)
     _repeat(write, _announce_stuck, settings, user_id)
     removed, has_more = 0, True
     while has_more and (limit is None or removed < limit):
-        size = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed)
         with write("prune") as tx:
-            times = _stuck_times(tx, settings)
-            del times["stuck_notice"]
             # Those that others depend on follow in the next round.
-            page = tx.entries("prunable_stuck", user_id=user_id, limit=size, **times)
+            page = tx.entries(
+                "prunable_stuck",
+                user_id=user_id,
+                limit=PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed),
+                stuck_before=tx.ago(settings.keep_failed),
+                noticed_before=tx.ago(settings.prune_notice),
+            )
             for entry in page:
                 settle_unclaimed(tx, entry, Status.DISCARDED, Reason.STALE, None)
-            _remove(tx, [_removed(entry) for entry in page])
+            _remove(tx, page)
         removed += len(page)
         has_more = bool(page)
     return removed
 
 
-def _removed(entry: Entry) -> _Removed:
-    names = _names_in(entry.local_id, entry.local_refs, entry.lane, entry.left_lane)
-    return _Removed(entry.id, entry.user_id, entry.sequence_number, names)
-
-
-def _note_stuck(tx: Transaction, _: QueueSettings, user_id: str) -> int:
-    return len(tx.rows("note_stuck", user_id=user_id, ms=tx.ms, limit=PRUNE_BATCH))
-
-
 def _announce_stuck(tx: Transaction, settings: QueueSettings, user_id: str) -> int:
+    assert settings.keep_failed is not None  # noqa: S101 - checked by the caller
+    noted = tx.rows("note_stuck", user_id=user_id, ms=tx.ms, limit=PRUNE_BATCH)
     found = tx.entries(
         "announce_stuck",
         user_id=user_id,
         ms=tx.ms,
-        stuck_before=_stuck_times(tx, settings)["stuck_notice"],
+        stuck_before=tx.ago(settings.keep_failed - settings.prune_notice),
         limit=PRUNE_BATCH,
     )
     for entry in found:
         tx.emit(EventKind.PRUNING, entry, delay_seconds=settings.prune_notice.total_seconds())
-    return len(found)
+    return len(noted) + len(found)
 
 
-def _stuck_times(tx: Transaction, settings: QueueSettings) -> dict[str, int]:
-    assert settings.keep_failed is not None  # noqa: S101 - checked by the callers
-    return {
-        "stuck_notice": _before(tx, settings.keep_failed - settings.prune_notice),
-        "stuck_before": _before(tx, settings.keep_failed),
-        "noticed_before": _before(tx, settings.prune_notice),
-    }
-
-
-# -- mappings and versions -------------------------------------------------------------------------
+def _remove(tx: Transaction, entries: Sequence[Entry]) -> None:
+    """Delete entries, and emit how many of each user."""
+    for entry in entries:
+        tx.rows("raise_floor", user_id=entry.user_id, sequence_number=entry.sequence_number)
+        tx.rows("forget_awaited", id=entry.id)
+        tx.rows("remove", id=entry.id)
+        names = _names_in(entry.local_id, entry.local_refs, entry.lane, entry.left_lane)
+        if names:
+            tx.rows("use_mappings", user_id=entry.user_id, ms=tx.ms, local_ids=_json(names))
+    for user_id, count in Counter(entry.user_id for entry in entries).items():
+        tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, user_id=user_id, count=count))
 
 
 def _prune_mappings(tx: Transaction, settings: QueueSettings, user_id: str) -> int:
@@ -522,7 +477,9 @@ def _prune_mappings(tx: Transaction, settings: QueueSettings, user_id: str) -> i
     found = tx.rows("old_mappings", user_id=user_id, limit=PRUNE_BATCH, **times)
     if not found:
         return noted
-    used = {name for row in tx.rows("referring", user_id=user_id) for name in _referred(row)}
+    used: set[str] = set()
+    for local_id, refs, *lanes in tx.rows("referring", user_id=user_id):
+        used |= _names_in(local_id, _strings(refs) if refs else (), *lanes)
     changes: dict[str, list[str]] = {
         "use_mappings": [name for name, _ in found if name in used],
         "announce_mappings": [name for name, known in found if not known and name not in used],
@@ -548,36 +505,25 @@ def _prune_mappings(tx: Transaction, settings: QueueSettings, user_id: str) -> i
 
 def _mapping_times(tx: Transaction, settings: QueueSettings) -> dict[str, int]:
     return {
-        "used_notice": _before(tx, settings.keep_mappings - settings.prune_notice),
-        "used_before": _before(tx, settings.keep_mappings),
-        "noticed_before": _before(tx, settings.prune_notice),
+        "used_notice": tx.ago(settings.keep_mappings - settings.prune_notice),
+        "used_before": tx.ago(settings.keep_mappings),
+        "noticed_before": tx.ago(settings.prune_notice),
     }
 
 
-def _referred(row: Any) -> set[str]:
-    local_id, local_refs, lane, left_lane = row
-    return _names_in(local_id, _strings(local_refs) if local_refs else (), lane, left_lane)
-
-
-def _names_in(
-    local_id: str | None, local_refs: Iterable[str], lane: str | None, left_lane: str | None
-) -> set[str]:
+def _names_in(local_id: str | None, local_refs: Iterable[str], *lanes: str | None) -> set[str]:
     """Return the local ids that an entry refers to; its lane may be named after one."""
     names = {*local_refs}
     if local_id is not None:
         names.add(local_id)
-    for one in (lane, left_lane):
-        if one is not None:
-            names.update(part for part in one.split("/") if is_local_id(part))
+    for lane in lanes:
+        names.update(part for part in (lane or "").split("/") if is_local_id(part))
     return names
 
 
 def _prune_versions(tx: Transaction, settings: QueueSettings, user_id: str) -> int:
-    before = _before(tx, settings.keep_versions)
+    before = tx.ago(settings.keep_versions)
     return len(tx.rows("prune_versions", user_id=user_id, seen_before=before, limit=PRUNE_BATCH))
-
-
-# -- helpers ---------------------------------------------------------------------------------------
 
 
 def _repeat(
@@ -591,10 +537,6 @@ def _repeat(
     while changed:
         with write("prune") as tx:
             changed = step(tx, settings, user_id) > 0
-
-
-def _before(tx: Transaction, span: timedelta) -> int:
-    return tx.ms - span // _MILLISECOND
 
 
 def _json(names: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from threading import RLock, get_ident
 from typing import Any, Final, Unpack
 
@@ -35,6 +35,7 @@ from onceward_protocol.fault_points import SyncFaultPoints
 
 __all__ = ["Transaction", "Transactions", "Write"]
 
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _CLOSED: Final = "the outbox is closed"
 
 
@@ -143,6 +144,10 @@ class Transaction:
     def ms(self) -> int:
         """Elapsed time of this file in ms. Decisions use it, not the wall clock (see ``now``)."""
         return self.clock.ms
+
+    def ago(self, span: timedelta) -> int:
+        """Return what ``ms`` was this long ago."""
+        return self.ms - span // _MILLISECOND
 
     def server_now(self) -> datetime:
         """Return the server's time as far as it is known."""
