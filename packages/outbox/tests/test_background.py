@@ -415,6 +415,15 @@ def test_open_adds_the_users_and_an_invalid_url_creates_no_file(
     assert not (tmp_path / "no.db").exists()
 
 
+def test_open_refuses_a_misspelt_option(tmp_path: Path) -> None:
+    misspelt: dict[str, Any] = {"pass_phrase": KEY}
+    with pytest.raises(TypeError, match="pass_phrase"):
+        OutboxQueue.open(tmp_path / "o.db", **misspelt)
+    with pytest.raises(TypeError, match="pass_phrase"):
+        Outbox.open(tmp_path / "o.db", server="http://127.0.0.1:9", **misspelt)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_open_passes_the_queues_options_on(tmp_path: Path) -> None:
     path = tmp_path / "outbox.db"
     with Outbox.open(path, server="http://127.0.0.1:9", users=["ada"], passphrase=KEY) as outbox:

@@ -35,7 +35,7 @@ from onceward_outbox.entry import (
 )
 from onceward_outbox.events import AsyncEventStream, Event, EventKind, EventStream, Listener
 from onceward_outbox.maintenance import PayloadMigration
-from onceward_outbox.outbox import AsyncOutbox, Outbox, OutboxOptions
+from onceward_outbox.outbox import AsyncOutbox, OpenOptions, Outbox, OutboxOptions
 from onceward_outbox.profile import (
     ChainAction,
     Drop,
@@ -46,7 +46,7 @@ from onceward_outbox.profile import (
     Send,
     TimestampsInBody,
 )
-from onceward_outbox.queue import OutboxQueue, Stats
+from onceward_outbox.queue import OutboxQueue, QueueOptions, Stats
 from onceward_outbox.resolution import Rewrite
 from onceward_outbox.sender import AtSend, Token
 from onceward_outbox.settings import QueueSettings
@@ -79,6 +79,7 @@ __all__ = [
     "Merge",
     "NewEntry",
     "NoResponse",
+    "OpenOptions",
     "Operation",
     "OperationName",
     "Outbox",
@@ -87,6 +88,7 @@ __all__ = [
     "Park",
     "PayloadMigration",
     "Profile",
+    "QueueOptions",
     "QueueSettings",
     "Reason",
     "ReasonName",

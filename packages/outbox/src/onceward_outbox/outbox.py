@@ -30,26 +30,23 @@ from onceward_outbox.entries import Entries
 from onceward_outbox.entry import Entry, Resolution, ResolutionName
 from onceward_outbox.errors import UsageError
 from onceward_outbox.events import AsyncEventStream, Listener
-from onceward_outbox.maintenance import PayloadMigration
 from onceward_outbox.outage import Outages
 from onceward_outbox.outcome_wait import wait_for_outcome_async
-from onceward_outbox.profile import Profile
-from onceward_outbox.queue import OutboxQueue
+from onceward_outbox.queue import OutboxQueue, QueueOptions
 from onceward_outbox.round_trips import RoundTrips
 from onceward_outbox.sender import AtSend, Token
-from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transport import HttpTransport, Transport
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.retry import DEVICE, RetryPolicy
 
-__all__ = ["AsyncOutbox", "Outbox", "OutboxOptions"]
+__all__ = ["AsyncOutbox", "OpenOptions", "Outbox", "OutboxOptions"]
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
 
 
 class OutboxOptions(TypedDict, total=False):
-    """Options of ``Outbox`` that ``Outbox.open`` passes on."""
+    """Options of ``Outbox``."""
 
     # The app's own conflict strategy, for entries with the strategy ``merge``.
     merge: Merge | None
@@ -61,6 +58,10 @@ class OutboxOptions(TypedDict, total=False):
     idle_seconds: float
     # Delays after the server was not reachable.
     back_off: RetryPolicy
+
+
+class OpenOptions(OutboxOptions, QueueOptions, total=False):
+    """Options of ``Outbox.open``: those of the outbox and of its queue."""
 
 
 class Outbox(Entries):
@@ -109,39 +110,26 @@ class Outbox(Entries):
         server: str,
         token: Token = None,
         users: Iterable[str] = (),
-        passphrase: str | bytes | None = None,
-        allow_weak_passphrase: bool = False,
-        listeners: Iterable[Listener] = (),
-        settings: QueueSettings | None = None,
-        payloads: PayloadMigration | None = None,
-        profiles: Iterable[Profile] = (),
         tls: ssl.SSLContext | None = None,
         allow_http: bool = False,
-        **options: Unpack[OutboxOptions],
+        **options: Unpack[OpenOptions],
     ) -> Self:
         """Open or create the file, for one server.
 
         ``token`` is a text, or a function that returns the current token of a user, None if they
-        are not signed in. ``users`` are added to the queue.
-        ``passphrase``, ``allow_weak_passphrase``, ``settings``, ``payloads`` and ``profiles`` are
-        those of ``OutboxQueue.open``, ``tls`` and ``allow_http`` are those of ``HttpTransport``,
-        and ``options`` are those of the class itself.
+        are not signed in. ``users`` are added to the queue. ``tls`` and ``allow_http`` are those of
+        ``HttpTransport``, and ``options`` are those of the class itself and of its queue.
         """
+        of_queue: dict[str, Any] = dict(options)
+        names = OutboxOptions.__annotations__.keys() & of_queue.keys()
+        own = {name: of_queue.pop(name) for name in names}
         transport = HttpTransport(server, tls=tls, allow_http=allow_http)
         try:
-            queue = OutboxQueue.open(
-                path,
-                passphrase=passphrase,
-                allow_weak_passphrase=allow_weak_passphrase,
-                listeners=listeners,
-                settings=settings,
-                payloads=payloads,
-                profiles=profiles,
-            )
+            queue = OutboxQueue.open(path, **of_queue)
         except BaseException:
             transport.close()
             raise
-        outbox = cls(queue, transport, token, **options)
+        outbox = cls(queue, transport, token, **own)
         try:
             for user_id in users:
                 queue.add_user(user_id)

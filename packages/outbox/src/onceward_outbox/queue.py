@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from random import random
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypedDict, Unpack
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -48,7 +48,40 @@ from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
 from onceward_protocol.retry import QUEUE, RetryPolicy
 
-__all__ = ["OutboxQueue", "Stats"]
+__all__ = ["OutboxQueue", "QueueOptions", "Stats"]
+
+
+class QueueOptions(TypedDict, total=False):
+    """Options of ``OutboxQueue.open``."""
+
+    # Text is stretched into a key as SQLCipher 4 does (a few tenths of a second); 32 bytes are the
+    # key itself, for apps that keep one in the system's key store. Without one the file is plain.
+    passphrase: str | bytes | None
+    # Accept a passphrase for a new file that has fewer than 12 characters or the form of a raw key
+    # (``x'…'`` or ``raw:…``). An existing file with a weak one opens, and a warning is logged.
+    allow_weak_passphrase: bool
+    # Limits and times.
+    settings: QueueSettings | None
+    # The device's clocks.
+    clock: Clock | None
+    # Functions that are called with every event.
+    listeners: Iterable[Listener]
+    # Rewrites entries that an earlier version of the app has queued.
+    payloads: PayloadMigration | None
+    # Looked up before installed ones; see ``Profile``.
+    profiles: Iterable[Profile]
+    # Where tests interrupt an operation.
+    fault_points: SyncFaultPoints | None
+    # Random numbers from 0 to 1, for the jitter of delays.
+    chance: Callable[[], float]
+    # Plain files use the standard library's ``sqlite3``, encrypted ones ``apsw``; ``"apsw"`` is for
+    # both. Two copies of SQLite in one process must never have the same file open, so an app that
+    # opens the file itself uses the same driver.
+    driver: Driver
+    # The name of a VFS of ``apsw``.
+    vfs: str | None
+    # False: a file that does not exist, or has no outbox in it, is refused.
+    create: bool
 
 
 class OutboxQueue(Maintenance):
@@ -75,62 +108,42 @@ class OutboxQueue(Maintenance):
         self._worker = worker
 
     @classmethod
-    def open(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        passphrase: str | bytes | None = None,
-        allow_weak_passphrase: bool = False,
-        settings: QueueSettings | None = None,
-        clock: Clock | None = None,
-        listeners: Iterable[Listener] = (),
-        payloads: PayloadMigration | None = None,
-        profiles: Iterable[Profile] = (),
-        fault_points: SyncFaultPoints | None = None,
-        chance: Callable[[], float] = random,
-        driver: Driver = "auto",
-        vfs: str | None = None,
-        create: bool = True,
-    ) -> Self:
+    def open(cls, path: str | os.PathLike[str], **options: Unpack[QueueOptions]) -> Self:
         """Open or create the file, and bring its schema up to date.
 
-        With ``create=False`` a file that does not exist, or has no outbox in it, is refused.
-
-        ``passphrase``: text is stretched into a key as SQLCipher 4 does (a few tenths of a second);
-        32 bytes are the key itself, for apps that keep one in the system's key store. Without one
-        the file is plain. A new file needs a passphrase of at least 12 characters, not in the form
-        of a raw key (``x'…'`` or ``raw:…``), unless ``allow_weak_passphrase``: otherwise
-        ``ConfigurationError``. An existing file with a weak one opens, and a warning is logged.
-
-        ``driver``: plain files use the standard library's ``sqlite3``, encrypted ones ``apsw``;
-        ``"apsw"`` uses it for both. Two copies of SQLite in one process must never have the same
-        file open, so an app that opens the file itself uses the same driver.
-
-        ``profiles`` are looked up before installed ones; see ``Profile``.
-
         Raises ``WrongPassphraseError``, ``NewerFileError``, ``FileDamagedError``,
-        ``FileReadOnlyError``, ``DiskFullError`` or ``FileBusyError``, and leaves the file as it is.
+        ``FileReadOnlyError``, ``DiskFullError`` or ``FileBusyError``, and leaves the file as it is;
+        ``ConfigurationError`` for a weak passphrase of a new file.
         """
-        chosen = settings or QueueSettings()
+        unknown = options.keys() - QueueOptions.__annotations__.keys()
+        if unknown:
+            raise TypeError(f"OutboxQueue.open has no option {', '.join(sorted(unknown))}")
+        settings = options.get("settings") or QueueSettings()
+        passphrase, payloads = options.get("passphrase"), options.get("payloads")
         database = open_database(
             Path(path),
             passphrase=passphrase,
-            driver=driver,
-            vfs=vfs,
-            busy_seconds=chosen.busy_seconds,
-            create=create,
-            allow_weak_passphrase=allow_weak_passphrase,
+            driver=options.get("driver", "auto"),
+            vfs=options.get("vfs"),
+            busy_seconds=settings.busy_seconds,
+            create=options.get("create", True),
+            allow_weak_passphrase=options.get("allow_weak_passphrase", False),
         )
         try:
-            events, registry = Events(listeners), ProfileRegistry(profiles)
-            transactions = Transactions(
-                database, clock or SystemDeviceClock(), events, registry, fault_points
-            )
-            quota = QueueQuota(chosen.max_entries)
+            clock = options.get("clock") or SystemDeviceClock()
+            events = Events(options.get("listeners", ()))
+            profiles = ProfileRegistry(options.get("profiles", ()))
+            points = options.get("fault_points")
             queue = cls(
-                QueueFile(transactions, events, chosen, registry, quota),
+                QueueFile(
+                    Transactions(database, clock, events, profiles, points),
+                    events,
+                    settings,
+                    profiles,
+                    QueueQuota(settings.max_entries),
+                ),
                 passphrase=passphrase,
-                chance=chance,
+                chance=options.get("chance", random),
                 worker=claim_holder(),
             )
             with queue._write("save_clock"):
