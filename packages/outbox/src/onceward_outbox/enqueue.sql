@@ -1,4 +1,4 @@
--- Enqueueing. ENTRY is replaced by the columns of an entry, in the order of sql.py; IS_OPEN by the
+-- Enqueueing. ENTRY is replaced by the columns of an entry, IS_OPEN by the
 -- condition on unsettled statuses, written as in the partial index.
 
 -- name: place
