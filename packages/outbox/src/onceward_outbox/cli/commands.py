@@ -1,24 +1,23 @@
 """``onceward outbox``: the queue of a device, inspected, changed and drained."""
 
 import os
+import re
+import shlex
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event as Flag
+from threading import Lock
 from typing import Annotated, Any, Final, NamedTuple, cast
 
 import msgspec
 import typer
 from msgspec import UNSET
 
-from onceward_outbox.cli.header_command import (
-    APP_CHECK_HEADER,
-    HeaderCommands,
-    parse_header_command,
-)
 from onceward_outbox.cli.output import (
     counted,
     print_bulk,
@@ -32,7 +31,7 @@ from onceward_outbox.cli.output import (
 from onceward_outbox.conflicts import resolve_conflict
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
-from onceward_outbox.entry import NewEntry, OperationName, Reason, Resolution, Status
+from onceward_outbox.entry import Entry, NewEntry, OperationName, Reason, Resolution, Status
 from onceward_outbox.errors import EntryInvalidError
 from onceward_outbox.profile import Profile, unknown_profile
 from onceward_outbox.queue import OutboxQueue
@@ -43,7 +42,7 @@ from onceward_protocol.cli.output import CommandError, print_json, print_table
 from onceward_protocol.errors import UsageError
 from onceward_protocol.retry import DEVICE, RetryPolicy
 
-__all__ = ["outbox_app", "register"]
+__all__ = ["HeaderCommands", "outbox_app", "parse_header_command", "register"]
 
 _BAD_INPUT: Final = 2
 _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
@@ -71,6 +70,15 @@ _PROFILES_ADVICE: Final = (
 _NOT_SIGNED_IN: Final = (
     "the server needs a token: give --token or ONCEWARD_OUTBOX_TOKEN; nothing was lost"
 )
+_APP_CHECK_HEADER: Final = "X-Firebase-AppCheck"
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_HEADER_VALUE: Final = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]*[\x21-\x7e])?")
+# The drain makes these itself.
+_RESERVED_HEADERS: Final = frozenset(
+    {"authorization", "host", "content-length", "transfer-encoding"}
+)
+_MAX_COMMAND_SECONDS: Final = 30.0
+_UNAUTHORIZED: Final = 401
 _JSON_OR_FILE: Final = "JSON, @FILE, or - for standard input."
 
 outbox_app = typer.Typer(
@@ -323,7 +331,7 @@ def outbox_drain(  # noqa: PLR0917 - typer turns them into options
     stop = Flag()
     commands = [parse_header_command(given) for given in header_command or []]
     if app_check_command is not None:
-        commands.append((APP_CHECK_HEADER, app_check_command))
+        commands.append((_APP_CHECK_HEADER, app_check_command))
     at_send = HeaderCommands(commands) if commands else None
     with (
         _opened(context) as queue,
@@ -685,3 +693,84 @@ def _headers(given: Sequence[str]) -> dict[str, str]:
             raise UsageError("a --header should look like 'If-Match: \"7\"'")
         headers[name.strip()] = value.strip()
     return headers
+
+
+# -- headers whose values a command prints, such as an attestation ---------------------------------
+
+
+def parse_header_command(given: str) -> tuple[str, str]:
+    """Return the name and the command in ``NAME: COMMAND``."""
+    name, colon, command = given.partition(":")
+    name, command = name.strip(), command.strip()
+    if not colon or not _HEADER_NAME.fullmatch(name) or not command:
+        raise CommandError("a --header-command should look like 'X-Proof: ./proof --fresh'", 2)
+    if name.lower() in _RESERVED_HEADERS:
+        raise CommandError(f"--header-command cannot set {name}", _BAD_INPUT)
+    return name, command
+
+
+class HeaderCommands:
+    """Runs commands for the values of headers. Safe for use by several threads.
+
+    A command runs without a shell, at the first send, and again for an entry that the server has
+    refused with 401: the value may be valid for some minutes only. Its output is never shown.
+    """
+
+    def __init__(
+        self, commands: Iterable[tuple[str, str]], *, max_seconds: float = _MAX_COMMAND_SECONDS
+    ) -> None:
+        """Raise ``CommandError`` for a command that cannot be parsed."""
+        self._commands = {name: _split(name, command) for name, command in commands}
+        self._max_seconds = max_seconds
+        self._values: dict[str, str] | None = None
+        # The attempt of each entry for which the values were made.
+        self._made_for: dict[str, int] = {}
+        self._lock = Lock()
+
+    def __call__(self, entry: Entry) -> Mapping[str, str]:
+        """Return the headers for a send of this entry."""
+        with self._lock:
+            was_refused = entry.last_error_code == _UNAUTHORIZED and (
+                self._made_for.get(entry.id) != entry.claim_number
+            )
+            if self._values is None or was_refused:
+                self._values = {
+                    name: self._output_of(name, words) for name, words in self._commands.items()
+                }
+                self._made_for[entry.id] = entry.claim_number
+            return self._values
+
+    def _output_of(self, name: str, words: list[str]) -> str:
+        try:
+            done = subprocess.run(  # noqa: S603 - the user's own command
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                timeout=self._max_seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CommandError(
+                f"the command for {name} has not ended after {self._max_seconds:g} s"
+            ) from None
+        except OSError as error:
+            raise CommandError(
+                f"the command for {name} cannot be run: {words[0]}: {error.strerror}"
+            ) from None
+        if done.returncode != 0:
+            raise CommandError(f"the command for {name} ended with {done.returncode}")
+        value = done.stdout.decode("ascii", "replace").strip()
+        if not _HEADER_VALUE.fullmatch(value):
+            # Not shown: it was meant to be a secret.
+            raise CommandError(f"the command for {name} should print one line of ASCII text")
+        return value
+
+
+def _split(name: str, command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise CommandError(f"the command for {name} cannot be parsed: {error}", 2) from None
+    if not words:
+        raise CommandError(f"the command for {name} is empty", _BAD_INPUT)
+    return words
