@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward_outbox import claims
 from onceward_outbox.clock import update_from_server
 from onceward_outbox.database import check_new_passphrase, rekey
 from onceward_outbox.entries import Entries, QueueFile
@@ -31,7 +30,14 @@ from onceward_outbox.validation import Request
 from onceward_protocol.ids import new_uuid4
 from onceward_protocol.local_ids import is_local_id
 
-__all__ = ["KEY_EXPIRED", "PRUNE_BATCH", "Maintenance", "PayloadMigration", "migrate_payloads"]
+__all__ = [
+    "KEY_EXPIRED",
+    "PRUNE_BATCH",
+    "Maintenance",
+    "PayloadMigration",
+    "expire_stale",
+    "migrate_payloads",
+]
 
 KEY_EXPIRED: Final = (
     "it was sent, no response came, and the server no longer knows its key: look whether it "
@@ -134,19 +140,7 @@ class Maintenance(Entries):
         certainly knows their keys.
         """
         with self._write("expire_stale") as tx:
-            return _expire_stale(tx, user_id, self.settings)
-
-    def watchdog(self) -> list[Entry]:
-        """Return entries to ``pending`` whose process has ended, or whose lease has expired.
-
-        On Linux a process of this device that has ended is recognized at once. Elsewhere, and where
-        that is not certain, a claim ends with its lease.
-
-        They keep their key, their outcome is unknown and no attempt is counted. Claims that are
-        renewed are not touched.
-        """
-        with self._write("watchdog") as tx:
-            return claims.return_expired_claims(tx)
+            return expire_stale(tx, user_id, self.settings)
 
     # ------------------------------------------------------------------ removal
 
@@ -237,7 +231,7 @@ def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
     return None if profile is None else profile.key_lifetime - _MAX_TRANSIT
 
 
-def _expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> list[Entry]:
+def expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> list[Entry]:
     """Expire what has been pending for longer than the cap, and warn of what soon will be.
 
     Entries that may have happened are kept as long as the server certainly knows their keys.

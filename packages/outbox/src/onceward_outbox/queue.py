@@ -289,6 +289,18 @@ class OutboxQueue(Maintenance):
                 held_paths=held_paths,
             )
 
+    def watchdog(self) -> list[Entry]:
+        """Return entries to ``pending`` whose process has ended, or whose lease has expired.
+
+        On Linux a process of this device that has ended is recognized at once. Elsewhere, and where
+        that is not certain, a claim ends with its lease.
+
+        They keep their key, their outcome is unknown and no attempt is counted. Claims that are
+        renewed are not touched.
+        """
+        with self._write("watchdog") as tx:
+            return claims.return_expired_claims(tx)
+
     def lease_seconds_left(self, user_id: str) -> tuple[float, float] | None:
         """Return for how long a user's claims hold unless they are renewed: shortest and longest.
 

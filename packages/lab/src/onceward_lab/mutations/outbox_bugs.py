@@ -272,7 +272,7 @@ def age_by_the_wall_clock() -> list[Replacement]:
                 old.append(settle_unclaimed(work, entry, Status.EXPIRED, Reason.STALE, None))
         return old
 
-    return [(MAINTENANCE, "_expire_stale", expire_stale)]
+    return [(MAINTENANCE, "expire_stale", expire_stale)]
 
 
 @bug
