@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward_outbox.entry import Attempt, ConflictResolution, Entry, Reason, Status, Transition
+from onceward_outbox.entry import Attempt, ConflictResolution, Entry, Reason, Status
 from onceward_outbox.errors import ConfigurationError
 from onceward_protocol.operation import Operation
 from onceward_protocol.storage.sql_files import read_queries
@@ -143,15 +143,4 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 def attempt_of(row: Sequence[Any]) -> Attempt:
     """Return a row of ``attempts``."""
-    entry_id, number, started_at, ended_at, outcome, status, code, request_id, error = row
-    return Attempt(
-        entry_id=entry_id,
-        number=number,
-        started_at=datetime.fromisoformat(started_at),
-        ended_at=datetime.fromisoformat(ended_at),
-        outcome=Transition(outcome),
-        status=status,
-        code=code,
-        request_id=request_id,
-        error=error,
-    )
+    return msgspec.convert(dict(zip(Attempt.__struct_fields__, row, strict=True)), Attempt)
