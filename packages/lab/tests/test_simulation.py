@@ -35,10 +35,11 @@ from onceward_lab.simulation.runner import (
 from onceward_lab.simulation.scenario import focus_points, run_seed
 from onceward_lab.simulation.shrinking import shrink
 from onceward_lab.simulation.templates import Templates
-from onceward_outbox import OutboxQueue, claims
+from onceward_outbox import OutboxQueue, completion
+from onceward_outbox.backoff import Backoff
 from onceward_outbox.entry import NewEntry, Reason
-from onceward_outbox.sender import Sender
 from onceward_outbox.transport import Request, Response
+from packages.outbox.tests.outcomes import record_conflict, retry_later
 
 SEEDS = int(os.environ.get("ONCEWARD_SIMULATION_SEEDS", "400"))
 MAX_SEED = 10_000
@@ -202,7 +203,7 @@ def test_a_planted_bug_is_found(bug: str, first: int, templates: Templates) -> N
 
 
 def _takes_too_few_arguments() -> list[Replacement]:
-    return [(Sender, "_retry_after", lambda _self: None)]
+    return [(Backoff, "retry_after", lambda _self: None)]
 
 
 def _uses_a_missing_attribute() -> list[Replacement]:
@@ -222,18 +223,18 @@ def _suppresses_its_error() -> list[Replacement]:
         with suppress(AttributeError):
             self.missing()
 
-    return [(Sender, "_retry_after", retry_after)]
+    return [(Backoff, "retry_after", retry_after)]
 
 
 def _uses_a_missing_table() -> list[Replacement]:
     def watchdog(work: Any) -> Any:
         work._database.rows("UPDATE missing SET lease_ms = 0")
 
-    return [(claims, "return_expired_claims", watchdog)]
+    return [(completion, "return_expired_claims", watchdog)]
 
 
 def _replaces_a_missing_attribute() -> list[Replacement]:
-    return [(Sender, "missing", None)]
+    return [(Backoff, "missing", None)]
 
 
 @pytest.mark.parametrize(
@@ -295,7 +296,7 @@ def test_conflict_is_noted_if_its_process_was_killed_before_reporting_it(tmp_pat
         read = Response(200, {}, b'{"id": 7, "version": 3}')
         request = Request("GET", "/notes/7", {}, None)
         observer.on_result(request, "a", read, "u", 1.0, reads_base=False)
-        queue.conflict(claimed, theirs={"id": 7}, theirs_version='"3"')
+        record_conflict(queue, claimed, theirs={"id": 7}, theirs_version='"3"')
         for at in (2.0, 3.0):  # each once, however often a process starts
             observer.on_start(queue, ["u"], at)
     assert [(found.action, found.theirs) for found in observer.conflicts] == [("a", 3)]
@@ -310,7 +311,7 @@ def test_entry_that_comes_back_waits_for_a_later_one_that_may_have_happened(
         queue.park(first.id, reason=Reason.REBUILD, error="set aside")
         claimed = queue.claim("u")
         assert claimed is not None
-        queue.schedule_retry(claimed, delay_seconds=900, outcome_unknown=True)
+        retry_later(queue, claimed, delay_seconds=900, outcome_unknown=True)
         queue.retry(first.id)
         assert queue.claim("u") is None
         entries = queue.entries("u")

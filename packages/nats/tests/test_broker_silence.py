@@ -388,13 +388,16 @@ async def test_overdue_jobs_of_all_queues_are_found_oldest_first(lab):
             await lab.enqueue("any", queue=queue, resource_id=f"{queue} {number}")
     for seconds, name in ((-30, "first 0"), (-50, "second 1"), (-40, "third 0"), (-9, "first 1")):
         await lab.show_in(seconds, f"resource_id = '{name}'")
-    found = await lab.job_store.overdue(("first", "second", "third"), seconds=10, limit=2)
+    found = await lab.published_jobs.overdue(("first", "second", "third"), seconds=10, limit=2)
     names = {row["id"]: row["resource_id"] for row in await lab.rows("SELECT * FROM onceward_jobs")}
     assert [{str(key): name for key, name in names.items()}[job] for _, job in found] == [
         "second 1",
         "third 0",
     ]
-    assert len(await lab.job_store.overdue(("first", "second", "third"), seconds=10, limit=9)) == 3
+    assert (
+        len(await lab.published_jobs.overdue(("first", "second", "third"), seconds=10, limit=9))
+        == 3
+    )
 
 
 @pytest.mark.xdist_group("nats-cluster")

@@ -195,13 +195,13 @@ async def test_job_whose_row_was_locked_for_a_moment_is_leased_without_another_d
         row = {"tenant": "ada", "id": job_id}
         sql = "SELECT 1 FROM onceward.jobs WHERE tenant = :tenant AND id = :id::uuid FOR UPDATE"
         await locking.statements.fetch_all(sql, row)
-        still_to_do = store.still_to_do
+        still_to_do = engine._published.still_to_do
 
         async def unlocked(jobs: Any) -> Any:
             await locking.rollback()
             return await still_to_do(jobs)
 
-        monkeypatch.setattr(store, "still_to_do", unlocked)
+        monkeypatch.setattr(engine._published, "still_to_do", unlocked)
         await nats.send_job(effect_lab.store, job_id, times=2)
         delivery = await taken(engine)
         assert delivery.job.lease.number == 1
@@ -376,7 +376,7 @@ async def test_requeued_dead_letter_runs_at_once(lab, nats):
     job_id = await lab.enqueued("helped", resource_id="one")
     await lab.until(job_id, "dead")
     helped.set()
-    assert await lab.job_store.requeue("ada", job_id, actor="operator")
+    assert await lab.admin.requeue(job_id, tenant="ada", actor="operator")
     lab.notify()
     await lab.until(job_id, "done", seconds=5)
     assert await lab.effects() == ["one"]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from onceward.errors import StoreUnavailableError
-from onceward.jobs.job_store import JobStore
 from onceward_nats import relay as relays
 from onceward_nats.connection import Broker, Message
 from onceward_nats.relay import Relay
@@ -69,9 +68,9 @@ class RelayLab:
     async def _nothing(self) -> None:
         return
 
-    def another(self, *queues: str, table: JobStore | None = None) -> Relay:
+    def another(self, *queues: str) -> Relay:
         return Relay(
-            table or self.lab.job_store,
+            self.lab.job_store,
             queues or ("default",),
             self.broker,
             notifier=self.notifier,
@@ -132,10 +131,10 @@ async def test_message_contains_only_tenant_and_job_id(relay_lab):
 async def test_job_that_is_not_due_is_not_published(relay_lab):
     await relay_lab.lab.enqueue(delay_seconds=60)
     assert await relay_lab.publish() == (0, 0)
-    assert 55 < (await relay_lab.lab.job_store.publish_due_in(["default"]) or 0) <= 60
+    assert 55 < (await relay_lab.lab.published_jobs.publish_due_in(["default"]) or 0) <= 60
     await relay_lab.lab.show_in(-0.001)
     assert await relay_lab.publish() == (1, 1)
-    assert await relay_lab.lab.job_store.publish_due_in(["default"]) is None
+    assert await relay_lab.lab.published_jobs.publish_due_in(["default"]) is None
 
 
 async def test_relay_that_dies_before_the_mark_publishes_again_with_the_same_id(relay_lab):
@@ -173,7 +172,7 @@ async def test_requeued_job_has_a_new_message_id(relay_lab):
     await relay_lab.publish()
     job = await relay_lab.lab.claim_one()
     await relay_lab.lab.job_store.dead_letter(job, worker="test-worker", reason="error", error="no")
-    await relay_lab.lab.job_store.requeue("ada", job_id, actor="operator")
+    await relay_lab.lab.admin.requeue(job_id, tenant="ada", actor="operator")
     assert await relay_lab.publish() == (1, 1)
     assert await relay_lab.nats.messages() == 2
 
@@ -185,7 +184,7 @@ async def test_a_job_requeued_before_the_mark_is_not_marked(relay_lab):
     async def requeue() -> None:
         job = await lab.claim_one()
         await lab.job_store.dead_letter(job, worker="test-worker", reason="error", error="no")
-        await lab.job_store.requeue("ada", job_id, actor="operator")
+        await lab.admin.requeue(job_id, tenant="ada", actor="operator")
 
     relay_lab.faults.plans["relay_before_mark"] = requeue
     assert await relay_lab.publish() == (1, 1)
@@ -196,8 +195,8 @@ async def test_all_jobs_are_published_again_after_a_reset(relay_lab):
     await relay_lab.lab.enqueue(resource_id="one")
     await relay_lab.lab.enqueue(resource_id="two")
     assert await relay_lab.publish() == (2, 2)
-    assert await relay_lab.lab.job_store.reset_published() == 2
-    assert await relay_lab.lab.job_store.reset_published() == 0
+    assert await relay_lab.lab.published_jobs.reset_published() == 2
+    assert await relay_lab.lab.published_jobs.reset_published() == 0
     assert await relay_lab.publish() == (2, 2)
     assert await relay_lab.nats.messages() == 4
 
@@ -205,7 +204,7 @@ async def test_all_jobs_are_published_again_after_a_reset(relay_lab):
 async def test_queues_of_other_workers_are_not_published(relay_lab):
     await relay_lab.lab.enqueue(queue="elsewhere")
     assert await relay_lab.publish() == (0, 0)
-    assert await relay_lab.lab.job_store.publish_due_in(["default"]) is None
+    assert await relay_lab.lab.published_jobs.publish_due_in(["default"]) is None
 
 
 async def test_only_the_front_of_a_long_queue_is_published(relay_lab, monkeypatch):
@@ -255,8 +254,7 @@ async def test_relays_of_different_queues_do_not_wait_for_each_other(relay_lab):
 
 
 async def test_relay_continues_after_database_errors(relay_lab, monkeypatch, caplog):
-    table = JobStore(relay_lab.lab.store)
-    real = table.to_publish
+    real = relay_lab.lab.published_jobs.to_publish
     errors: list[Exception] = [StoreUnavailableError("gone"), RuntimeError("worse")]
 
     async def fails_twice(*args: Any, **values: Any) -> Any:
@@ -264,9 +262,10 @@ async def test_relay_continues_after_database_errors(relay_lab, monkeypatch, cap
             raise errors.pop(0)
         return await real(*args, **values)
 
-    monkeypatch.setattr(table, "to_publish", fails_twice)
+    relay = relay_lab.another()
+    monkeypatch.setattr(relay._jobs, "to_publish", fails_twice)
     await relay_lab.lab.enqueue()
-    running = asyncio.create_task(relay_lab.another(table=table).run())
+    running = asyncio.create_task(relay.run())
     try:
 
         async def is_marked() -> bool:

@@ -7,6 +7,14 @@ from typing import Any
 from uuid import uuid4
 
 from onceward_outbox import Claimed, Entry, Event, NewEntry, OutboxQueue
+from packages.outbox.tests.outcomes import (
+    expire,
+    fail,
+    record_conflict,
+    release,
+    retry_later,
+    succeed,
+)
 
 KEY = bytes(range(32))
 """A key of bytes: the file is encrypted, and opens without stretching a passphrase."""
@@ -91,7 +99,7 @@ class Lab:
 
     def send(self, user: str = "ada", **result: Any) -> Entry:
         """Claim the next entry and have it succeed."""
-        return self.queue.succeed(self.claim(user), **result)
+        return succeed(self.queue, self.claim(user), **result)
 
     def claimable(self, user: str = "ada") -> list[str]:
         """Claim all there is to claim, without ending any."""
@@ -133,11 +141,11 @@ def local() -> str:
 Answers = Mapping[str, Callable[[OutboxQueue, Claimed], Entry]]
 
 ENDINGS: Answers = {
-    "succeed": lambda queue, claimed: queue.succeed(claimed),
-    "schedule_retry": lambda queue, claimed: queue.schedule_retry(claimed),
-    "release": lambda queue, claimed: queue.release(claimed),
-    "fail": lambda queue, claimed: queue.fail(claimed),
-    "conflict": lambda queue, claimed: queue.conflict(claimed),
-    "expire": lambda queue, claimed: queue.expire(claimed),
+    "succeed": succeed,
+    "schedule_retry": retry_later,
+    "release": release,
+    "fail": fail,
+    "conflict": record_conflict,
+    "expire": expire,
 }
 """Every way in which a claim can end, by its holder's word."""

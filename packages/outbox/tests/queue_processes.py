@@ -8,6 +8,7 @@ from typing import Any
 
 from onceward_outbox import OutboxQueue, QueueSettings, Status, database
 from onceward_testing.fork_server import ForkServer
+from packages.outbox.tests.outcomes import succeed
 from packages.outbox.tests.queue_harness import KEY, new
 
 ROOT = Path(__file__).parents[3]
@@ -70,7 +71,7 @@ def work(path: str, log: str, pause: float = 0.0, **options: Any) -> None:
             note(log, f"take {claimed.entry.id} {claimed.number} {time.monotonic_ns()}")
             time.sleep(pause)
             note(log, f"give {claimed.entry.id} {claimed.number} {time.monotonic_ns()}")
-            queue.succeed(claimed, server_id=claimed.entry.sequence_number)
+            succeed(queue, claimed, server_id=claimed.entry.sequence_number)
 
 
 def work_in_groups(path: str, log: str, **options: Any) -> None:
@@ -81,7 +82,7 @@ def work_in_groups(path: str, log: str, **options: Any) -> None:
         while claimed is not None:
             note(log, f"sent {claimed.entry.id} {claimed.entry.idempotency_key}")
             with queue.transaction():
-                queue.succeed(claimed, server_id=claimed.entry.sequence_number)
+                succeed(queue, claimed, server_id=claimed.entry.sequence_number)
                 claimed = queue.claim("ada")
 
 

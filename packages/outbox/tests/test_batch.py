@@ -29,6 +29,7 @@ from packages.onceward.tests.support.outbox_harness import (
     titles_of,
     token_of,
 )
+from packages.outbox.tests.outcomes import retry_later
 from packages.outbox.tests.queue_harness import PocketClock
 from packages.services.tests.cli.conftest import Server
 
@@ -390,7 +391,7 @@ def test_items_that_meet_an_outage_wait_for_the_hold_and_no_longer(device: Devic
     device.queue.enqueue_many([activity(device.user, str(number)) for number in range(3)])
     for _ in range(12):  # their own delay would be half an hour by now
         for claimed in device.queue.claim_some(device.user, 3):
-            device.queue.schedule_retry(claimed, delay_seconds=0, give_up=False)
+            retry_later(device.queue, claimed, delay_seconds=0, give_up=False)
     report = device.drain(lambda *_: results(503, 503, 503), retry=None)
     assert (report.ended, len(device.batches)) == (Ended.HELD, 1)
     entries = device.queue.entries(device.user)

@@ -4,12 +4,12 @@ import os
 import subprocess
 import sys
 
-from onceward_outbox.claim_holder import claim_holder, has_ended
+from onceward_outbox.claims import claim_holder, has_ended
 
 
 def of_child() -> tuple[str, "subprocess.Popen[str]"]:
     code = (
-        "from onceward_outbox.claim_holder import claim_holder\n"
+        "from onceward_outbox.claims import claim_holder\n"
         "print(claim_holder(), flush=True)\n"
         "input()"
     )

@@ -6,6 +6,7 @@ import pytest
 
 from onceward_outbox import Claimed, Status
 from onceward_outbox.errors import ClaimLostError
+from packages.outbox.tests.outcomes import fail, record_conflict, release, retry_later, succeed
 from packages.outbox.tests.queue_harness import ENDINGS, Lab, local, walk
 
 
@@ -49,7 +50,7 @@ def test_a_renewed_claim_is_left_alone_by_the_watchdog(lab: Lab) -> None:
         lab.clock.pass_by(seconds=100)
         lab.queue.renew(claimed)
         assert lab.queue.watchdog() == []
-    assert lab.queue.succeed(claimed).status is Status.SUCCEEDED
+    assert succeed(lab.queue, claimed).status is Status.SUCCEEDED
 
 
 def test_a_lease_can_be_longer_for_one_claim(lab: Lab) -> None:
@@ -88,10 +89,10 @@ def test_expired_claims_use_up_no_attempts(lab: Lab) -> None:
 
 def test_a_released_claim_counts_no_attempt(lab: Lab) -> None:
     entry = lab.add()
-    released = lab.queue.release(lab.claim())
+    released = release(lab.queue, lab.claim())
     assert (released.status, released.attempt_count) == (Status.PENDING, 0)
     assert lab.queue.attempts(entry.id) == []
-    lab.queue.release(lab.claim(), sent=True, error="token not accepted")
+    release(lab.queue, lab.claim(), sent=True, error="token not accepted")
     (attempt,) = lab.queue.attempts(entry.id)
     assert (attempt.outcome, attempt.error) == ("release", "token not accepted")
     assert lab.claim().entry.attempt_count == 1
@@ -102,10 +103,16 @@ def test_the_history_of_every_send_is_kept(lab: Lab) -> None:
     started = lab.clock.now()
     claimed = lab.claim()
     lab.clock.pass_by(seconds=3)
-    lab.queue.schedule_retry(
-        claimed, delay_seconds=0, http_status=503, code="x.down", request_id="r-1", error="down"
+    retry_later(
+        lab.queue,
+        claimed,
+        delay_seconds=0,
+        http_status=503,
+        code="x.down",
+        request_id="r-1",
+        error="down",
     )
-    lab.queue.succeed(lab.claim(), http_status=201, request_id="r-2")
+    succeed(lab.queue, lab.claim(), http_status=201, request_id="r-2")
     first, second = lab.queue.attempts(entry.id)
     assert (first.number, first.started_at, first.ended_at) == (1, started, lab.clock.now())
     assert (first.outcome, first.status, first.code) == ("retry_later", 503, "x.down")
@@ -116,7 +123,7 @@ def test_the_history_of_every_send_is_kept(lab: Lab) -> None:
 
 def test_the_last_error_is_stored_up_to_a_limit(lab: Lab) -> None:
     entry = lab.add()
-    lab.queue.fail(lab.claim(), http_status=422, error="x" * 100_000)
+    fail(lab.queue, lab.claim(), http_status=422, error="x" * 100_000)
     failed = lab.queue.get(entry.id)
     assert failed.last_error_code == 422
     assert len(str(failed.last_error)) == 8192
@@ -124,15 +131,15 @@ def test_the_last_error_is_stored_up_to_a_limit(lab: Lab) -> None:
 
 def test_success_clears_earlier_errors(lab: Lab) -> None:
     lab.add()
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=0, http_status=500, error="down")
+    retry_later(lab.queue, lab.claim(), delay_seconds=0, http_status=500, error="down")
     done = lab.send()
     assert (done.last_error, done.last_error_code, done.next_retry_at) == (None, None, None)
 
 
 def test_both_sides_of_a_conflict_are_stored(lab: Lab) -> None:
     entry = lab.add(base={"name": "old"}, base_version="3", payload={"name": "mine"})
-    lab.queue.conflict(
-        lab.claim(), theirs={"name": "theirs"}, theirs_version="4", code="concurrency.x"
+    record_conflict(
+        lab.queue, lab.claim(), theirs={"name": "theirs"}, theirs_version="4", code="concurrency.x"
     )
     kept = lab.queue.get(entry.id)
     assert (kept.base, kept.payload, kept.theirs) == (
@@ -147,7 +154,7 @@ def test_ending_one_claim_and_making_the_next_is_one_commit(lab: Lab) -> None:
     first, second = lab.queue.enqueue(walk()), lab.queue.enqueue(walk())
     claimed = lab.claim()
     with lab.queue.transaction():
-        lab.queue.succeed(claimed)
+        succeed(lab.queue, claimed)
         following = lab.queue.claim("ada")
     assert following is not None
     assert (claimed.entry.id, following.entry.id) == (first.id, second.id)
@@ -161,7 +168,7 @@ def test_threads_of_one_process_claim_each_entry_once(lab: Lab) -> None:
     def work() -> None:
         while (claimed := lab.queue.claim("ada")) is not None:
             claims.append(claimed)
-            lab.queue.succeed(claimed)
+            succeed(lab.queue, claimed)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
@@ -176,7 +183,7 @@ def test_stats_count_entries_by_status_and_readiness(lab: Lab) -> None:
     lab.add(local_id=ref)
     lab.add(operation="update", local_id=ref)
     lab.add(priority=0)
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=60)
+    retry_later(lab.queue, lab.claim(), delay_seconds=60)
     lab.clock.pass_by(seconds=30)
     stats = lab.queue.stats("ada")
     assert stats.counts[Status.PENDING] == 3

@@ -11,10 +11,11 @@ import msgspec
 import pytest
 
 from onceward_outbox import EventKind, OutboxQueue
+from onceward_outbox.backoff import Outages
+from onceward_outbox.batch_offer import Batches
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
 from onceward_outbox.entry import NewEntry, Status
-from onceward_outbox.outage import Outages
 from onceward_outbox.sender import Sender
 from onceward_outbox.transport import NoResponse, Request, Response
 from onceward_protocol.clock import SystemClock
@@ -25,6 +26,7 @@ from packages.onceward.tests.support.outbox_harness import (
     drain,
     response,
 )
+from packages.outbox.tests.outcomes import release, retry_later, succeed
 from packages.outbox.tests.queue_harness import Lab, local, new, walk
 
 LANE = "in order"
@@ -92,11 +94,11 @@ def test_claim_some_has_the_order_of_single_claims(tmp_path: Path) -> None:
             order = []
             if name == "one":
                 while (claimed := queue.claim("ada")) is not None:
-                    order.append(queue.succeed(claimed).id)
+                    order.append(succeed(queue, claimed).id)
             else:
                 for claimed in queue.claim_some("ada", 100):
                     order.append(claimed.entry.id)
-                    queue.succeed(claimed)
+                    succeed(queue, claimed)
             orders.append(order)
     assert orders[0] == orders[1]
     assert len(orders[0]) == 60
@@ -110,7 +112,7 @@ def test_no_more_than_the_limit_is_claimed(lab: Lab) -> None:
     assert lab.queue.claim_some("ada", 3) == []
     assert lab.queue.claim("ada") is None
     for claimed in first:
-        lab.queue.succeed(claimed)
+        succeed(lab.queue, claimed)
     assert [claimed.entry.sequence_number for claimed in lab.queue.claim_some("ada", 3)] == [4, 5]
 
 
@@ -124,14 +126,14 @@ def test_an_entry_with_open_dependencies_is_not_claimed_ahead(lab: Lab) -> None:
 def test_an_entry_waiting_for_its_retry_ends_the_claims_of_its_lane(lab: Lab) -> None:
     lab.queue.enqueue_many([walk() for _ in range(4)])
     held = lab.queue.claim_some("ada", 2)
-    lab.queue.schedule_retry(held[1], delay_seconds=60)
-    lab.queue.release(held[0])
+    retry_later(lab.queue, held[1], delay_seconds=60)
+    release(lab.queue, held[0])
     assert [claimed.entry.sequence_number for claimed in lab.queue.claim_some("ada", 10)] == [1]
 
 
 def test_expired_claims_of_a_lane_are_sent_again_in_order(lab: Lab) -> None:
     entries = lab.queue.enqueue_many([walk() for _ in range(4)])
-    lab.queue.succeed(lab.queue.claim_some("ada", 4)[0])
+    succeed(lab.queue, lab.queue.claim_some("ada", 4)[0])
     lab.clock.pass_by(minutes=2)
     assert [entry.id for entry in lab.queue.watchdog()] == [entry.id for entry in entries[1:]]
     again = lab.queue.claim_some("ada", 4)
@@ -211,12 +213,9 @@ def test_a_retried_entry_has_a_random_position_but_keeps_the_order_of_its_lane(
             queue,
             Scripted([]),
             None,
-            merge=None,
-            at_send=None,
-            retry=None,
             clock=SystemClock(),
-            fault_points=None,
             outages=Outages(SystemClock().monotonic),
+            batches=Batches(queue.settings, SystemClock().monotonic),
             chance=lambda chance=chance: chance,  # type: ignore[misc]
         )
         places.add(dispatcher.retry_position(tried, others))

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from onceward_outbox import OutboxQueue, Reason
 from onceward_outbox.cli.commands import outbox_app
 from onceward_protocol.cli.output import CommandError
+from packages.outbox.tests.outcomes import fail
 from packages.outbox.tests.queue_harness import new
 
 
@@ -23,7 +24,7 @@ def db(quick_path: Path) -> Path:
             queue.enqueue(new())
             claimed = queue.claim("ada")
             assert claimed is not None
-            queue.fail(claimed, reason=Reason.RESPONSE, http_status=422, code=code)
+            fail(queue, claimed, reason=Reason.RESPONSE, http_status=422, code=code)
     return path
 
 

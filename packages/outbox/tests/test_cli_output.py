@@ -9,6 +9,7 @@ from onceward_outbox import EventKind
 from onceward_outbox.cli.output import print_entries, print_entry, print_report, print_sides
 from onceward_outbox.entry import Status
 from packages.onceward.tests.support.outbox_harness import Scripted, drain, response
+from packages.outbox.tests.outcomes import record_conflict
 from packages.outbox.tests.queue_harness import Lab, new
 
 PROBLEM = {
@@ -81,7 +82,7 @@ def test_sides_of_a_conflict_name_the_fields_that_both_have_changed(
     entry = lab.queue.enqueue(
         new(operation="patch", endpoint="/n/5", base={"n": 1, "m": 1}, payload={"n": 2})
     )
-    lab.queue.conflict(lab.claim(), theirs={"n": 3, "m": 1}, fields=["/n"])
+    record_conflict(lab.queue, lab.claim(), theirs={"n": 3, "m": 1}, fields=["/n"])
     entry = lab.queue.get(entry.id)
     print_sides(entry, as_json=False)
     assert "changed on both sides: /n\n" in capsys.readouterr().out

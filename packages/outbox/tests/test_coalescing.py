@@ -6,6 +6,7 @@ import pytest
 
 from onceward_outbox import Entry, Reason, Status
 from onceward_outbox.errors import EntryInvalidError
+from packages.outbox.tests.outcomes import fail, record_conflict, release, retry_later
 from packages.outbox.tests.queue_harness import Lab, local, new
 
 REF = "0b9f8c1e-4d5a-4b7c-8d9e-0f1a2b3c4d5e"
@@ -86,13 +87,13 @@ def test_nothing_is_merged_into_an_entry_that_was_claimed(lab: Lab, then: str) -
     first = put(lab, payload={"n": 1})
     claimed = lab.claim()
     if then == "retrying":
-        lab.queue.schedule_retry(claimed)
+        retry_later(lab.queue, claimed)
     elif then == "released":
-        lab.queue.release(claimed)
+        release(lab.queue, claimed)
     elif then == "failed":
-        lab.queue.fail(claimed)
+        fail(lab.queue, claimed)
     elif then == "conflict":
-        lab.queue.conflict(claimed)
+        record_conflict(lab.queue, claimed)
     second = put(lab, payload={"n": 2})
     assert second.id != first.id
     assert lab.queue.get(first.id).decoded() == {"n": 1}
@@ -205,7 +206,7 @@ def test_a_delete_discards_changes_after_the_create_too(lab: Lab) -> None:
 
 def test_a_create_that_was_claimed_is_deleted_on_the_server(lab: Lab) -> None:
     lab.add(local_id=REF)
-    lab.queue.release(lab.claim())
+    release(lab.queue, lab.claim())
     entry = delete(lab)
     assert (entry.operation, entry.status) == ("delete", Status.PENDING)
 

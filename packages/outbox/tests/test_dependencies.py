@@ -4,6 +4,7 @@ import pytest
 
 from onceward_outbox import Entry, Reason, Status
 from onceward_outbox.errors import EntryInvalidError, TransitionError
+from packages.outbox.tests.outcomes import expire, fail, record_conflict, retry_later
 from packages.outbox.tests.queue_harness import Lab, local, new, walk
 
 
@@ -191,9 +192,9 @@ def test_a_failed_parent_parks_its_dependents_transitively(lab: Lab, ending: str
     else:
         claimed = lab.claim()
         {
-            "fail": lambda: queue.fail(claimed),
-            "attempts": lambda: queue.schedule_retry(claimed),
-            "expire": lambda: queue.expire(claimed),
+            "fail": lambda: fail(queue, claimed),
+            "attempts": lambda: retry_later(queue, claimed),
+            "expire": lambda: expire(queue, claimed),
         }[ending]()
     for entry in (child, by_reference, grandchild):
         parked = queue.get(entry.id)
@@ -208,7 +209,7 @@ def test_retrying_the_parent_revives_its_children(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
     grandchild = lab.add(depends_on=(child.id,))
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     assert statuses(lab, child, grandchild) == ["failed", "failed"]
     lab.queue.retry(parent.id)
     assert statuses(lab, parent, child, grandchild) == ["pending"] * 3
@@ -220,7 +221,7 @@ def test_retrying_the_parent_revives_its_children(lab: Lab) -> None:
 def test_editing_the_parent_revives_its_children_too(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.edit_payload(parent.id, {"name": "better"})
     assert statuses(lab, parent, child) == ["pending", "pending"]
 
@@ -228,8 +229,8 @@ def test_editing_the_parent_revives_its_children_too(lab: Lab) -> None:
 def test_a_child_is_revived_only_when_no_parent_is_dead(lab: Lab) -> None:
     one, two = lab.add(), lab.add()
     child = lab.add(depends_on=(one.id, two.id))
-    lab.queue.fail(lab.claim())
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.retry(one.id)
     assert statuses(lab, child) == ["failed"]
     lab.queue.retry(two.id)
@@ -240,7 +241,7 @@ def test_a_diamond_of_dependencies_is_revived(lab: Lab) -> None:
     top = lab.add()
     left, right = lab.add(depends_on=(top.id,)), lab.add(depends_on=(top.id,))
     bottom = lab.add(depends_on=(top.id, left.id, right.id))
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     assert statuses(lab, left, right, bottom) == ["failed"] * 3
     lab.queue.retry(top.id)
     assert statuses(lab, left, right, bottom) == ["pending"] * 3
@@ -249,7 +250,7 @@ def test_a_diamond_of_dependencies_is_revived(lab: Lab) -> None:
 def test_a_parked_child_cannot_be_retried_before_its_parent(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     with pytest.raises(TransitionError, match=parent.id):
         lab.queue.retry(child.id)
     lab.queue.discard(parent.id)
@@ -261,7 +262,7 @@ def test_a_child_edited_to_drop_its_dead_parent_is_pending(lab: Lab) -> None:
     ref = local()
     parent = lab.add(local_id=ref)
     child = lab.add(depends_on=(parent.id,), payload={"a": ref})
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.discard(parent.id)
     half = lab.queue.edit_payload(child.id, {"a": None})
     assert (half.status, half.reason) == (Status.FAILED, Reason.DEPENDENCY)
@@ -274,7 +275,7 @@ def test_a_child_that_failed_itself_is_not_revived_by_its_parent(lab: Lab) -> No
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
     lab.queue.park(child.id, reason=Reason.REBUILD)
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.retry(parent.id)
     assert lab.queue.get(child.id).reason is Reason.REBUILD
 
@@ -282,7 +283,7 @@ def test_a_child_that_failed_itself_is_not_revived_by_its_parent(lab: Lab) -> No
 def test_an_entry_added_to_a_dead_parent_is_parked_at_once_and_revived_with_it(lab: Lab) -> None:
     ref = local()
     parent = lab.add(local_id=ref)
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     by_id, by_reference = lab.add(depends_on=(parent.id,)), lab.add(payload={"a": ref})
     for entry in (by_id, by_reference):
         assert (entry.status, entry.reason) == (Status.FAILED, Reason.DEPENDENCY)
@@ -294,7 +295,7 @@ def test_an_entry_added_to_a_dead_parent_is_parked_at_once_and_revived_with_it(l
 def test_children_of_a_conflict_wait(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
-    lab.queue.conflict(lab.claim())
+    record_conflict(lab.queue, lab.claim())
     assert statuses(lab, child) == ["pending"]
     assert lab.queue.claim("ada") is None
 
@@ -303,7 +304,7 @@ def test_discarding_with_dependents_discards_parked_entries(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
     grandchild = lab.add(depends_on=(child.id,))
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.discard(parent.id, with_dependents=True)
     assert statuses(lab, parent, child, grandchild) == ["discarded"] * 3
 
@@ -311,7 +312,7 @@ def test_discarding_with_dependents_discards_parked_entries(lab: Lab) -> None:
 def test_discarding_alone_leaves_the_children_parked(lab: Lab) -> None:
     parent = lab.add()
     child = lab.add(depends_on=(parent.id,))
-    lab.queue.conflict(lab.claim())
+    record_conflict(lab.queue, lab.claim())
     lab.queue.discard(parent.id)
     assert statuses(lab, parent, child) == ["discarded", "failed"]
 
@@ -403,7 +404,7 @@ def test_a_cycle_through_lanes_is_refused(lab: Lab) -> None:
 
 def test_a_batch_behind_a_dead_parent_is_parked_forward_and_backward(lab: Lab) -> None:
     parent = lab.add()
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     doomed = local()
     batch = lab.queue.enqueue_many(
         [

@@ -25,6 +25,7 @@ from packages.onceward.tests.support.outbox_harness import (
     drain,
     response,
 )
+from packages.outbox.tests.outcomes import release
 
 IN_A_SECOND = RetryPolicy(first_seconds=1, ceiling_seconds=1, jitter=Jitter.PLUS_MINUS)
 NETWORK_DOWN = NoResponse("could not connect: refused", may_have_been_sent=False)
@@ -214,7 +215,7 @@ def test_five_errors_in_a_row_are_delayed_5_10_20_40_and_80_seconds(
     for _ in range(5):
         claimed = queue.claim("ada")
         assert claimed is not None
-        queue.release(claimed)  # only to see that the entry is due
+        release(queue, claimed)  # only to see that the entry is due
         drain(queue, "ada", Scripted([response(500)]))
         delays.append([e.delay_seconds for e in events if e.kind is EventKind.RETRYING][-1])
         _make_due(queue)

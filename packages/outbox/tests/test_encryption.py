@@ -10,6 +10,7 @@ import pytest
 from onceward.errors import ConfigurationError, UsageError
 from onceward_outbox import NewEntry, Outbox, OutboxQueue, Status
 from onceward_outbox.errors import FileBusyError, OutboxFileError, WrongPassphraseError
+from packages.outbox.tests.outcomes import fail
 from packages.outbox.tests.queue_harness import KEY, Lab, local, new
 from packages.outbox.tests.queue_processes import fork_server
 
@@ -43,7 +44,7 @@ def test_no_plaintext_reaches_the_file_its_log_or_a_temporary_file(
         ]
     )
     secret.add(local_id=ref, payload={"note": MARK}, entity_type=MARK)
-    secret.queue.fail(secret.claim(), error=MARK)
+    fail(secret.queue, secret.claim(), error=MARK)
     # Sorting all of it, and undoing a large change, is where temporary files would come from.
     with secret.queue.transaction() as connection:
         rows = connection.execute(

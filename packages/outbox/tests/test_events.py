@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from onceward_outbox import Event, EventKind, OutboxQueue, QueueSettings, Reason, Resolution
+from packages.outbox.tests.outcomes import fail, record_conflict, release, retry_later, succeed
 from packages.outbox.tests.queue_harness import Lab, local, new, walk
 
 SECRET = "xyzzy-plugh"
@@ -16,11 +17,11 @@ SECRET = "xyzzy-plugh"
 def test_each_change_emits_one_event_with_the_status_after_it(lab: Lab) -> None:
     queue = lab.queue
     entry = lab.add(payload={"note": SECRET}, max_attempts=2)
-    queue.schedule_retry(lab.claim(), delay_seconds=0, error=SECRET, http_status=503)
-    queue.release(lab.claim())
-    queue.conflict(lab.claim(), theirs={"note": SECRET})
+    retry_later(queue, lab.claim(), delay_seconds=0, error=SECRET, http_status=503)
+    release(queue, lab.claim())
+    record_conflict(queue, lab.claim(), theirs={"note": SECRET})
     queue.resolve(entry.id, Resolution.MINE)
-    queue.fail(lab.claim(), error=SECRET, http_status=422)
+    fail(queue, lab.claim(), error=SECRET, http_status=422)
     queue.retry(entry.id)
     queue.edit_payload(entry.id, {"note": SECRET})
     queue.park(entry.id, reason=Reason.REBUILD)
@@ -50,7 +51,7 @@ def test_each_change_emits_one_event_with_the_status_after_it(lab: Lab) -> None:
 
 def test_no_event_carries_a_payload_a_header_or_a_response_body(lab: Lab) -> None:
     lab.add(payload={"note": SECRET}, headers={"X-Note": SECRET})
-    lab.queue.fail(lab.claim(), error=SECRET)
+    fail(lab.queue, lab.claim(), error=SECRET)
     assert len(lab.events) == 3
     for event in lab.events:
         assert SECRET.encode() not in msgspec.json.encode(event)
@@ -101,8 +102,8 @@ def test_every_commit_has_named_fault_points(lab: Lab) -> None:
         "enqueue.after_commit",
         "claim.before_commit",
         "claim.after_commit",
-        "succeed.before_commit",
-        "succeed.after_commit",
+        "record.before_commit",
+        "record.after_commit",
         "enqueue.before_commit",
         "transaction.before_commit",
         "transaction.after_commit",
@@ -117,7 +118,7 @@ def test_a_listener_may_use_the_queue_and_gets_its_events_afterwards(lab: Lab) -
         if event.kind is EventKind.ENQUEUED and len(heard) < 5:
             claimed = lab.queue.claim("ada")
             assert claimed is not None
-            lab.queue.succeed(claimed)
+            succeed(lab.queue, claimed)
 
     lab.queue.subscribe(follow)
     lab.add()
@@ -191,8 +192,8 @@ def test_without_listeners_nothing_is_kept(quick_path: Path) -> None:
 def test_an_event_carries_what_an_app_needs_to_react(lab: Lab) -> None:
     entry = lab.queue.enqueue(walk(endpoint="/tree/allocate", local_id=local()))
     lab.clock.pass_by(hours=3)
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=0, http_status=503, code="BUSY")
-    lab.queue.fail(lab.claim(), http_status=422, code="INSUFFICIENT_POINTS")
+    retry_later(lab.queue, lab.claim(), delay_seconds=0, http_status=503, code="BUSY")
+    fail(lab.queue, lab.claim(), http_status=422, code="INSUFFICIENT_POINTS")
     lab.queue.retry(entry.id)
     lab.send(http_status=201)
     by_kind = {event.kind.value: event for event in lab.events}
@@ -236,7 +237,7 @@ def test_a_failure_has_a_class_of_cause(
 ) -> None:
     entry = lab.queue.enqueue(walk(payload={"note": SECRET}, endpoint="/quest/1?note=plugh"))
     status, code = response
-    lab.queue.fail(lab.claim(), reason=reason, http_status=status, code=code, error=SECRET)
+    fail(lab.queue, lab.claim(), reason=reason, http_status=status, code=code, error=SECRET)
     assert lab.events[-1].cause == cause
     # An error of the app is for its developers.
     errors = [record for record in caplog.records if record.levelno == logging.ERROR]
@@ -248,7 +249,7 @@ def test_a_failure_has_a_class_of_cause(
 def test_a_parked_dependent_fails_because_of_a_dependency(lab: Lab) -> None:
     parent = lab.add()
     lab.add(depends_on=(parent.id,))
-    lab.queue.fail(lab.claim(), http_status=403)
+    fail(lab.queue, lab.claim(), http_status=403)
     assert [event.cause for event in lab.events[-2:]] == ["forbidden", "dependency"]
 
 

@@ -18,6 +18,7 @@ from packages.onceward.tests.support.outbox_harness import (
     drain,
     response,
 )
+from packages.outbox.tests.outcomes import fail, succeed
 from packages.outbox.tests.queue_harness import new
 
 ROUNDS = int(os.environ.get("ONCEWARD_TEST_ROUNDS", "0"))
@@ -74,7 +75,7 @@ def test_a_chain_a_thousand_deep_beside_many_others_is_parked_revived_and_sent(
         head = queue.claim("ada")
         assert head is not None
         assert head.entry.id == links[0].id
-        queue.fail(head)
+        fail(queue, head)
         assert queue.stats().counts[Status.FAILED] == DEEP
         assert len(queue.dependents(head.entry.id, transitive=True)) == DEEP - 1
         queue.retry(head.entry.id)
@@ -99,7 +100,7 @@ def test_a_chain_twice_as_deep_is_twice_the_work(quick_path: Path, what: str) ->
             else:
                 claimed = queue.claim("ada")
                 assert claimed is not None
-                queue.fail(claimed)
+                fail(queue, claimed)
                 if what == "revive":
                     steps.count = 0
                     queue.retry(head.id)
@@ -123,7 +124,7 @@ def test_one_more_claim_costs_the_same_however_many_are_queued(
             for _ in range(40):
                 claimed = queue.claim("ada")
                 assert claimed is not None
-                queue.succeed(claimed)
+                succeed(queue, claimed)
                 queue.enqueue(new(profile=profile, endpoint="/x"))
             counts.append(steps.count)
     assert counts[1] < 1.5 * counts[0], counts

@@ -3,6 +3,7 @@
 import pytest
 
 from onceward_outbox import Entry, OutboxQueue, Resolution, Status
+from packages.outbox.tests.outcomes import fail, record_conflict, retry_later, succeed
 from packages.outbox.tests.queue_harness import ENDINGS, Lab, local, new, walk
 
 
@@ -10,7 +11,7 @@ def drained(lab: Lab, user: str = "ada") -> list[str]:
     """Send everything that can be sent, one after the other, and return the ids in that order."""
     sent = []
     while (claimed := lab.queue.claim(user)) is not None:
-        sent.append(lab.queue.succeed(claimed).id)
+        sent.append(succeed(lab.queue, claimed).id)
     return sent
 
 
@@ -121,7 +122,7 @@ def test_retry_edit_and_discard_each_unblock_a_poisoned_head(
 ) -> None:
     lab = stopping_lab
     head, behind = lab.queue.enqueue(walk()), lab.queue.enqueue(walk())
-    lab.queue.fail(lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
+    fail(lab.queue, lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
     assert lab.queue.claim("ada") is None
     assert [entry.id for entry in lab.queue.blocked_by("ada")] == [head.id]
     unblock(lab.queue, head)  # type: ignore[operator]
@@ -138,7 +139,7 @@ def test_a_conflict_holds_its_lane_until_it_is_resolved(
     lab: Lab, how: Resolution, head_goes_again: bool | None
 ) -> None:
     head, behind = lab.queue.enqueue(walk()), lab.queue.enqueue(walk())
-    lab.queue.conflict(lab.claim())
+    record_conflict(lab.queue, lab.claim())
     assert lab.queue.claim("ada") is None
     lab.queue.resolve(head.id, how)
     expected = {True: [head.id, behind.id], False: [behind.id], None: [behind.id]}
@@ -147,20 +148,20 @@ def test_a_conflict_holds_its_lane_until_it_is_resolved(
 
 def test_a_refused_entry_leaves_its_lane_and_a_retry_brings_it_back(lab: Lab) -> None:
     head, *behind = (lab.queue.enqueue(walk(endpoint=f"/quest/{n}/complete")) for n in range(3))
-    lab.queue.fail(lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
+    fail(lab.queue, lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
     assert lab.queue.get(head.id).lane is None
     claimed = lab.claim()
     assert claimed.entry.id == behind[0].id
     # It is not sent beside the one that is in flight, but before the one behind that.
     lab.queue.retry(head.id)
     assert lab.queue.claim("ada") is None
-    lab.queue.succeed(claimed)
+    succeed(lab.queue, claimed)
     assert drained(lab) == [head.id, behind[1].id]
 
 
 def test_a_retried_entry_takes_the_turn_back_from_a_pending_one(lab: Lab) -> None:
     head, behind = (lab.queue.enqueue(walk(endpoint=f"/quest/{n}/complete")) for n in range(2))
-    lab.queue.fail(lab.claim(), http_status=422)
+    fail(lab.queue, lab.claim(), http_status=422)
     lab.queue.retry(head.id)
     assert drained(lab) == [head.id, behind.id]
 
@@ -170,7 +171,7 @@ def test_a_refusal_parks_the_rest_of_its_chain_only(lab: Lab) -> None:
         lab.queue.enqueue(walk(endpoint=path))
         for path in ("/quest/1/start", "/quest/1/step", "/quest/2/start", "/quest/1/complete")
     )
-    lab.queue.fail(lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
+    fail(lab.queue, lab.claim(), http_status=422, code="PREREQUISITES_NOT_MET")
     parked = [lab.queue.get(entry.id) for entry in (first, second)]
     assert {(entry.status, entry.reason) for entry in parked} == {(Status.FAILED, "dependency")}
     assert drained(lab) == [other.id]
@@ -201,7 +202,7 @@ def test_cancelling_the_head_passes_the_turn_on(lab: Lab) -> None:
 def test_a_head_that_waits_for_its_retry_blocks_the_rest_in_strict_order(lab: Lab) -> None:
     lab.queue.enqueue(walk())
     lab.queue.enqueue(walk())
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=60)
+    retry_later(lab.queue, lab.claim(), delay_seconds=60)
     assert lab.queue.claim("ada") is None
     lab.clock.pass_by(seconds=60)
     assert lab.claim().entry.sequence_number == 1
@@ -210,7 +211,7 @@ def test_a_head_that_waits_for_its_retry_blocks_the_rest_in_strict_order(lab: La
 def test_due_retries_are_claimed_by_priority(lab: Lab) -> None:
     entries = [lab.add(priority=n) for n in range(4)]
     for wait in (40, 30, 20, 10):
-        lab.queue.schedule_retry(lab.claim(), delay_seconds=wait)
+        retry_later(lab.queue, lab.claim(), delay_seconds=wait)
     lab.clock.pass_by(seconds=40)
     assert lab.queue.next_eligible("ada") is not None
     assert lab.claimable() == [entry.id for entry in reversed(entries)]
@@ -221,7 +222,7 @@ def test_users_are_independent_of_each_other(lab: Lab) -> None:
     lab.queue.enqueue(walk())
     theirs = lab.queue.enqueue(walk(user_id="bob"))
     assert lab.queue.eligible_users() == ["ada", "bob"]
-    lab.queue.fail(lab.claim("ada"))
+    fail(lab.queue, lab.claim("ada"))
     assert lab.queue.eligible_users() == ["bob"]
     assert lab.claim("bob").entry.id == theirs.id
     assert lab.queue.eligible_users() == []
@@ -229,7 +230,7 @@ def test_users_are_independent_of_each_other(lab: Lab) -> None:
 
 def test_a_user_with_a_due_retry_is_eligible_again(lab: Lab) -> None:
     lab.add()
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=5)
+    retry_later(lab.queue, lab.claim(), delay_seconds=5)
     assert lab.queue.eligible_users() == []
     lab.clock.pass_by(seconds=5)
     assert lab.queue.eligible_users() == ["ada"]

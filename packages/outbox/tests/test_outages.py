@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 from onceward_outbox import Event, EventKind, OutboxQueue
+from onceward_outbox.backoff import Outages, is_outage, path_template
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
 from onceward_outbox.entry import NewEntry, Status, UnknownBase
-from onceward_outbox.outage import Outages, is_outage, path_template
 from onceward_outbox.outbox import Outbox
 from onceward_outbox.sql import statement
 from onceward_outbox.transport import NoResponse, Request, Response
@@ -25,6 +25,7 @@ from packages.onceward.tests.support.outbox_harness import (
     drain,
     response,
 )
+from packages.outbox.tests.outcomes import retry_later
 from packages.outbox.tests.queue_harness import Lab
 
 PAGE = {"content-type": "text/html; charset=utf-8"}
@@ -226,7 +227,7 @@ def test_an_outage_met_by_the_read_before_an_entry_holds_the_entry_too(
 ) -> None:
     lab.queue.learn_server_time(lab.clock.now())
     lab.add()
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=0, outcome_unknown=True)
+    retry_later(lab.queue, lab.claim(), delay_seconds=0, outcome_unknown=True)
     # How long the device was off is read from the server before the entry is sent again.
     lab.clock.restart(hours=1)
     server = Scripted(lambda _: outage)
@@ -243,7 +244,7 @@ def test_an_outage_met_by_a_read_delays_the_entry_no_longer_than_the_hold(lab: L
     lab.queue.learn_server_time(lab.clock.now())
     lab.add()
     for _ in range(12):  # its own delay would be half an hour by now
-        lab.queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False, outcome_unknown=True)
+        retry_later(lab.queue, lab.claim(), delay_seconds=0, give_up=False, outcome_unknown=True)
     lab.clock.restart(hours=1)
     server = Scripted(lambda _: response(429))
     report = drain(lab.queue, "ada", server, clock=lab.clock)
@@ -257,7 +258,7 @@ def test_an_outage_met_by_the_read_of_a_conflict_delays_the_entry_no_longer_than
 ) -> None:
     edit = lab.add(operation="patch", endpoint="/api/v1/activities/7")
     for _ in range(12):
-        lab.queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False)
+        retry_later(lab.queue, lab.claim(), delay_seconds=0, give_up=False)
     conflict = response(409, {"code": "concurrency.version_mismatch"})
     server = Scripted(lambda r: response(503) if r.method == "GET" else conflict)
     report = drain(lab.queue, "ada", server, clock=lab.clock)
@@ -274,7 +275,7 @@ def test_an_outage_met_by_the_read_of_a_base_delays_the_entry_no_longer_than_the
     queue = lab.reopen(profiles=[reads])
     lab.add(operation="patch", endpoint="/api/v1/activities/7", profile="reads")
     for _ in range(12):
-        queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False)
+        retry_later(queue, lab.claim(), delay_seconds=0, give_up=False)
     server = Scripted(lambda _: response(503))
     report = drain(queue, "ada", server, clock=lab.clock)
     assert [request.method for request in server.requests] == ["GET"]
@@ -290,7 +291,7 @@ def test_a_send_that_says_nothing_about_the_entry_delays_it_no_longer_than_a_pro
 ) -> None:
     lab.add(max_attempts=50)
     for _ in range(12):
-        lab.queue.schedule_retry(lab.claim(), delay_seconds=0, give_up=False)
+        retry_later(lab.queue, lab.claim(), delay_seconds=0, give_up=False)
     server = Scripted(lambda _: nothing)
     report = drain(lab.queue, "ada", server, clock=lab.clock)
     assert len(server.requests) == 1

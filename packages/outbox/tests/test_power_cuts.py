@@ -10,6 +10,7 @@ import pytest
 
 from onceward_outbox import OutboxQueue, Status
 from onceward_outbox.errors import OutboxFileError
+from packages.outbox.tests.outcomes import succeed
 from packages.outbox.tests.power_cuts import Disk, Mark, Sync, after_cut, restore
 from packages.outbox.tests.queue_harness import KEY, PocketClock, local, new, walk
 
@@ -43,7 +44,7 @@ def one_by_one(queue: OutboxQueue, disk: Disk) -> None:
         if number % 4 == 3:
             claimed = queue.claim("ada")
             assert claimed is not None
-            done = queue.succeed(claimed, server_id=number)
+            done = succeed(queue, claimed, server_id=number)
             disk.mark(("done", done.id))
     ref = local()
     batch = queue.enqueue_many([new(local_id=ref), new(payload={"a": ref}), new()])

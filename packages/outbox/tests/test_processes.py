@@ -123,7 +123,7 @@ def test_a_kill_while_enqueueing_loses_nothing_that_was_acknowledged(
     [
         "claim.before_commit",
         "claim.after_commit",
-        "succeed.before_commit",
+        "record.before_commit",
         "transaction.before_commit",
         "transaction.after_commit",
         "watchdog.before_commit",
@@ -156,7 +156,7 @@ def test_claims_of_a_killed_process_are_returned_at_once(
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     ids = filled(path, 3)
-    args = {"path": str(path), "log": str(log), "kill_at": ["succeed.before_commit", 1]}
+    args = {"path": str(path), "log": str(log), "kill_at": ["record.before_commit", 1]}
     assert processes.run(("work", args)) == [-9]
     with opened(str(path)) as queue:
         assert queue.get(ids[0]).status is Status.IN_FLIGHT
@@ -181,7 +181,7 @@ def test_claims_of_a_killed_process_without_a_name_are_returned_after_the_lease(
 ) -> None:
     path, log = quick_path / "q.db", quick_path / "log"
     ids = filled(path, 3)
-    args = {"path": str(path), "log": str(log), "kill_at": ["succeed.before_commit", 1]}
+    args = {"path": str(path), "log": str(log), "kill_at": ["record.before_commit", 1]}
     assert processes.run(("work", args)) == [-9]
     with closing(sqlite3.connect(path)) as file, file:
         # As earlier versions and other systems write it.
@@ -189,7 +189,7 @@ def test_claims_of_a_killed_process_without_a_name_are_returned_after_the_lease(
     with opened(str(path)) as queue:
         assert queue.get(ids[0]).status is Status.IN_FLIGHT
         assert queue.watchdog() == []  # the lease of two minutes holds
-    args = {"path": str(path), "log": str(log), "kill_at": ["succeed.before_commit", 1]}
+    args = {"path": str(path), "log": str(log), "kill_at": ["record.before_commit", 1]}
     assert processes.run(("work", {**args, "lease_seconds": 0.001})) == [-9]
     with opened(str(path)) as queue:
         (back,) = queue.watchdog()
@@ -209,7 +209,7 @@ def test_the_mapping_and_the_success_survive_a_kill_together(
             "path": str(path),
             "log": str(log),
             "lease_seconds": 0.001,
-            "kill_at": [f"succeed.{point}_commit", 1],
+            "kill_at": [f"record.{point}_commit", 1],
         }
         assert processes.run(("work", args)) == [-9]
         with opened(str(path)) as queue:

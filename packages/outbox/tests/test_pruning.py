@@ -8,6 +8,7 @@ import pytest
 from onceward_outbox import EventKind, QueueSettings, Status, maintenance
 from onceward_outbox.errors import EntryNotFoundError
 from onceward_outbox.versions import Produced
+from packages.outbox.tests.outcomes import fail, record_conflict, succeed
 from packages.outbox.tests.queue_harness import Lab, local, new
 
 
@@ -28,7 +29,7 @@ def versions(lab: Lab) -> list[str]:
 @pytest.mark.parametrize("status", [Status.FAILED, Status.CONFLICT])
 def test_a_failed_entry_is_announced_a_week_before_it_is_removed(lab: Lab, status: Status) -> None:
     entry = lab.add()
-    (lab.queue.fail if status is Status.FAILED else lab.queue.conflict)(lab.claim())
+    (fail if status is Status.FAILED else record_conflict)(lab.queue, lab.claim())
     assert lab.queue.prune() == 0  # from now on it is kept for 90 days
     lab.clock.pass_by(days=82, hours=23)
     assert (lab.queue.prune(), heard(lab)) == (0, [])
@@ -49,7 +50,7 @@ def test_a_failed_entry_is_announced_a_week_before_it_is_removed(lab: Lab, statu
 
 def test_a_device_that_was_not_used_announces_before_it_removes(lab: Lab) -> None:
     lab.add()
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.prune()
     lab.clock.pass_by(days=400)
     assert (lab.queue.prune(), [kind for kind, *_ in heard(lab)]) == (0, ["pruning"])
@@ -59,13 +60,13 @@ def test_a_device_that_was_not_used_announces_before_it_removes(lab: Lab) -> Non
 
 def test_a_retry_begins_the_time_anew(lab: Lab) -> None:
     entry = lab.add()
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.prune()
     lab.clock.pass_by(days=85)
     lab.queue.prune()
     assert len(heard(lab)) == 1
     lab.queue.retry(entry.id)
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.clock.pass_by(days=10)
     assert (lab.queue.prune(), heard(lab)) == (0, [])
     lab.clock.pass_by(days=83)
@@ -76,10 +77,10 @@ def test_entries_that_others_wait_for_are_kept(lab: Lab) -> None:
     # The pending entry waits behind the conflict, in its lane.
     change = {"operation": "patch", "endpoint": "/api/v1/activities/5"}
     disputed = lab.add(**change)
-    lab.queue.conflict(lab.claim())
+    record_conflict(lab.queue, lab.claim())
     parent = lab.add()
     children = [lab.add(depends_on=(parent.id,)) for _ in range(2)]
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.prune()
     lab.clock.pass_by(days=83)
     lab.queue.prune()
@@ -98,7 +99,7 @@ def test_entries_that_others_wait_for_are_kept(lab: Lab) -> None:
 def test_failed_entries_are_kept_for_ever_if_the_setting_says_so(quick_path: Path) -> None:
     lab = Lab(quick_path / "kept.db", settings=QueueSettings(keep_failed=None))
     lab.add()
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     for _ in range(3):
         assert lab.queue.prune() == 0
         lab.clock.pass_by(days=400)
@@ -144,7 +145,7 @@ def test_versions_are_removed_unless_an_unsettled_entry_is_about_the_entity(
     monkeypatch.setattr(maintenance, "PRUNE_BATCH", 2)
     for number in range(5):
         lab.add(operation="patch", endpoint=f"/api/v1/activities/{number}")
-        lab.queue.succeed(lab.claim(), produced=Produced('"1"', "{}"))
+        succeed(lab.queue, lab.claim(), produced=Produced('"1"', "{}"))
     lab.clock.pass_by(days=89)
     lab.queue.prune()
     assert len(versions(lab)) == 5
@@ -160,7 +161,7 @@ def test_pruning_in_passing_finds_all_of_these(lab: Lab, monkeypatch: pytest.Mon
     now = 1_000_000.0
     monkeypatch.setattr("onceward_outbox.maintenance.monotonic", lambda: now)
     lab.add()
-    lab.queue.fail(lab.claim())
+    fail(lab.queue, lab.claim())
     lab.queue.map_local_id("ada", local(), 1, entity_type="activity")
     lab.queue.prune_if_due()
     assert heard(lab) == []
@@ -188,7 +189,7 @@ def test_pruning_is_done_in_small_transactions(quick_path: Path) -> None:
     lab.queue.enqueue_many([new() for _ in range(1001)])
     with lab.queue.transaction():
         for claimed in lab.queue.claim_some("ada", 1001):
-            lab.queue.fail(claimed)
+            fail(lab.queue, claimed)
     lab.queue.prune()
     lab.clock.pass_by(days=1)
     commits.clear()

@@ -15,12 +15,13 @@ from onceward_outbox import (
 )
 from onceward_outbox.errors import EntryInvalidError, UnsentEntriesError
 from onceward_protocol.keys import KeyFormat, check_key
+from packages.outbox.tests.outcomes import fail, record_conflict, release, retry_later
 from packages.outbox.tests.queue_harness import Lab, local, new, walk
 
 
 def test_an_edit_is_a_new_request_with_a_new_key_in_the_same_place(lab: Lab) -> None:
     entry, behind = lab.queue.enqueue(walk()), lab.queue.enqueue(walk())
-    lab.queue.fail(lab.claim(), http_status=422, error="no such quest")
+    fail(lab.queue, lab.claim(), http_status=422, error="no such quest")
     edited = lab.queue.edit_payload(
         entry.id, {"questId": 8}, endpoint="/quest/8/complete", headers={"X-A": "b"}
     )
@@ -47,7 +48,7 @@ def test_the_apps_own_key_stays_known_after_an_edit_and_a_resolved_conflict(lab:
     assert lab.queue.enqueue_many([asked, asked]) == [edited, edited]
     with pytest.raises(EntryInvalidError, match="another request"):
         lab.queue.enqueue(new(key=key, payload={"a": 3}))
-    lab.queue.conflict(lab.claim(), http_status=409, theirs={"a": 9}, theirs_version="4")
+    record_conflict(lab.queue, lab.claim(), http_status=409, theirs={"a": 9}, theirs_version="4")
     lab.queue.resolve(entry.id, Resolution.MINE)
     assert lab.queue.enqueue(asked).id == entry.id
     assert len(lab.queue.entries(user_id="ada")) == 1
@@ -55,7 +56,7 @@ def test_the_apps_own_key_stays_known_after_an_edit_and_a_resolved_conflict(lab:
 
 def test_an_edit_ends_the_delay_of_a_retry(lab: Lab) -> None:
     entry = lab.add()
-    lab.queue.schedule_retry(lab.claim(), http_status=500)
+    retry_later(lab.queue, lab.claim(), http_status=500)
     edited = lab.queue.edit_payload(entry.id, {"b": 1})
     assert edited.next_retry_at is None
     assert lab.claim().entry.id == entry.id
@@ -79,7 +80,7 @@ def test_an_invalid_edit_changes_nothing(lab: Lab, change: dict[str, Any]) -> No
 
 def test_a_manual_retry_keeps_the_key_and_resets_the_attempts(lab: Lab) -> None:
     entry = lab.add(max_attempts=1)
-    lab.queue.schedule_retry(lab.claim(), http_status=503)
+    retry_later(lab.queue, lab.claim(), http_status=503)
     back = lab.queue.retry(entry.id)
     assert (back.status, back.attempt_count, back.reason) == (Status.PENDING, 0, None)
     assert back.idempotency_key == entry.idempotency_key
@@ -89,7 +90,7 @@ def test_a_manual_retry_keeps_the_key_and_resets_the_attempts(lab: Lab) -> None:
 
 def in_conflict(lab: Lab, **fields: Any) -> str:
     entry = lab.add(payload={"n": "mine"}, base={"n": "base"}, base_version="1", **fields)
-    lab.queue.conflict(lab.claim(), theirs={"n": "theirs"}, theirs_version="2")
+    record_conflict(lab.queue, lab.claim(), theirs={"n": "theirs"}, theirs_version="2")
     return entry.id
 
 
@@ -166,9 +167,9 @@ def test_what_is_not_settled_counts_as_unsent(lab: Lab, ending: str) -> None:
     lab.add()
     claimed = lab.claim()
     if ending == "failed":
-        lab.queue.fail(claimed)
+        fail(lab.queue, claimed)
     elif ending == "conflict":
-        lab.queue.conflict(claimed)
+        record_conflict(lab.queue, claimed)
     with pytest.raises(UnsentEntriesError):
         lab.queue.purge_user("ada")
 
@@ -212,9 +213,9 @@ def test_queued_payloads_are_migrated_to_the_new_format(quick_path: Path) -> Non
     second = lab.claim()
     third = lab.claim()
     assert [c.entry.id for c in (first, second, third)] == [fresh.id, answered.id, unknown.id]
-    queue.schedule_retry(second, http_status=500)
-    queue.schedule_retry(third, outcome_unknown=True)
-    queue.release(first)
+    retry_later(queue, second, http_status=500)
+    retry_later(queue, third, outcome_unknown=True)
+    release(queue, first)
     queue = lab.reopen(
         settings=QueueSettings(payload_version=2), payloads=PayloadMigration(2, upgraded)
     )

@@ -10,6 +10,7 @@ import pytest
 from onceward_outbox import NewEntry, OutboxQueue, QueueSettings, Reason, Status
 from onceward_outbox.entry import TRANSITIONS
 from onceward_outbox.errors import EntryInvalidError, QueueFullError, TransitionError
+from packages.outbox.tests.outcomes import retry_later
 from packages.outbox.tests.queue_harness import Lab, local, new, walk
 
 KEY = "1b4e28ba-2fa1-4d2b-883f-0016d3cca427"
@@ -305,7 +306,7 @@ def test_the_key_is_the_same_for_every_send(lab: Lab) -> None:
     for _ in range(3):
         claimed = lab.claim()
         keys.add(claimed.entry.idempotency_key)
-        keys.add(lab.queue.schedule_retry(claimed, delay_seconds=0).idempotency_key)
+        keys.add(retry_later(lab.queue, claimed, delay_seconds=0).idempotency_key)
     assert keys == {entry.idempotency_key}
     assert lab.add().idempotency_key != entry.idempotency_key
 
@@ -325,7 +326,7 @@ def test_exponential_backoff_on_failure(lab: Lab) -> None:
     lab.add(max_attempts=100)
     delays = []
     for _ in range(14):
-        entry = lab.queue.schedule_retry(lab.claim(), http_status=500)
+        entry = retry_later(lab.queue, lab.claim(), http_status=500)
         assert entry.next_retry_at is not None
         delays.append((entry.next_retry_at - lab.clock.now()).total_seconds())
         assert lab.queue.claim("ada") is None
@@ -338,16 +339,16 @@ def test_exponential_backoff_on_failure(lab: Lab) -> None:
 
 def test_retry_after_seconds_is_a_floor(lab: Lab) -> None:
     lab.add()
-    lab.queue.schedule_retry(lab.claim(), retry_after_seconds=3600, http_status=429)
+    retry_later(lab.queue, lab.claim(), retry_after_seconds=3600, http_status=429)
     assert lab.queue.next_due_seconds("ada") == 3600
     lab.clock.pass_by(seconds=3600)
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=10, retry_after_seconds=5)
+    retry_later(lab.queue, lab.claim(), delay_seconds=10, retry_after_seconds=5)
     assert lab.queue.next_due_seconds("ada") == 10
 
 
 def test_a_very_long_retry_after_is_capped(lab: Lab) -> None:
     lab.add()
-    entry = lab.queue.schedule_retry(lab.claim(), retry_after_seconds=2.0**31)
+    entry = retry_later(lab.queue, lab.claim(), retry_after_seconds=2.0**31)
     assert entry.next_retry_at is not None
     assert entry.next_retry_at - lab.clock.now() <= timedelta(days=366)
 
@@ -357,8 +358,8 @@ def test_max_attempts_hard_stop(lab: Lab) -> None:
     for attempt in (1, 2):
         claimed = lab.claim()
         assert claimed.entry.attempt_count == attempt
-        assert lab.queue.schedule_retry(claimed, delay_seconds=0).status is Status.PENDING
-    last = lab.queue.schedule_retry(lab.claim(), error="still down", http_status=503)
+        assert retry_later(lab.queue, claimed, delay_seconds=0).status is Status.PENDING
+    last = retry_later(lab.queue, lab.claim(), error="still down", http_status=503)
     assert (last.status, last.reason) == (Status.FAILED, Reason.ATTEMPTS)
     assert (last.last_error, last.last_error_code) == ("still down", 503)
     lab.clock.pass_by(days=6)
@@ -368,7 +369,7 @@ def test_max_attempts_hard_stop(lab: Lab) -> None:
 
 def test_without_give_up_the_entry_stays_pending(lab: Lab) -> None:
     lab.add(max_attempts=1)
-    entry = lab.queue.schedule_retry(lab.claim(), give_up=False)
+    entry = retry_later(lab.queue, lab.claim(), give_up=False)
     assert entry.status is Status.PENDING
 
 

@@ -12,6 +12,7 @@ import pytest
 from onceward_outbox import OutboxQueue, database
 from onceward_outbox.entry import Status
 from onceward_protocol.storage.migrations import Migration, Steps, load_migrations, run_steps
+from packages.outbox.tests.outcomes import fail, record_conflict, retry_later
 from packages.outbox.tests.power_cuts import Disk, Mark, Sync, after_cut, restore
 from packages.outbox.tests.queue_harness import KEY, Lab, local
 
@@ -58,11 +59,11 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     lab.send(server_id=7, http_status=201)
     lab.add(operation="update", endpoint="/api/v1/activities/9", headers={"If-Match": '"3"'})
     lab.add(priority=90, headers={"X-App": "7"})
-    queue.fail(lab.claim(), http_status=422, code="SOLD_OUT", error="no")
+    fail(queue, lab.claim(), http_status=422, code="SOLD_OUT", error="no")
     lab.add(priority=90)
-    queue.schedule_retry(lab.claim(), outcome_unknown=True, http_status=500, delay_seconds=60)
+    retry_later(queue, lab.claim(), outcome_unknown=True, http_status=500, delay_seconds=60)
     lab.add(priority=90)
-    queue.conflict(lab.claim(), theirs={"name": "theirs"}, theirs_version='"4"')
+    record_conflict(queue, lab.claim(), theirs={"name": "theirs"}, theirs_version='"4"')
     lab.add(priority=90)
     lab.claim()
     queue.cancel(lab.add().id)

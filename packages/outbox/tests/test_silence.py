@@ -13,11 +13,11 @@ import pytest
 
 from onceward.errors import ConfigurationError
 from onceward_outbox import OutboxQueue, Profile, QueueSettings
+from onceward_outbox.backoff import RoundTrips
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
 from onceward_outbox.entry import NewEntry, Reason, Status
 from onceward_outbox.exchanges import Exchanges
-from onceward_outbox.round_trips import RoundTrips
 from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response
 from onceward_protocol.retry import Jitter, RetryPolicy
 from packages.onceward.tests.support.outbox_harness import (

@@ -14,6 +14,7 @@ from onceward_outbox.clock import (
     server_time,
     update_from_server,
 )
+from packages.outbox.tests.outcomes import retry_later
 from packages.outbox.tests.queue_harness import Lab
 
 
@@ -58,7 +59,7 @@ def test_a_clock_that_is_set_neither_kills_nor_revives(lab: Lab, days: int) -> N
 @pytest.mark.parametrize("days", [30, -30])
 def test_a_clock_that_is_set_moves_no_retry_and_no_lease(lab: Lab, days: int) -> None:
     lab.add()
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=60)
+    retry_later(lab.queue, lab.claim(), delay_seconds=60)
     lab.clock.set_by(days=days)
     assert lab.queue.claim("ada") is None
     assert lab.queue.next_due_seconds("ada") == 60
@@ -151,8 +152,8 @@ def test_a_restart_ends_all_claims(lab: Lab) -> None:
 
 def test_after_a_restart_retries_due_by_the_wall_clock_are_sent(lab: Lab) -> None:
     soon, late = lab.add(), lab.add()
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=600)
-    lab.queue.schedule_retry(lab.claim(), delay_seconds=7200)
+    retry_later(lab.queue, lab.claim(), delay_seconds=600)
+    retry_later(lab.queue, lab.claim(), delay_seconds=7200)
     lab.clock.restart(hours=1)
     assert lab.claimable() == [soon.id]
     lab.clock.pass_by(hours=2)
@@ -162,7 +163,7 @@ def test_after_a_restart_retries_due_by_the_wall_clock_are_sent(lab: Lab) -> Non
 def test_entries_with_unknown_outcome_do_not_expire_while_the_key_is_known(lab: Lab) -> None:
     entry = lab.add()
     lab.clock.pass_by(days=5)
-    lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
+    retry_later(lab.queue, lab.claim(), outcome_unknown=True)
     lab.clock.pass_by(days=4)
     assert lab.queue.expire_stale("ada") == []
     assert lab.claim().entry.outcome_unknown
@@ -171,7 +172,7 @@ def test_entries_with_unknown_outcome_do_not_expire_while_the_key_is_known(lab: 
 
 def test_entries_with_unknown_outcome_expire_when_the_key_is_expired(lab: Lab) -> None:
     lab.add()
-    lab.queue.schedule_retry(lab.claim(), outcome_unknown=True)
+    retry_later(lab.queue, lab.claim(), outcome_unknown=True)
     lab.clock.pass_by(days=8)
     (expired,) = lab.queue.expire_stale("ada")
     assert (expired.status, expired.outcome_unknown) == (Status.EXPIRED, True)

@@ -16,17 +16,25 @@ from onceward_outbox.errors import (
     OutcomeUnknownError,
     TransitionError,
 )
+from packages.outbox.tests.outcomes import (
+    expire,
+    fail,
+    record_conflict,
+    release,
+    retry_later,
+    succeed,
+)
 from packages.outbox.tests.queue_harness import ENDINGS, Lab, local
 
 # How an entry gets into each status. All go through a claim, so that there is one to speak of.
 WAYS: dict[Status, Callable[[OutboxQueue, Claimed], object]] = {
-    Status.PENDING: lambda queue, claimed: queue.release(claimed),
+    Status.PENDING: release,
     Status.IN_FLIGHT: lambda _queue, _claimed: None,
-    Status.SUCCEEDED: lambda queue, claimed: queue.succeed(claimed),
-    Status.FAILED: lambda queue, claimed: queue.fail(claimed),
-    Status.CONFLICT: lambda queue, claimed: queue.conflict(claimed, theirs={"a": 1}),
-    Status.EXPIRED: lambda queue, claimed: queue.expire(claimed),
-    Status.DISCARDED: lambda queue, claimed: queue.cancel(queue.release(claimed).id),
+    Status.SUCCEEDED: succeed,
+    Status.FAILED: fail,
+    Status.CONFLICT: lambda queue, claimed: record_conflict(queue, claimed, theirs={"a": 1}),
+    Status.EXPIRED: expire,
+    Status.DISCARDED: lambda queue, claimed: queue.cancel(release(queue, claimed).id),
 }
 
 MANUAL: dict[str, tuple[Transition, Callable[[OutboxQueue, str], Entry]]] = {
@@ -163,7 +171,7 @@ def test_an_entry_with_unknown_outcome_is_changed_only_with_force(
         lab.clock.pass_by(minutes=3)
         lab.queue.watchdog()
     else:
-        lab.queue.schedule_retry(claimed, outcome_unknown=True)
+        retry_later(lab.queue, claimed, outcome_unknown=True)
     before = lab.queue.get(entry.id)
     assert before.outcome_unknown
     operation = getattr(lab.queue, name)
@@ -175,10 +183,10 @@ def test_an_entry_with_unknown_outcome_is_changed_only_with_force(
 
 def test_a_conclusive_response_makes_the_outcome_known(lab: Lab) -> None:
     entry = lab.add()
-    lab.queue.schedule_retry(lab.claim(), outcome_unknown=True, delay_seconds=0)
+    retry_later(lab.queue, lab.claim(), outcome_unknown=True, delay_seconds=0)
     # Giving it back unsent tells nothing new.
-    assert lab.queue.release(lab.claim()).outcome_unknown
-    lab.queue.schedule_retry(lab.claim(), http_status=500, delay_seconds=0)
+    assert release(lab.queue, lab.claim()).outcome_unknown
+    retry_later(lab.queue, lab.claim(), http_status=500, delay_seconds=0)
     assert not lab.queue.get(entry.id).outcome_unknown
     assert lab.queue.edit_payload(entry.id, {"b": 1}).status is Status.PENDING
 

@@ -24,6 +24,7 @@ from onceward_outbox import (
 )
 from onceward_outbox.errors import EntryInvalidError, EntryNotFoundError, TransitionError
 from packages.onceward.tests.support.outbox_harness import Scripted, activity, response
+from packages.outbox.tests.outcomes import fail, record_conflict
 from packages.outbox.tests.queue_harness import Lab, local, new
 
 
@@ -38,7 +39,7 @@ def outbox(quick_path: Path) -> Iterator[Outbox]:
 
 def failed(lab: Lab, code: str, reason: Reason = Reason.RESPONSE, **fields: Any) -> Entry:
     lab.add(**fields)
-    return lab.queue.fail(lab.claim(), reason=reason, http_status=422, code=code)
+    return fail(lab.queue, lab.claim(), reason=reason, http_status=422, code=code)
 
 
 @contextmanager
@@ -139,7 +140,7 @@ def test_bulk_decisions_and_events_are_those_of_the_user(outbox: Outbox) -> None
             outbox.enqueue(activity(user, "visit"))
             claimed = outbox.queue.claim(user)
             assert claimed is not None
-            outbox.queue.fail(claimed, http_status=422, code="SOLD_OUT")
+            fail(outbox.queue, claimed, http_status=422, code="SOLD_OUT")
         assert [one.user_id for one in mine.retry_all(code="SOLD_OUT", dry_run=True)] == ["ada"]
         assert [one.user_id for one in mine.discard_all(code="SOLD_OUT")] == ["ada"]
     kinds = ["enqueued", "claimed", "failed", "discarded"]
@@ -176,7 +177,7 @@ def test_discard_all_discards_failed_entries_and_conflicts_only_if_named(lab: La
     first = failed(lab, "SOLD_OUT")
     child = lab.add(depends_on=(first.id,))
     lab.add()
-    disputed = lab.queue.conflict(lab.claim(), code="SOLD_OUT")
+    disputed = record_conflict(lab.queue, lab.claim(), code="SOLD_OUT")
     queue = lab.queue
     found = queue.discard_all("ada", code="SOLD_OUT", with_dependents=True)
     assert [one.id for one in found] == [first.id]
@@ -195,7 +196,7 @@ def test_bulk_decisions_work_in_batches(lab: Lab) -> None:
     lab.queue.enqueue_many([new() for _ in range(1001)])
     with lab.queue.transaction():
         for claimed in lab.queue.claim_some("ada", 1001):
-            lab.queue.fail(claimed, http_status=422)
+            fail(lab.queue, claimed, http_status=422)
     commits: list[str] = []
 
     class Points:
@@ -220,7 +221,7 @@ def test_a_double_tap_is_one_entry_while_the_first_is_unsettled(lab: Lab) -> Non
     others = [lab.add(once="quest.complete:002"), lab.add(user_id="bo", once="quest.complete:001")]
     assert len({first.id, *(one.id for one in others)}) == 3
     assert lab.kinds() == ["enqueued"] * 3
-    lab.queue.fail(lab.claim())  # still unsettled: the user decides about it
+    fail(lab.queue, lab.claim())  # still unsettled: the user decides about it
     assert lab.add(once="quest.complete:001").status is Status.FAILED
     lab.queue.retry(first.id)
     lab.send()

@@ -10,11 +10,10 @@ import pytest
 from msgspec import UNSET
 
 from onceward_outbox import EventKind, OutboxQueue, Profile
-from onceward_outbox.claims import AttemptResult
 from onceward_outbox.conflicts import ConflictPlan, resolve_conflict
 from onceward_outbox.entry import Entry, NewEntry, Resolution, Status
 from onceward_outbox.errors import ClaimLostError, EntryInvalidError
-from onceward_outbox.outcome import Conflicted, record
+from onceward_outbox.outcome import AttemptResult, Conflicted
 from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response
 from onceward_outbox.versions import Produced
 from packages.onceward.tests.support.outbox_harness import (
@@ -26,6 +25,7 @@ from packages.onceward.tests.support.outbox_harness import (
     response,
     token_of,
 )
+from packages.outbox.tests.outcomes import rebase, record_conflict, release, retry_later, succeed
 from packages.outbox.tests.queue_harness import Lab
 from packages.services.tests.cli.conftest import Server
 
@@ -433,7 +433,7 @@ def test_refused_edit_that_is_retried_waits_for_a_newer_one_whose_outcome_is_unk
     # The server does it, and the response is lost.
     note.text, note.version, note.refused = "newer", 2, set()
     replayed = response(200, {"id": 5, "text": "newer", "version": 2})
-    queue.schedule_retry(claimed, delay_seconds=0, outcome_unknown=True)
+    retry_later(queue, claimed, delay_seconds=0, outcome_unknown=True)
 
     def respond(request: Request) -> Response:
         is_replay = request.headers.get("Idempotency-Key") == newer.idempotency_key
@@ -541,12 +541,12 @@ def test_edit_without_a_base_follows_only_the_chain_it_was_made_on(lab: Lab) -> 
     lab.add(**fields, payload={"city": "Chur"})
     lab.send(server_id=7, produced=Produced('"1"'))
     first = lab.claim()
-    conflict = queue.conflict(first, theirs={"city": "Basel"}, theirs_version='"2"')
+    conflict = record_conflict(queue, first, theirs={"city": "Basel"}, theirs_version='"2"')
     resolve_conflict(queue, conflict, "mine", adopts=False)
     assert lab.send(produced=Produced('"3"')).id == first.entry.id
     behind = lab.claim()
     assert behind.version == '"1"', "it would overwrite the other client's write"
-    queue.release(behind)
+    release(queue, behind)
     assert lab.add(**fields, payload={}).base_version == '"3"'
 
 
@@ -556,10 +556,10 @@ def test_edits_of_one_entity_in_two_lanes_do_not_conflict_with_each_other(lab: L
         edit(queue, text, base_version='"1"', lane=text, conflict_resolution="server_wins")
     first, second = queue.claim_some("ada", 2)
     assert (first.version, second.version) == ('"1"', '"1"')
-    queue.succeed(first, produced=Produced('"2"'))
+    succeed(queue, first, produced=Produced('"2"'))
     refused = AttemptResult(409, "concurrency.version_mismatch")
     plan = ConflictPlan(theirs={"text": "first"}, version='"2"', how=Resolution.THEIRS)
-    again = record(queue, second, Conflicted(refused, plan))
+    again = queue.record(second, Conflicted(refused, plan))
     assert (again.status, again.attempt_count) == (Status.PENDING, 0)
     assert again.idempotency_key != second.entry.idempotency_key
     assert EventKind.CONFLICT not in [event.kind for event in lab.events]
@@ -567,7 +567,7 @@ def test_edits_of_one_entity_in_two_lanes_do_not_conflict_with_each_other(lab: L
     assert (claimed.entry.id, claimed.version) == (again.id, '"2"')
     # A version of another client is a conflict.
     foreign = ConflictPlan(theirs={"text": "theirs"}, version='"3"', how=Resolution.THEIRS)
-    assert record(queue, claimed, Conflicted(refused, foreign)).status is Status.DISCARDED
+    assert queue.record(claimed, Conflicted(refused, foreign)).status is Status.DISCARDED
 
 
 def test_edit_behind_a_conflict_about_an_unknown_base_is_sent_once(queue: OutboxQueue) -> None:
@@ -639,9 +639,9 @@ def test_read_of_a_base_that_lost_its_claim_changes_nothing(tmp_path: Path) -> N
         claimed = queue.claim("ada")
         assert claimed is not None
         with queue.transaction(savepoints=False):
-            queue.release(claimed)
+            release(queue, claimed)
             with pytest.raises(ClaimLostError):
-                queue.rebase(claimed, base={"text": "theirs"}, version='"3"')
+                rebase(queue, claimed, base={"text": "theirs"}, version='"3"')
         assert queue.get(entry.id).base_version is None
         assert edit(queue, profile="notes").base_version is None
 
@@ -749,5 +749,5 @@ def test_edits_of_one_entity_are_not_in_flight_together(queue: OutboxQueue) -> N
     assert found is not None
     assert found.entry.id == other.id
     assert queue.claim("ada") is None
-    queue.release(claimed)
+    release(queue, claimed)
     assert [one.entry.id for one in queue.claim_some("ada", 5)] == [first.id, second.id]

@@ -23,9 +23,10 @@ from uuid import UUID
 import msgspec
 
 from onceward.errors import ConfigurationError, StoreError
+from onceward.jobs.engines import SqlEngine
 from onceward.jobs.job import LeasedJob
-from onceward.jobs.job_store import JobStore, ToDo
-from onceward.jobs.sql_engine import SqlEngine
+from onceward.jobs.job_store import JobStore
+from onceward.jobs.published_jobs import PublishedJobs, ToDo
 from onceward.observability.noop import NullBrokerMetrics
 from onceward.ports import (
     BrokerMetrics,
@@ -105,6 +106,7 @@ class JetStreamEngine:
         if not table_after_seconds > 0:
             raise ConfigurationError("table_after_seconds must be above 0")
         self._job_store = job_store
+        self._published = PublishedJobs(job_store)
         self._queues = tuple(queues)
         self._worker = worker
         self._lease_seconds = lease_seconds
@@ -193,7 +195,7 @@ class JetStreamEngine:
         if now < self._look_for_overdue_at:
             return []
         self._look_for_overdue_at = now + self._table_after_seconds
-        overdue = await self._job_store.overdue(
+        overdue = await self._published.overdue(
             self._queues, seconds=self._table_after_seconds, limit=limit
         )
         if not overdue:
@@ -239,7 +241,7 @@ class JetStreamEngine:
         deliveries: list[Delivery] = []
         unpublished: set[tuple[str, str]] = set()
         try:
-            to_do = await self._job_store.still_to_do({job for _, job in others})
+            to_do = await self._published.still_to_do({job for _, job in others})
             free_in_seconds = {job: found.free_in_seconds for job, found in to_do.items()}
             unpublished = await self._unpublish_paused(to_do)
             due = {job for job, seconds in free_in_seconds.items() if seconds == 0} - unpublished
@@ -273,9 +275,9 @@ class JetStreamEngine:
         their queue is resumed.
         """
         due = [job for job, found in to_do.items() if found.free_in_seconds == 0]
-        paused = await self._job_store.paused_queues() if due else set()
+        paused = await self._published.paused_queues() if due else set()
         held = [job for job in due if to_do[job].queue in paused]
-        return await self._job_store.unpublish(held) if held else set()
+        return await self._published.unpublish(held) if held else set()
 
     # -- leases and outcomes ----------------------------------------------------------------------
 
@@ -339,7 +341,7 @@ class JetStreamEngine:
 
     async def _publish_all_again(self) -> None:
         """Mark all jobs as unpublished: the stream is new and empty."""
-        lost = await self._job_store.reset_published()
+        lost = await self._published.reset_published()
         if lost:
             _log.warning("NATS has lost its stream: %d jobs are published again", lost)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from onceward.errors import StoreError
 from onceward.jobs.job_store import JobStore
+from onceward.jobs.published_jobs import PublishedJobs
 from onceward.ports import FaultPoints, Notifier
 from onceward_nats.connection import Broker
 
@@ -48,7 +49,7 @@ class Relay:
         faults: FaultPoints | None = None,
     ) -> None:
         """Relays with the same ``name`` and queues publish one at a time."""
-        self._job_store = job_store
+        self._jobs = PublishedJobs(job_store)
         self._queues = tuple(queues)
         self._broker = broker
         self._notifier = notifier
@@ -78,15 +79,15 @@ class Relay:
             return 0.0
         if found:
             return 0.0
-        due_in = await self._job_store.publish_due_in(self._queues)
+        due_in = await self._jobs.publish_due_in(self._queues)
         return _LOOK_SECONDS if due_in is None else min(_LOOK_SECONDS, due_in + 0.001)
 
     async def publish_due(self) -> tuple[int, int]:
         """Publish and mark one batch; return how many were due and how many were published."""
-        async with self._job_store.relay_lock(self._name, idle_seconds=_LOCK_SECONDS) as is_locked:
+        async with self._jobs.relay_lock(self._name, idle_seconds=_LOCK_SECONDS) as is_locked:
             if not is_locked:  # the relay that holds the lock was notified, too
                 return 0, 0
-            jobs = await self._job_store.to_publish(
+            jobs = await self._jobs.to_publish(
                 self._queues,
                 front=_FRONT,
                 limit=_MAX_BATCH,
@@ -100,7 +101,7 @@ class Relay:
                 await asyncio.sleep(_PAUSE_SECONDS)
             await self._reach("relay_before_mark")
             if published:
-                await self._job_store.mark_published(published)
+                await self._jobs.mark_published(published)
             return len(jobs), len(published)
 
     async def _reach(self, point: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, cast, overload
 
 from onceward.audit.chain import AuditKeys
-from onceward.audit.sealer import AuditSealer
+from onceward.audit.seals import AuditSealer
 from onceward.batch.endpoint import BatchEndpoint
 from onceward.batch.options import BatchOptions
 from onceward.config import GuardConfig
@@ -65,8 +65,6 @@ from onceward.stores.tenant_tables import TenantTable
 from onceward.tenants import SINGLE_TENANT, SingleTenant
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.error_codes import ErrorFormat
-
-__all__ = ["Onceward"]
 
 Ready = Callable[[], Awaitable[Idempotency]]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
@@ -265,7 +263,7 @@ class Onceward(Generic[TransactionT_co]):
         try:
             from onceward.frameworks.fastapi_direct import find_direct_routes  # noqa: PLC0415
         except ImportError as error:  # of a name that this version of FastAPI does not have
-            _log.debug("routes are called by FastAPI: %s", error)
+            _log.warning("routes are called by FastAPI: %s", error)
             return None
         return find_direct_routes(self._app, inner)
 

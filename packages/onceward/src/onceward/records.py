@@ -9,8 +9,6 @@ from typing import NamedTuple
 
 import msgspec
 
-__all__ = ["AuditEvent", "Record", "RecordId", "RequestFingerprint", "Response"]
-
 
 class RecordId(NamedTuple):
     """The primary key of a record. The tenant always comes first."""

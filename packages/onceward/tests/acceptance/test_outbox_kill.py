@@ -32,8 +32,7 @@ POINTS = (
     "watchdog.after_commit",
     "claim.before_commit",
     *FAULT_POINTS,
-    "succeed.before_commit",
-    "schedule_retry.before_commit",
+    "record.before_commit",
     "transaction.before_commit",
     "transaction.after_commit",
 )

@@ -16,6 +16,7 @@ from onceward import open_store
 from onceward.jobs.admin import JobAdmin
 from onceward.jobs.job import LeasedJob
 from onceward.jobs.job_store import JobStore
+from onceward.jobs.published_jobs import PublishedJobs
 from onceward.ports import Row, Store
 from onceward.stores.parts import JOBS
 from onceward.stores.sql_loader import load_queries
@@ -88,14 +89,16 @@ async def test_lost_attempts_are_recorded(store: Store, job_store: JobStore) -> 
 async def test_published_jobs_are_marked_and_reset(store: Store, job_store: JobStore) -> None:
     await enqueue_for_all(store, 2)
 
+    published = PublishedJobs(job_store)
+
     async def to_publish() -> Sequence[Row]:
-        return await job_store.to_publish(("default",), front=9, limit=9, again_after_seconds=60)
+        return await published.to_publish(("default",), front=9, limit=9, again_after_seconds=60)
 
     jobs = await to_publish()
     assert len(jobs) == 6
-    await job_store.mark_published(jobs)
+    await published.mark_published(jobs)
     assert not await to_publish()
-    assert await job_store.reset_published() == 6
+    assert await published.reset_published() == 6
     assert len(await to_publish()) == 6
 
 
@@ -131,7 +134,8 @@ async def test_old_rows_of_jobs_are_deleted_in_batches(store: Store, job_store: 
     assert await clean("steps") == [4, 3, 0]
     assert await clean("failures") == [0, 0, 0]
     assert await clean("dead_letters") == [0, 0, 0]
-    assert await job_store.requeue(first.lease.tenant, first.lease.job_id, actor="a")
+    of = first.lease
+    assert await JobAdmin(store).requeue(of.job_id, tenant=of.tenant, actor="a")
     assert await clean("dead_letters") == [1, 0, 0]
     assert await clean("steps") == [0, 0, 0]
 

@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy import create_engine
 
 from onceward import open_store
-from onceward.jobs.sql_engine import SqlEngine
+from onceward.jobs.engines import SqlEngine
 from onceward.jobs.worker import EngineMaker
 from onceward.ports import Store
 from onceward.stores.psycopg import PsycopgStore, PsycopgSyncStore

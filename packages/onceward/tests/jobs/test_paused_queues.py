@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pytest
 
 from onceward.errors import UsageError
-from onceward.jobs.paused_queues import PausedQueues
+from onceward.jobs.admin import PausedQueues
 from onceward.tenants import ALL_TENANTS
 from packages.nats.tests.nats_harness import NatsLab
 from packages.onceward.tests.jobs.handlers import Gate, add_effect
@@ -84,11 +84,13 @@ async def test_idle_workers_and_relays_do_not_wait_for_jobs_of_paused_queues(
     queues = ("default",)
 
     async def looks() -> tuple[object, ...]:
-        publish = await lab.job_store.to_publish(queues, front=10, limit=10, again_after_seconds=30)
+        publish = await lab.published_jobs.to_publish(
+            queues, front=10, limit=10, again_after_seconds=30
+        )
         return (
             await lab.job_store.due_in(queues),
-            await lab.job_store.publish_due_in(queues) is None,
-            len(await lab.job_store.overdue(queues, seconds=-1, limit=10)),
+            await lab.published_jobs.publish_due_in(queues) is None,
+            len(await lab.published_jobs.overdue(queues, seconds=-1, limit=10)),
             len(publish),
         )
 

@@ -14,10 +14,10 @@ from onceward.errors import (
     StoreUnavailableError,
 )
 from onceward.jobs.context import JobContext
+from onceward.jobs.engines import SqlEngine
 from onceward.jobs.job import LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry
-from onceward.jobs.sql_engine import SqlEngine
 from onceward.jobs.worker import Worker
 from onceward.ports import Delivery
 from packages.onceward.tests.jobs.conftest import OpenStore

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from onceward import SINGLE_TENANT, GuardConfig, Onceward, open_store
-from onceward.audit import sealer as audit_sealer
 from onceward.audit import seals as audit_seals
 from onceward.audit.chain import (
     NO_PREVIOUS,
@@ -20,8 +19,7 @@ from onceward.audit.chain import (
     event_document,
     make_seal,
 )
-from onceward.audit.sealer import AuditSealer
-from onceward.audit.seals import AuditSeals
+from onceward.audit.seals import AuditSealer, AuditSeals
 from onceward.errors import ConfigurationError
 from onceward.maintenance.retention import AUDIT_EVENTS, Retention
 from onceward.maintenance.sweeper import Sweeper
@@ -172,9 +170,7 @@ async def test_event_that_was_sealed_since_it_was_read_is_not_sealed_by_a_later_
     [row] = await seals.unsealed(("", ""), limit=10)
     await seal(store)
     again = make_seal("ada", [row], after=await seals.head("ada"), now=SystemClock().now())
-    unit = await store.begin()
-    assert not await seals.add(unit.statements, again)
-    await unit.rollback()
+    assert not await seals.add([again])
     await check_is_clean(store, "ada", events=1)
 
 
@@ -203,8 +199,8 @@ async def test_sealer_killed_between_its_steps_leaves_all_or_nothing(
 async def test_many_events_are_sealed_in_batches_and_one_day_at_a_time(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(audit_sealer, "_BATCH", 4)
-    monkeypatch.setattr(audit_sealer, "_SEALS_PER_TRANSACTION", 1)
+    monkeypatch.setattr(audit_seals, "_BATCH", 4)
+    monkeypatch.setattr(audit_seals, "_SEALS_PER_TRANSACTION", 1)
     monkeypatch.setattr(audit_seals, "_SEALS_PER_PAGE", 1)
     monkeypatch.setattr(audit_seals, "_EVENTS_PER_PAGE", 2)
     midnight = datetime(2026, 3, 2, tzinfo=UTC)

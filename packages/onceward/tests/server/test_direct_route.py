@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 from uuid import UUID
 
+import fastapi
 import httpx
 import pytest
 from fastapi import (
@@ -33,6 +34,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from onceward import SINGLE_TENANT, Onceward
 from onceward.batch.options import BatchOptions, ItemReport
 from onceward.fastapi import Caller, Run, Tx
+from onceward.frameworks import fastapi_direct
 from onceward.frameworks.fastapi_direct import DirectRoute
 
 
@@ -126,6 +128,13 @@ def build(url: str, *, direct: bool, batch: BatchOptions | None = None) -> tuple
     ) -> Any:
         return [number, day, colour, ids]
 
+    @app.post("/scalars/{number}/{day}")
+    @onceward.guard()
+    def scalars(
+        number: int, day: date, colour: Colour, request: Request, x_token: Annotated[str, Header()]
+    ) -> Any:
+        return [number, day, colour, x_token, str(request.url_for("give_dict"))]
+
     @app.put("/depends/{number:int}")
     @onceward.guard()
     async def depend(
@@ -187,6 +196,8 @@ PATHS = [
     ("POST", "/wrong-model"),
     ("POST", "/sync/3/2026-01-02?colour=red&ids=01970000-0000-4000-8000-000000000000"),
     ("POST", "/sync/x/tomorrow?colour=blue&ids=a&ids=b"),
+    ("POST", "/scalars/3/2026-01-02?colour=red"),
+    ("POST", "/scalars/x/tomorrow?colour=blue"),
     ("PUT", "/depends/7?page=2"),
     ("PUT", "/depends/7?page=x"),
     ("DELETE", "/nothing"),
@@ -278,6 +289,33 @@ async def test_items_of_a_batch_respond_as_by_fastapi(tmp_path: Path) -> None:
     for ours, theirs in zip(*found, strict=True):
         assert ours == theirs
     assert {result["status"] for result in found[0]} >= {200, 204, 418, 422, 500}
+
+
+@pytest.mark.parametrize("version", ["0.131.9", "0.163.0", "1.0.0rc1"])
+async def test_version_of_fastapi_that_was_not_tested_calls_routes_itself_and_says_so_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    version: str,
+) -> None:
+    monkeypatch.setattr("fastapi.__version__", version)
+    fastapi_direct._is_tested.cache_clear()
+    monkeypatch.delattr(DirectRoute, "run")  # not called
+    for name in ("one", "two"):
+        app, onceward = build(f"sqlite:///{tmp_path}/{name}.db", direct=True)
+        await onceward.open()
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            response = await client.post("/dict", json={}, headers={"Idempotency-Key": "k"})
+        await onceward.close()
+        assert (response.status_code, response.json()["name"]) == (201, "bolt")
+    (line,) = [record for record in caplog.records if "called by" in record.getMessage()]
+    assert (line.levelname, f"FastAPI {version}" in line.getMessage()) == ("WARNING", True)
+    fastapi_direct._is_tested.cache_clear()
+
+
+def test_installed_version_of_fastapi_is_one_that_was_tested() -> None:
+    assert fastapi_direct._is_tested(fastapi.__version__)
 
 
 class OwnRoute(APIRoute):

@@ -44,7 +44,7 @@ from onceward.errors import (  # noqa: E402
     UsageError,
 )
 from onceward.frameworks.django import django_onceward, django_response  # noqa: E402
-from onceward.frameworks.sync_bridge import Served  # noqa: E402
+from onceward.frameworks.wsgi import Served  # noqa: E402
 from packages.onceward.tests.support.django_project import urls as views  # noqa: E402
 
 _numbers = itertools.count()
@@ -423,7 +423,7 @@ def test_throttle_of_rest_framework_counts_replays() -> None:
 def test_response_that_was_not_made_by_the_view_keeps_all_its_cookies() -> None:
     cookies = ["a=1; Path=/", "a=2; Path=/shop", "b=x=y; Secure; HttpOnly; Partitioned"]
     headers = [(b"set-cookie", cookie.encode()) for cookie in cookies]
-    response = django_response(Served(201, [*headers, (b"etag", b'"1"')], b"made", is_own=False))
+    response = django_response(Served(201, [*headers, (b"etag", b'"1"')], b"made"))
     assert [cookie.OutputString() for cookie in response.cookies.values()] == cookies
     assert (dict(response.items()), response.content) == ({"etag": '"1"'}, b"made")
     client = Client()

@@ -17,7 +17,7 @@ from starlette.routing import Mount
 from onceward import SINGLE_TENANT, ErrorFormat, Onceward, Policy, Principal, ServiceError
 from onceward.fastapi import Tx
 from onceward.flask import FlaskGuard
-from onceward.frameworks import sync_bridge
+from onceward.frameworks import wsgi
 from onceward.frameworks.wsgi import WsgiGuard
 from onceward.guard.execution import Exchange, Execution, executing
 from onceward.guard.request import RequestHead, parse_request
@@ -48,9 +48,7 @@ def test_sync_request_ends_its_visits_at_the_gates_of_tasks_and_of_threads(
     database: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: set[str] = set()
-    monkeypatch.setattr(
-        sync_bridge, "end_visit", lambda: ended.add(threading.current_thread().name)
-    )
+    monkeypatch.setattr(wsgi, "end_visit", lambda: ended.add(threading.current_thread().name))
     client = flask_app(Onceward(database, tenants=SINGLE_TENANT), request).test_client()
     assert client.post("/orders", headers=KEY).status_code == 201
     assert ended == {"onceward-loop", threading.current_thread().name}
@@ -82,7 +80,7 @@ def test_sync_request_is_freed_without_the_garbage_collector(
             super().__init__(*args, **options)
             made.append(weakref.ref(self))
 
-    monkeypatch.setattr(sync_bridge, "Exchange", Watched)
+    monkeypatch.setattr(wsgi, "Exchange", Watched)
     client = flask_app(Onceward(database, tenants=SINGLE_TENANT), request).test_client()
     client.post("/orders", headers=KEY)
     gc.disable()

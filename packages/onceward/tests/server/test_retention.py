@@ -9,7 +9,7 @@ import pytest
 
 from onceward import open_store
 from onceward.errors import ConfigurationError
-from onceward.maintenance import retention
+from onceward.jobs import cleaner
 from onceward.maintenance.retention import AUDIT_EVENTS, DEAD_LETTERS, Retention
 from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import Store
@@ -41,7 +41,7 @@ async def count(store: Store, table: str) -> list[str]:
 async def test_only_rows_older_than_their_retention_are_deleted(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "_BATCH", 2)
+    monkeypatch.setattr(cleaner, "_BATCH", 2)
     now = SystemClock().now()
     tables = [AUDIT_EVENTS, DEAD_LETTERS]
     # Ids of audit events follow the time.

@@ -22,7 +22,7 @@ from onceward.errors import (
     UsageError,
 )
 from onceward.frameworks.django import _response_of
-from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
+from onceward.guard.request_thread import DirectThread, run_in_request_thread
 from onceward.ports import Claimed, EpochReading, Held
 from onceward.records import RecordId
 from onceward.stores.sessions.django import DjangoStore, DjangoUnit
@@ -37,9 +37,7 @@ LATER = NOW + timedelta(seconds=1)
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of the store in this thread, as the bridge does."""
-    thread = DirectThread(threading.RLock())
-    with serving_in(thread):
-        return thread.wait(work)
+    return DirectThread(threading.RLock()).wait(work)
 
 
 def in_another_thread(work: Any) -> Any:

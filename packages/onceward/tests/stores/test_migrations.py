@@ -11,7 +11,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from onceward.cli.database import migrate, opened
+from onceward.cli.database import opened
+from onceward.cli.migrate import migrate
 from onceward.errors import ConfigurationError
 from onceward.stores.parts import MigrationTable
 from onceward.stores.sql_loader import load_queries

@@ -18,7 +18,8 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Column, Integer, MetaData, Table, create_engine
 
 from onceward import SINGLE_TENANT, Onceward, Policy, open_store
-from onceward.cli.database import migrate, opened
+from onceward.cli.database import opened
+from onceward.cli.migrate import migrate
 from onceward.errors import ConfigurationError
 from onceward.maintenance.retention import DEAD_LETTERS, Retention
 from onceward.ports import Store

@@ -7,7 +7,7 @@ from typing import Any
 
 from onceward import open_store
 from onceward.audit.chain import AuditKeys, ChainCheck
-from onceward.audit.sealer import AuditSealer
+from onceward.audit.seals import AuditSealer
 from onceward.ports import Store
 from onceward.records import AuditEvent
 from onceward_operator.audit_trail import AuditTrail

@@ -25,6 +25,7 @@ from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job import Enqueued, EnqueueOutcome, LeasedJob
 from onceward.jobs.job_store import JobStore
+from onceward.jobs.published_jobs import PublishedJobs
 from onceward.jobs.registry import JobRegistry
 from onceward.jobs.worker import Worker
 from onceward.ports import JobOutcome, Row, Store
@@ -67,6 +68,7 @@ class JobsLab:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.job_store = JobStore(self.store)
+        self.published_jobs = PublishedJobs(self.job_store)
         self.admin = JobAdmin(self.store)
         self.jobs = JobRegistry()
         self.outcomes = Outcomes()

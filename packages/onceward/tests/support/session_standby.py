@@ -13,7 +13,7 @@ import asyncpg
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from onceward.guard.request_thread import DirectThread, run_in_request_thread, serving_in
+from onceward.guard.request_thread import DirectThread, run_in_request_thread
 from onceward.ports import Claimed
 from onceward.records import Record
 from onceward.stores.sessions.hosts import async_creator, creator
@@ -172,10 +172,8 @@ _lock = threading.RLock()
 
 def in_request_thread(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine of a store in this thread, as the bridge does for a sync framework."""
-    thread = DirectThread(_lock)
     try:
-        with serving_in(thread):
-            return thread.wait(work)
+        return DirectThread(_lock).wait(work)
     finally:
         connections.close_all()  # as Django does at the end of a request
 

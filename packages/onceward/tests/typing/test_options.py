@@ -15,6 +15,8 @@ from onceward.errors import UsageError
 from onceward.guard.policy import PolicyChanges
 from onceward_nats.jetstream import JetStreamEngine, JetStreamOptions
 from onceward_outbox import (
+    Conflicted,
+    ConflictPlan,
     ConflictResolution,
     ConflictResolutionName,
     NewEntry,
@@ -79,7 +81,7 @@ def test_status_and_resolution_may_be_given_as_text(tmp_path: Path) -> None:
         assert queue.entries(status=["failed", Status.CONFLICT]) == []
         claimed = queue.claim("ada")
         assert claimed is not None
-        queue.conflict(claimed, theirs={})
+        queue.record(claimed, Conflicted(plan=ConflictPlan(theirs={})))
         with pytest.raises(UsageError, match="'ours' is not a Resolution: it must be one"):
             queue.resolve(entry.id, "ours")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="'waiting' is not a Status"):

@@ -199,13 +199,13 @@ def test_sweep_signs_what_it_records(here: Here, file: str, monkeypatch: Any) ->
     on(file, lambda store: add_event(store, at))
     here("audit", "seal", ONCEWARD_AUDIT_KEY=KEY)
 
-    from onceward.cli import database
+    from onceward.cli import sweep
     from onceward.maintenance.retention import AUDIT_EVENTS, Retention
 
     async def rules(_target: Any, _store: Any) -> list[Retention]:
         return [Retention(AUDIT_EVENTS, timedelta(days=30))]
 
-    monkeypatch.setattr(database, "_retention", rules)
+    monkeypatch.setattr(sweep, "_retention", rules)
     swept = found(here("sweep", "--json", ONCEWARD_AUDIT_KEY=KEY))
     assert swept["old_rows"] == {"audit_events": 1}
     check = found(here("audit", "verify", "--json", ONCEWARD_AUDIT_KEY=KEY))

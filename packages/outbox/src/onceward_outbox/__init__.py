@@ -6,6 +6,7 @@
                    who sees no other's entries; AsyncOutbox is the same for asyncio
     OutboxQueue    the file alone: every operation on it, for apps that send themselves
     Drain          sends what one user's queue holds, when the app calls it
+    Outcome        what came of a send, for apps that send themselves
     Profile        the rules of one API: order, retries, codes, request format
     NewEntry       what to queue; Entry, Attempt and Stats are what comes back
     Event          what happened, for a screen or telemetry; EventStream and AsyncEventStream are
@@ -14,7 +15,7 @@
 """
 
 from onceward_outbox.clock import DeviceClock
-from onceward_outbox.conflicts import Merge
+from onceward_outbox.conflicts import ConflictPlan, Merge
 from onceward_outbox.database import AppConnection, Driver
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import DrainReport, Ended
@@ -36,6 +37,16 @@ from onceward_outbox.entry import (
 from onceward_outbox.events import AsyncEventStream, Event, EventKind, EventStream, Listener
 from onceward_outbox.maintenance import PayloadMigration
 from onceward_outbox.outbox import AsyncOutbox, OpenOptions, Outbox, OutboxOptions
+from onceward_outbox.outcome import (
+    AttemptResult,
+    Conflicted,
+    Expired,
+    Failed,
+    Outcome,
+    Released,
+    RetryLater,
+    Succeeded,
+)
 from onceward_outbox.profile import (
     ChainAction,
     Drop,
@@ -60,10 +71,13 @@ __all__ = [
     "AsyncOutbox",
     "AtSend",
     "Attempt",
+    "AttemptResult",
     "ChainAction",
     "Claimed",
+    "ConflictPlan",
     "ConflictResolution",
     "ConflictResolutionName",
+    "Conflicted",
     "DeviceClock",
     "Drain",
     "DrainReport",
@@ -74,6 +88,8 @@ __all__ = [
     "Event",
     "EventKind",
     "EventStream",
+    "Expired",
+    "Failed",
     "HttpTransport",
     "Listener",
     "Merge",
@@ -85,6 +101,7 @@ __all__ = [
     "Outbox",
     "OutboxOptions",
     "OutboxQueue",
+    "Outcome",
     "Park",
     "PayloadMigration",
     "Profile",
@@ -93,16 +110,19 @@ __all__ = [
     "Reason",
     "ReasonName",
     "Recovery",
+    "Released",
     "Request",
     "RequestFormat",
     "Resolution",
     "ResolutionName",
     "Response",
+    "RetryLater",
     "Rewrite",
     "Send",
     "Stats",
     "Status",
     "StatusName",
+    "Succeeded",
     "SyncFaultPoints",
     "TimestampsInBody",
     "Token",

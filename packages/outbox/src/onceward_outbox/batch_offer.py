@@ -13,21 +13,11 @@ from typing import Final
 
 import msgspec
 
+from onceward_outbox.backoff import path_template
 from onceward_outbox.errors import EntryInvalidError
-from onceward_outbox.outage import path_template
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transaction
 from onceward_protocol.endpoint_validation import check_endpoint
-
-__all__ = [
-    "OFFER_HEADER",
-    "BatchOffer",
-    "Batches",
-    "offer_row",
-    "parse_offer",
-    "read_offer",
-    "write_offer",
-]
 
 OFFER_HEADER: Final = "onceward-batch"
 
@@ -208,7 +198,6 @@ class Batches:
             self._alone.add(entry_id)
 
     def is_alone(self, entry_id: str, endpoint: str) -> bool:
-        """Return whether an entry has to be sent alone."""
         if entry_id in self._alone:
             return True
         return bool(self._alone_paths) and path_template(endpoint) in self._alone_paths

@@ -25,15 +25,6 @@ UPDATE offline_sync_queue
 RETURNING ENTRY, VERSION_TO_SEND;
 
 -- name: behind
--- The next entries of a lane, and whether each could be sent if all before it had succeeded.
-WITH HELD_PATTERNS
-SELECT id, status = 'pending' AND waiting_for = 0 AND due_ms IS NULL
-           AND profile NOT IN (SELECT value FROM json_each(:skip)) AND NOT IS_HELD
-  FROM offline_sync_queue
- WHERE user_id = :user_id AND lane = :lane AND IS_OPEN AND sequence_number > :sequence_number
- ORDER BY sequence_number LIMIT :limit;
-
--- name: behind_in_batch
 -- The next entries of a lane: whether each could be sent if all before it had succeeded, but for the
 -- entries and mappings that it waits for, a JSON array.
 WITH HELD_PATTERNS
@@ -45,7 +36,7 @@ SELECT id, operation, local_id, lane, entity,
  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN AND sequence_number > :sequence_number
  ORDER BY sequence_number LIMIT :limit;
 
--- name: awaiting_in_batch
+-- name: awaiting
 -- The heads of other lanes that wait for one of these entries and mappings.
 WITH HELD_PATTERNS
 SELECT id, operation, local_id, lane, entity, 1, WAITS_FOR
@@ -64,6 +55,10 @@ UPDATE offline_sync_queue
        maybe_since_at = coalesce(maybe_since_at, :now)
  WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'pending'
 RETURNING ENTRY, VERSION_TO_SEND;
+
+-- name: pending_in_order
+SELECT ENTRY FROM offline_sync_queue
+ WHERE user_id = :user_id AND status = 'pending' ORDER BY rowid;
 
 -- name: next_eligible
 SELECT ENTRY FROM offline_sync_queue

@@ -6,7 +6,7 @@ If the process dies in between, nothing is recorded, and the entry is sent once 
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,8 +19,8 @@ from onceward_outbox.entry import (
     member_named,
 )
 from onceward_outbox.errors import UsageError
-from onceward_outbox.profile import Profile
-from onceward_outbox.queue import OutboxQueue
+from onceward_outbox.profile import Profile, ProfileRegistry
+from onceward_outbox.resolution import Rewrite
 from onceward_outbox.three_way_merge import Merged, merge_patch, three_way_merge
 from onceward_outbox.transport import NoResponse, Response
 from onceward_outbox.versions import current_version, version_of
@@ -28,7 +28,8 @@ from onceward_protocol.operation import Operation
 from onceward_protocol.retry import is_transient
 from onceward_protocol.versions import without_if_match
 
-__all__ = ["ConflictPlan", "Merge", "plan_for", "resolve_conflict"]
+if TYPE_CHECKING:
+    from onceward_outbox.queue import OutboxQueue
 
 _log = logging.getLogger(__name__)
 
@@ -47,9 +48,13 @@ _GONE: Final = frozenset({404, 410})
 class ConflictPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of the server's side, and the resolution. None: a person decides."""
 
+    # The entity as the server has it, a JSON value; UNSET if it is not known.
     theirs: Any = UNSET
+    # Its version, as ``If-Match`` takes it.
     version: str | None = None
+    # How the conflict ends.
     how: Resolution | None = None
+    # The merged payload, for ``Resolution.MERGED``.
     payload: Any = UNSET
     # JSON Pointers of what both sides have changed.
     fields: tuple[str, ...] = ()
@@ -72,70 +77,60 @@ def plan_for(
     ``merge`` merges by field. Not ``may_merge``: such a conflict is left to a person.
     """
     strategy = entry.conflict_resolution or profile.conflict_resolution
-    if read is None:
-        return _decide(
-            entry,
-            profile,
-            strategy,
-            ConflictPlan(),
-            merge if may_merge else None,
-            merges_fields=False,
-        )
-    response = read
-    if isinstance(response, NoResponse) or response.status not in {_OK, *_GONE}:
-        if strategy is ConflictResolution.SERVER_WINS:
-            return ConflictPlan(how=Resolution.THEIRS)
-        if (
-            isinstance(response, NoResponse)
-            or response.status == _UNAUTHORIZED
-            or is_transient(response.status)
-        ):
-            return response
-        # It cannot be read at all: a person decides, or a strategy that does not need it.
-        known = ConflictPlan(version=current_version(refusal))
-        needs_version = profile.force_with_version and known.version is None
-        if strategy is ConflictResolution.CLIENT_WINS and needs_version:
-            return known
-        return _decide(entry, profile, strategy, known, None, merges_fields=False)
-    known = ConflictPlan(theirs=None)
-    if response.status == _OK:
-        version = version_of(response) or current_version(refusal)
-        known = ConflictPlan(theirs=response.json(), version=version)
     chosen = merge if may_merge else None
-    return _decide(entry, profile, strategy, known, chosen, merges_fields=may_merge)
+    if read is None:
+        return _decide(entry, profile, strategy, ConflictPlan(), chosen, merges_fields=False)
+    if isinstance(read, Response) and read.status in {_OK, *_GONE}:
+        known = ConflictPlan(theirs=None)
+        if read.status == _OK:
+            version = version_of(read) or current_version(refusal)
+            known = ConflictPlan(theirs=read.json(), version=version)
+        return _decide(entry, profile, strategy, known, chosen, merges_fields=may_merge)
+    if strategy is ConflictResolution.SERVER_WINS:
+        return ConflictPlan(how=Resolution.THEIRS)
+    if isinstance(read, NoResponse) or read.status == _UNAUTHORIZED or is_transient(read.status):
+        return read
+    # It cannot be read at all: a person decides, or a strategy that does not need it.
+    known = ConflictPlan(version=current_version(refusal))
+    needs_version = profile.force_with_version and known.version is None
+    if strategy is ConflictResolution.CLIENT_WINS and needs_version:
+        return known
+    return _decide(entry, profile, strategy, known, None, merges_fields=False)
+
+
+def resolved_request(
+    entry: Entry, profiles: ProfileRegistry, how: Resolution, payload: Any = UNSET
+) -> Rewrite:
+    """Return the request that ends a conflict as a person or a strategy has decided.
+
+    Both ``MINE`` and ``MERGED`` are sent with the version that was read, so a change that another
+    client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
+    with ``If-Match: *``, unless the profile says that the server refuses that.
+    """
+    if how not in (Resolution.MINE, Resolution.MERGED):
+        return Rewrite()
+    if how is Resolution.MERGED and payload is UNSET:
+        raise UsageError("resolving a conflict by merging needs the merged payload")
+    version = entry.theirs_version
+    may_force = not profiles.get(entry.profile).force_with_version
+    if how is Resolution.MINE and version is None and may_force:
+        version = "*"
+    body = entry.decoded() if payload is UNSET else payload
+    return Rewrite(payload=_without_version(body, version), headers=_headers(entry, version))
 
 
 def resolve_conflict(
-    queue: OutboxQueue,
+    queue: "OutboxQueue",
     entry: Entry,
     how: Resolution | ResolutionName,
     *,
     payload: Any = UNSET,
     adopts: bool = True,
 ) -> Entry:
-    """End a conflict as a person or a strategy has decided.
-
-    Both ``MINE`` and ``MERGED`` are sent with the version that was read, so a change that another
-    client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
-    with ``If-Match: *``, unless the profile says that the server refuses that.
-    """
+    """End a conflict with the request that ``resolved_request`` returns."""
     how = member_named(Resolution, how)
-    if how not in (Resolution.MINE, Resolution.MERGED):
-        return queue.resolve(entry.id, how, adopts=adopts)
-    if how is Resolution.MERGED and payload is UNSET:
-        raise UsageError("resolving a conflict by merging needs the merged payload")
-    version = entry.theirs_version
-    may_force = not queue.profiles.get(entry.profile).force_with_version
-    if how is Resolution.MINE and version is None and may_force:
-        version = "*"
-    body = entry.decoded() if payload is UNSET else payload
-    return queue.resolve(
-        entry.id,
-        how,
-        payload=_without_version(body, version),
-        headers=_headers(entry, version),
-        adopts=adopts,
-    )
+    made = resolved_request(entry, queue.profiles, how, payload)
+    return queue.resolve(entry.id, how, payload=made.payload, headers=made.headers, adopts=adopts)
 
 
 def _decide(
@@ -154,14 +149,14 @@ def _decide(
         case ConflictResolution.CLIENT_WINS:
             # Once. If even a forced send gets a conflict, a person decides.
             if entry.forced:
-                return _for_a_person(entry, profile, known)
+                return _by_field(entry, profile, known, resolves=False)
             return replace(known, how=Resolution.MINE)
         case ConflictResolution.MERGE if merge is not None:
             return _merge(entry, known, merge)
         case ConflictResolution.MERGE if merges_fields:
-            return _merge_by_field(entry, profile, known)
+            return _by_field(entry, profile, known, resolves=True)
         case _:
-            return _for_a_person(entry, profile, known)
+            return _by_field(entry, profile, known, resolves=False)
 
 
 def merge_fields(
@@ -184,28 +179,26 @@ def _content(entity: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entity.items() if name != "version"}
 
 
-def _for_a_person(entry: Entry, profile: Profile, known: ConflictPlan) -> ConflictPlan:
-    """Leave the conflict to a person, with what both sides have changed."""
-    base = None if entry.base is None else msgspec.json.decode(entry.base)
-    merged = merge_fields(entry, base, known.theirs, profile.merge_identities)
-    return known if merged is None else msgspec.structs.replace(known, fields=merged.conflicts)
-
-
-def _merge_by_field(entry: Entry, profile: Profile, known: ConflictPlan) -> ConflictPlan:
-    base = None if entry.base is None else msgspec.json.decode(entry.base)
-    merged = merge_fields(entry, base, known.theirs, profile.merge_identities)
+def _by_field(
+    entry: Entry, profile: Profile, known: ConflictPlan, *, resolves: bool
+) -> ConflictPlan:
+    """Merge by field; what both sides have changed is left to a person."""
+    merged = merge_fields(entry, _base_of(entry), known.theirs, profile.merge_identities)
     if merged is None:
         return known
-    if merged.conflicts:
+    if merged.conflicts or not resolves:
         return msgspec.structs.replace(known, fields=merged.conflicts)
     return msgspec.structs.replace(known, how=Resolution.MERGED, payload=merged.value)
 
 
+def _base_of(entry: Entry) -> Any:
+    return None if entry.base is None else msgspec.json.decode(entry.base)
+
+
 def _merge(entry: Entry, known: ConflictPlan, merge: Merge) -> ConflictPlan:
-    base = None if entry.base is None else msgspec.json.decode(entry.base)
     theirs = None if known.theirs is UNSET else known.theirs
     try:
-        made = merge(base, entry.decoded(), theirs)
+        made = merge(_base_of(entry), entry.decoded(), theirs)
     except Exception:  # noqa: BLE001 - the app's own code may raise anything
         _log.exception("the merge function failed; the conflict waits for a person")
         return known

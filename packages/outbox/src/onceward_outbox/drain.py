@@ -4,24 +4,17 @@
 """
 
 from threading import Event as Flag
-from typing import Final
+from typing import Final, Unpack
 
-from onceward_outbox.attempts import Retry
+from onceward_outbox.backoff import Outages, RoundTrips
 from onceward_outbox.batch_offer import Batches
-from onceward_outbox.batch_sender import BatchSender
-from onceward_outbox.conflicts import Merge
-from onceward_outbox.drain_run import DrainRun
+from onceward_outbox.drain_run import DrainRun, Limits, Server
 from onceward_outbox.drain_state import DrainReport
 from onceward_outbox.exchanges import Exchanges
-from onceward_outbox.outage import Outages
 from onceward_outbox.queue import OutboxQueue
-from onceward_outbox.round_trips import RoundTrips
-from onceward_outbox.sender import AtSend, Sender, Token
+from onceward_outbox.sender import Sender, SenderOptions, Token
 from onceward_outbox.transport import Transport
 from onceward_protocol.clock import Clock, SystemClock
-from onceward_protocol.fault_points import SyncFaultPoints
-
-__all__ = ["FAULT_POINTS", "Drain"]
 
 FAULT_POINTS: Final = ("drain.before_send", "drain.after_send", "drain.recorded")
 """Where a test may interrupt a drain, besides the commits of the queue's operations."""
@@ -39,50 +32,47 @@ class Drain:
         transport: Transport,
         token: Token = None,
         *,
-        merge: Merge | None = None,
-        at_send: AtSend | None = None,
-        retry: Retry | None = None,
         clock: Clock | None = None,
-        fault_points: SyncFaultPoints | None = None,
         outages: Outages | None = None,
         round_trips: RoundTrips | None = None,
         batches: Batches | None = None,
+        **options: Unpack[SenderOptions],
     ) -> None:
         """Configure a drain; nothing is sent yet.
 
-        ``merge`` decides conflicts of entries whose strategy is ``merge``. ``at_send`` returns
-        headers that are made anew at each send. ``retry``, one policy or a function of the profile,
-        replaces the profile's own. ``outages``, ``round_trips`` and ``batches`` are what is
-        known about the server, for drains that share it.
+        ``outages``, ``round_trips`` and ``batches`` are what is known about the server, for drains
+        that share it. ``options``: ``merge`` decides conflicts of entries whose strategy is
+        ``merge``. ``at_send`` returns headers that are made anew at each send. ``retry``, one
+        policy or a function of the profile, replaces the profile's own.
         """
         self._queue = queue
         self._clock = clock or SystemClock()
         self._transport = transport
-        self._server: str = getattr(transport, "origin", "")
-        # With the path that comes before all others: another one may be another app.
-        self._base_url: str = getattr(transport, "base_url", self._server)
-        self._round_trips = round_trips or RoundTrips.of(queue.settings)
+        origin = getattr(transport, "origin", "")
+        self._server = Server(
+            origin=origin,
+            # With the path that comes before all others: another one may be another app.
+            base_url=getattr(transport, "base_url", origin),
+            outages=outages or Outages(self._clock.monotonic),
+            round_trips=round_trips or RoundTrips.of(queue.settings),
+            batches=batches or Batches(queue.settings, self._clock.monotonic),
+        )
         # What is known about outages of the server.
-        self.outages = outages or Outages(self._clock.monotonic)
+        self.outages = self._server.outages
         self._sender = Sender(
             queue,
             transport,
             token,
-            merge=merge,
-            at_send=at_send,
-            retry=retry,
             clock=self._clock,
-            fault_points=fault_points,
             outages=self.outages,
+            batches=self._server.batches,
+            **options,
         )
-        # What is known about batches to the server.
-        self.batches = batches or Batches(queue.settings, self._clock.monotonic)
-        self._batch_sender = BatchSender(queue, self._sender, self.batches, self.outages)
 
     def wake_up(self) -> None:
         """Reset the counts of attempts per wake-up."""
         self._sender.reset_attempts()
-        self.batches.reset()
+        self._server.batches.reset()
 
     def run(
         self,
@@ -102,23 +92,21 @@ class Drain:
 
         The functions of the app (``token``, ``at_send``, ``merge``) are called on this thread.
         """
-        holds, offer = self._queue.server_state(self._server, self._base_url)
-        self.outages.restore(holds)
-        self.batches.restore(offer)
-        run = DrainRun(
+        server = self._server
+        holds, offer = self._queue.server_state(server.origin, server.base_url)
+        server.outages.restore(holds)
+        server.batches.restore(offer)
+        limits = Limits(
+            max_seconds=float("inf") if max_seconds is None else max_seconds,
+            waits=max_seconds is not None if wait is None else wait,
+            stop=stop or Flag(),
+        )
+        return DrainRun(
             self._queue,
             self._sender,
             user_id,
-            batch_sender=self._batch_sender,
-            batches=self.batches,
-            base_url=self._base_url,
+            server=server,
             clock=self._clock,
             exchanges=Exchanges(self._transport),
-            round_trips=self._round_trips,
-            outages=self.outages,
-            server=self._server,
-            stop=stop or Flag(),
-            max_seconds=float("inf") if max_seconds is None else max_seconds,
-            waits=max_seconds is not None if wait is None else wait,
-        )
-        return run.run()
+            limits=limits,
+        ).run()

@@ -1,5 +1,14 @@
 """One drain of one user: claims entries, sends them, and records the outcomes.
 
+::
+
+    COMMIT ──▶ SEND ──▶ RECEIVE        what is claimed is sent, until it is time for a commit
+      ▲  │       │         │
+      │  │       ▼         ▼
+      │  │     COMMIT ◀────┘           outcomes are recorded, and the next entries claimed
+      │  ▼
+      └─ WAIT ──▶ END                  there is nothing to send now
+
 An entry is claimed durably before it is sent; its outcome may be recorded a little later. So the
 outcomes of some entries and the claims on the next ones are one commit, as many as fit into a
 twentieth of a second: a fast network does not wait for the disk each time. A crash between two
@@ -13,20 +22,20 @@ same order, and the server knows their keys.
 
 import logging
 from collections import deque
+from collections.abc import Iterable
+from enum import Enum, auto
 from math import ceil
 from threading import Event as Flag
-from typing import Final
+from threading import Thread
+from typing import Final, NamedTuple, Self
 
+from onceward_outbox.backoff import Outages, RoundTrips
 from onceward_outbox.batch_offer import OFFER_HEADER, Batches
-from onceward_outbox.batch_request import BatchRequest
-from onceward_outbox.batch_sender import BatchSender, sendable
 from onceward_outbox.drain_state import DrainReport, DrainState, Ended
 from onceward_outbox.entry import Claimed, Entry, Status
-from onceward_outbox.errors import ClaimLostError
+from onceward_outbox.errors import ClaimLostError, OncewardError
 from onceward_outbox.events import Event, EventKind
-from onceward_outbox.exchanges import Call, Exchanges, Result
-from onceward_outbox.lease_renewer import LeaseRenewer
-from onceward_outbox.outage import Outages
+from onceward_outbox.exchanges import Call, Exchanges, Flight, Result
 from onceward_outbox.outcome import (
     Conflicted,
     Outcome,
@@ -34,19 +43,14 @@ from onceward_outbox.outcome import (
     RetryLater,
     Succeeded,
     WrongOrder,
-    record,
 )
 from onceward_outbox.profile import unknown_profile
 from onceward_outbox.queue import OutboxQueue
-from onceward_outbox.requests_in_flight import BatchInFlight, RequestInFlight
-from onceward_outbox.round_trips import RoundTrips
-from onceward_outbox.sender import Sender
+from onceward_outbox.sender import Received, Sender, sendable
 from onceward_outbox.transport import Request, Response
-from onceward_outbox.versions import follow
+from onceward_outbox.versions import Produced, follow
 from onceward_protocol.clock import Clock
 from onceward_protocol.operation import Operation
-
-__all__ = ["DrainRun"]
 
 _log = logging.getLogger(__name__)
 
@@ -69,6 +73,109 @@ _POLL_SECONDS: Final = 0.5
 """How often to check whether another process has ended its claims."""
 
 
+class _Step(Enum):
+    """What a drain does next."""
+
+    COMMIT = auto()
+    SEND = auto()
+    RECEIVE = auto()
+    WAIT = auto()
+    END = auto()
+
+
+class Server(NamedTuple):
+    """What is known about the server. Drains of one outbox share it."""
+
+    origin: str
+    base_url: str
+    outages: Outages
+    round_trips: RoundTrips
+    batches: Batches
+
+
+class Limits(NamedTuple):
+    """When a drain ends, besides when there is nothing to send."""
+
+    max_seconds: float
+    # Whether it waits for retries that fall due in that time.
+    waits: bool
+    stop: Flag
+
+
+class _ClaimSize:
+    """How many entries to claim at once: as many as can be sent in one commit interval."""
+
+    def __init__(self, lanes: int) -> None:
+        self._lanes = lanes
+        self.now = self._least = 1
+
+    def grow(self) -> None:
+        self.now = min(2 * self.now, _MAX_CLAIMS)
+
+    def fit(self, outcomes: int) -> None:
+        self.now = max(self._least, outcomes)
+
+    def note_success(self) -> None:
+        # The server responds: from now on as many as there are lanes are claimed.
+        self._least = self._lanes
+        if self._lanes > 1:
+            self.now = max(self.now, self._lanes)
+
+    def note_silence(self, in_flight: int) -> None:
+        # One more lane is tried, also before the first response of a drain.
+        self.now = max(self.now, min(self._lanes, in_flight + 1))
+
+    def note_hold(self) -> None:
+        # The next request is a probe.
+        self.now = self._least = 1
+
+
+class _Claims:
+    """The claims of a drain that are not sent."""
+
+    def __init__(self) -> None:
+        # To be sent, in this order.
+        self.waiting: deque[Claimed] = deque()
+        # Not to be sent: released with the next commit.
+        self.unsent: list[Claimed] = []
+
+    def follow(self, done: Claimed, produced: Produced) -> None:
+        """Give edits the version that an earlier one produced."""
+        if self.waiting and done.entry.entity is not None:
+            self.waiting = deque(follow(behind, done, produced) for behind in self.waiting)
+
+    def hold_back_lane(self, lane: str | None) -> None:
+        """Send nothing more of a lane whose head has not succeeded."""
+        if lane is not None:
+            self.unsent += [behind for behind in self.waiting if behind.entry.lane == lane]
+            self.waiting = deque(kept for kept in self.waiting if kept.entry.lane != lane)
+
+    def hold_back_held(self, outages: Outages) -> None:
+        """Send nothing more to an endpoint that is held, nor what is behind that in its lane."""
+        lanes: set[str] = set()
+        kept: deque[Claimed] = deque()
+        for claimed in self.waiting:
+            entry = claimed.entry
+            if entry.lane in lanes or outages.is_held(entry.endpoint):
+                self.unsent.append(claimed)
+                if entry.lane is not None:
+                    lanes.add(entry.lane)
+            else:
+                kept.append(claimed)
+        self.waiting = kept
+
+    def hold_back_silent(self, flights: Iterable[Flight], now: float) -> None:
+        """Release what waits behind a request that is silent, so that other lanes are claimed."""
+        for flight in flights:
+            if now - flight.started >= _COMMIT_SECONDS:
+                for claimed in flight.claims:
+                    self.hold_back_lane(claimed.entry.lane)
+
+    def hold_back_from(self, size: int) -> None:
+        while len(self.waiting) > size:
+            self.unsent.append(self.waiting.pop())
+
+
 class DrainRun:
     """One drain of one user."""
 
@@ -78,49 +185,32 @@ class DrainRun:
         sender: Sender,
         user_id: str,
         *,
-        batch_sender: BatchSender,
-        batches: Batches,
-        base_url: str,
+        server: Server,
         clock: Clock,
         exchanges: Exchanges,
-        round_trips: RoundTrips,
-        outages: Outages,
-        server: str,
-        stop: Flag,
-        max_seconds: float,
-        waits: bool,
+        limits: Limits,
     ) -> None:
         self._queue = queue
         self._sender = sender
-        self._batch_sender = batch_sender
-        self._batches = batches
-        self._base_url = base_url
+        self._user_id = user_id
+        self._server = server
         self._clock = clock
         self._exchanges = exchanges
-        self._round_trips = round_trips
-        self._outages = outages
-        self._server = server
-        self._stop = stop
-        self._user_id = user_id
-        self._max_seconds = max_seconds
-        self._waits = waits
+        self._limits = limits
         self._state = DrainState(user_id, clock.monotonic)
         self._started = clock.monotonic()
-        # Claimed and not sent; sent and not recorded; claimed and not to be sent.
-        self._claims: deque[Claimed] = deque()
+        self._claims = _Claims()
+        # Sent and not recorded.
         self._outcomes: list[tuple[Claimed, Outcome]] = []
-        self._unsent: list[Claimed] = []
         # By entry, for a batch its first: claimed, sent, and without a response so far.
-        self._in_flight: dict[str, RequestInFlight | BatchInFlight] = {}
-        # The results of a batch that are not looked at so far.
+        self._in_flight: dict[str, Flight] = {}
+        # The results of a batch that are not looked at so far, and the token it was sent with.
         self._received: deque[tuple[Claimed, Response | Outcome]] = deque()
-        # The token that the last batch was sent with.
         self._batch_token: str | None = None
         # Until when the server wants no more batches, and until when none are made here.
         self._paused_until = self._singles_until = float("-inf")
-        # How many to claim at once: as many as can be sent in one commit interval.
-        self._size = self._least_size = 1
         self._lanes = max(1, min(queue.settings.parallel_lanes, exchanges.connections))
+        self._size = _ClaimSize(self._lanes)
         # The last claim found something, so there may be more.
         self._may_claim_more = True
         # Something was held at the last claim, so it may have left out what is ready.
@@ -133,11 +223,20 @@ class DrainRun:
         state.report.expired = len(queue.expire_stale(self._user_id))
         with LeaseRenewer(queue) as renewer:
             try:
-                self._commit(renewer)
-                while self._claims or self._in_flight or self._received or self._wait():
-                    if self._claims or self._in_flight or self._received:
-                        self._send_claims()
-                    self._commit(renewer)
+                step = _Step.COMMIT
+                while step is not _Step.END:
+                    match step:
+                        case _Step.COMMIT:
+                            self._commit(renewer)
+                            has_work = self._claims.waiting or self._in_flight or self._received
+                            step = _Step.SEND if has_work else _Step.WAIT
+                        case _Step.SEND:
+                            step = self._send_claims()
+                        case _Step.RECEIVE:
+                            self._receive()
+                            step = _Step.COMMIT
+                        case _Step.WAIT:
+                            step = _Step.COMMIT if self._wait() else _Step.END
             except BaseException:
                 state.end(Ended.STOPPED)
                 self._abandon_all()
@@ -147,46 +246,48 @@ class DrainRun:
 
     # ------------------------------------------------------------------ sending
 
-    def _send_claims(self) -> None:
-        """Send what is claimed, and receive responses, until it is time for a commit."""
+    def _send_claims(self) -> _Step:
+        """Send what is claimed, until it is time for a commit, or for the responses."""
         state, started = self._state, self._clock.monotonic()
         self._end_received()
         if self._may_batch():
             self._send_batch()
-        elif any(claimed.entry.waiting_for for claimed in self._claims):
+        elif any(claimed.entry.waiting_for for claimed in self._claims.waiting):
             # They were claimed for a batch, behind those that they wait for.
-            claims, waiting = sendable(list(self._claims))
-            self._claims, self._unsent = deque(claims), self._unsent + waiting
+            claims, waiting = sendable(list(self._claims.waiting))
+            self._claims.waiting = deque(claims)
+            self._claims.unsent += waiting
         while (claimed := self._next_claim()) is not None:
-            self._advance(RequestInFlight(claimed, self._sender.send(claimed, state)))
+            self._advance(Flight(claimed, self._sender.send(claimed, state)))
             if state.hold_seconds is not None or state.has_aged:
-                return
+                return _Step.COMMIT
             if self._clock.monotonic() - started >= _COMMIT_SECONDS:
-                self._size = max(self._least_size, len(self._outcomes))
-                return
+                self._size.fit(len(self._outcomes))
+                return _Step.COMMIT
         if not self._in_flight:
-            self._size = min(2 * self._size, _MAX_CLAIMS)
+            self._size.grow()
         elif not self._outcomes and (not self._may_claim_more or not self._has_free_lane()):
-            self._receive()
+            return _Step.RECEIVE
+        return _Step.COMMIT
 
     def _next_claim(self) -> Claimed | None:
         """Take the next claim that can be sent now: of a lane that has nothing in flight."""
-        state = self._state
-        if not self._claims or not self._has_free_lane() or self._is_over():
+        waiting = self._claims.waiting
+        if not waiting or not self._has_free_lane() or self._is_over():
             return None
-        if state.hold_seconds is not None or self._pause_seconds() > 0 or self._received:
+        if self._is_held() or self._received:
             return None
         # Removed before it is sent: if the sender raises, it has ended the claim.
         if not self._in_flight:
-            return self._claims.popleft()
+            return waiting.popleft()
         entries = [claimed.entry for claimed in self._sent_claims()]
         lanes = {entry.lane for entry in entries} - {None}
         # Edits of one entity in several lanes: the version of the next one is that of the last.
         entities = {entry.entity for entry in entries} - {None}
-        for index, claimed in enumerate(self._claims):
+        for index, claimed in enumerate(waiting):
             entry = claimed.entry
             if entry.lane not in lanes and entry.entity not in entities and self._may_probe(entry):
-                del self._claims[index]
+                del waiting[index]
                 return claimed
             if entry.lane is not None:
                 lanes.add(entry.lane)
@@ -194,10 +295,10 @@ class DrainRun:
 
     def _may_probe(self, entry: Entry) -> bool:
         """Return whether no other request probes the same server or endpoint."""
-        probed = self._outages.probed_by(entry.endpoint)
+        outages = self._server.outages
+        probed = outages.probed_by(entry.endpoint)
         return probed is None or all(
-            self._outages.probed_by(claimed.entry.endpoint) != probed
-            for claimed in self._sent_claims()
+            outages.probed_by(claimed.entry.endpoint) != probed for claimed in self._sent_claims()
         )
 
     def _sent_claims(self) -> list[Claimed]:
@@ -205,62 +306,97 @@ class DrainRun:
 
     def _has_free_lane(self) -> bool:
         """Return whether one more request may be sent: while a batch is in flight, none."""
-        if any(isinstance(flight, BatchInFlight) for flight in self._in_flight.values()):
+        if any(flight.batch is not None for flight in self._in_flight.values()):
             return False
         return len(self._in_flight) < self._lanes
-
-    # ------------------------------------------------------------------ batches
 
     def _batch_size(self) -> int:
         """Return how many entries the next batch may have; below 2, they are sent one by one."""
         is_paused = self._clock.monotonic() < self._singles_until
-        return 0 if is_paused or self._is_probing() else self._batches.limit
-
-    def _is_probing(self) -> bool:
-        """Return whether the server was down, and the next request finds out if it still is."""
-        return self._outages.probed_by("") is not None
+        # After an outage the next request finds out if the server is still down.
+        is_probing = self._server.outages.probed_by("") is not None
+        return 0 if is_paused or is_probing else self._server.batches.limit
 
     def _may_batch(self) -> bool:
         """Return whether to make a batch: nothing is in flight, and there are several claims."""
         return (
-            len(self._claims) > 1
+            len(self._claims.waiting) > 1
             and not self._in_flight
             and not self._received
             and self._batch_size() > 1
-            and self._state.hold_seconds is None
-            and self._pause_seconds() == 0
+            and not self._is_held()
             and not self._is_over()
         )
 
     def _send_batch(self) -> None:
-        """Send the claims in one request, as far as possible."""
         # Claims that are not in the batch are released if it raises, as after any exception.
-        made = self._batch_sender.assemble(self._claims, self._state)
-        self._unsent += made.left
-        self._claims = deque(made.alone)
+        made = self._sender.assemble(self._claims.waiting)
+        self._claims.unsent += made.left
+        self._claims.waiting = deque(made.alone)
         batch = made.batch
         if batch is None:
             # Singles for a while: most of what is queued cannot be in a batch.
             self._singles_until = self._clock.monotonic() + _SINGLES_SECONDS
             return
-        self._batch_token = batch.token
-        first = batch.parts[0].claimed.entry
-        request, began = batch.request, self._clock.monotonic()
-        result = self._exchanges.start(request, self._batch_seconds(batch))
-        if isinstance(result, Call):
-            self._in_flight[first.id] = BatchInFlight(batch, result, began)
-        else:
-            self._end_batch(batch, result, self._clock.monotonic() - began)
+        sending = self._sender.send_batch(batch, self._state)
+        self._advance(Flight(batch.parts[0].claimed, sending, batch))
 
-    def _end_batch(self, batch: BatchRequest, result: Result, seconds: float) -> None:
-        """Take the results of a batch apart, so that each entry gets its outcome."""
-        if isinstance(result, BaseException):
-            for part in batch.parts:
-                self._end(part.claimed, self._sender.abandon(part.claimed))
-            raise result
-        if self._exchanges.connections and isinstance(result, Response):
-            self._round_trips.observe(batch.path, seconds)
-        received = self._batch_sender.receive(batch, result, self._state)
+    def _advance(self, flight: Flight, result: Result | None = None) -> None:
+        """Continue a sending, until it waits for a response or its entries have outcomes."""
+        self._in_flight.pop(flight.claimed.entry.id, None)
+        while True:
+            step = flight.resume(result)
+            if isinstance(step, Received):
+                self._take(step)
+                return
+            if not isinstance(step, Request):
+                self._end(flight.claimed, step)
+                return
+            seconds = self._timeout_seconds(flight, step)
+            began = self._clock.monotonic()
+            result_or_call = self._exchanges.start(step, seconds)
+            if isinstance(result_or_call, Call):
+                # A batch is not repeated on another connection: the first copy claims its keys.
+                is_once = step.method == "GET" or flight.batch is not None
+                flight.wait_for(result_or_call, began, None if is_once else began + seconds / 2)
+                self._in_flight[flight.claimed.entry.id] = flight
+                return
+            result = result_or_call
+            self._observe(flight, result, self._clock.monotonic() - began)
+
+    def _timeout_seconds(self, flight: Flight, request: Request) -> float:
+        if not self._exchanges.connections:
+            return 0.0  # the transport has its own
+        entry, round_trips, size = flight.claimed.entry, self._server.round_trips, request.body
+        if flight.batch is None:
+            profile = self._queue.profiles.get(entry.profile)
+            seconds = round_trips.timeout_seconds(
+                flight.path,
+                size=len(size or b""),
+                silent=self._sender.backoff.failed(entry),
+                floor_seconds=profile.response_floor_seconds,
+                ceiling_seconds=profile.response_ceiling_seconds,
+            )
+        else:
+            ceiling = self._queue.settings.response_ceiling_seconds
+            seconds = round_trips.timeout_seconds(flight.path, size=len(size or b""))
+            seconds = min(seconds + len(flight.claims) * _ITEM_SECONDS, ceiling)
+        left = self._started + self._limits.max_seconds - self._clock.monotonic()
+        return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)
+
+    def _observe(self, flight: Flight, result: Result, seconds: float) -> None:
+        if not isinstance(result, Response):
+            return
+        if flight.batch is None:
+            self._server.batches.note_offer(result.headers.get(OFFER_HEADER))
+        if self._exchanges.connections:
+            self._server.round_trips.observe(flight.path, seconds)
+
+    # ------------------------------------------------------------------ receiving
+
+    def _take(self, received: Received) -> None:
+        """Take the results of a batch, so that each entry gets its outcome."""
+        self._batch_token = received.token
         if received.pause_seconds > 0:
             pause = min(received.pause_seconds, self._queue.settings.max_probe_seconds)
             self._paused_until = self._clock.monotonic() + pause
@@ -276,90 +412,47 @@ class DrainRun:
             self._received.popleft()
             if isinstance(result, Response):
                 sending = self._sender.receive(claimed, self._state, result, self._batch_token)
-                self._advance(RequestInFlight(claimed, sending))
+                self._advance(Flight(claimed, sending))
             else:
                 self._end(claimed, result)
-
-    def _batch_seconds(self, batch: BatchRequest) -> float:
-        """Return how long the response to a batch may take."""
-        if not self._exchanges.connections:
-            return 0.0  # the transport has its own
-        settings = self._queue.settings
-        seconds = self._round_trips.timeout_seconds(batch.path, size=len(batch.body))
-        seconds = min(seconds + len(batch.parts) * _ITEM_SECONDS, settings.response_ceiling_seconds)
-        left = self._started + self._max_seconds - self._clock.monotonic()
-        return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)
-
-    def _pause_seconds(self) -> float:
-        """Return for how long nothing may be sent: the server is down, or wants a pause."""
-        paused = self._paused_until - self._clock.monotonic()
-        return max(0.0, self._outages.server_seconds(), paused)
-
-    def _advance(self, flight: RequestInFlight, result: Result | None = None) -> None:
-        """Continue the sending of an entry, until it waits for a response or has its outcome."""
-        entry = flight.claimed.entry
-        self._in_flight.pop(entry.id, None)
-        while True:
-            request = flight.resume(result)
-            if not isinstance(request, Request):
-                self._end(flight.claimed, request)
-                return
-            seconds = self._timeout_seconds(entry, request)
-            began = self._clock.monotonic()
-            result_or_call = self._exchanges.start(request, seconds)
-            if isinstance(result_or_call, Call):
-                repeat_at = None if request.method == "GET" else began + seconds / 2
-                flight.wait_for(result_or_call, began, repeat_at)
-                self._in_flight[entry.id] = flight
-                return
-            result = result_or_call
-            self._observe(entry, result, self._clock.monotonic() - began)
 
     def _end(self, claimed: Claimed, outcome: Outcome) -> None:
         """Note the outcome of an entry, to be recorded with the next commit."""
         self._outcomes.append((claimed, outcome))
-        if isinstance(outcome, Succeeded):
-            self._note_success(claimed.entry, outcome)
-            # The server responds: from now on as many as there are lanes are claimed.
-            self._least_size = self._lanes
-            self._size = max(self._size, self._lanes) if self._lanes > 1 else self._size
-            self._follow(claimed, outcome)
-        else:
-            self._hold_back_lane(claimed.entry.lane)
-            self._hold_back_held()
-
-    def _note_success(self, entry: Entry, outcome: Succeeded) -> None:
-        if self._batches.path is None:
+        if not isinstance(outcome, Succeeded):
+            self._claims.hold_back_lane(claimed.entry.lane)
+            self._claims.hold_back_held(self._server.outages)
             return
-        self._batches.note_single_success(entry.id, entry.endpoint)
-        if entry.operation is not Operation.DELETE:
-            is_known = outcome.produced.version is not None
-            self._batches.note_version(entry.endpoint, is_known=is_known)
+        entry, batches, produced = claimed.entry, self._server.batches, outcome.produced
+        if batches.path is not None:
+            batches.note_single_success(entry.id, entry.endpoint)
+            if entry.operation is not Operation.DELETE:
+                batches.note_version(entry.endpoint, is_known=produced.version is not None)
+        self._size.note_success()
+        self._claims.follow(claimed, produced)
+        if self._received:
+            self._received = deque(
+                (follow(behind, claimed, produced), result) for behind, result in self._received
+            )
 
     def _receive(self) -> None:
         """Wait for a response. Repeats silent requests, and gives up when the time is over."""
-        now = self._clock.monotonic()
+        now, max_seconds = self._clock.monotonic(), self._limits.max_seconds
         repeats = [
             flight.repeat_at - now for flight in self._in_flight.values() if flight.repeat_at
         ]
-        left = self._started + self._max_seconds + min(_LAST_SECONDS, self._max_seconds) - now
+        left = self._started + max_seconds + min(_LAST_SECONDS, max_seconds) - now
         if left <= 0:
             self._abandon_all()
             return
         found = self._exchanges.receive(max(0.0, min([_POLL_SECONDS, left, *repeats])))
         if found is None:
-            # Silent so far: one more lane is tried, also before the first response of this drain.
-            self._size = max(self._size, min(self._lanes, len(self._in_flight) + 1))
+            self._size.note_silence(len(self._in_flight))
             self._repeat_silent()
             return
         call, result = found
         flight = next(one for one in self._in_flight.values() if one.has(call))
-        if isinstance(flight, BatchInFlight):
-            del self._in_flight[flight.claims[0].entry.id]
-            self._end_batch(flight.batch, result, call.elapsed_seconds)
-            return
-        entry = flight.claimed.entry
-        self._observe(entry, result, call.elapsed_seconds)
+        self._observe(flight, result, call.elapsed_seconds)
         final = flight.receive(call, result)
         if final is not None:
             self._advance(flight, final)
@@ -368,8 +461,6 @@ class DrainRun:
         """Send requests once more, with the same key, on other connections."""
         now = self._clock.monotonic()
         for flight in self._in_flight.values():
-            if isinstance(flight, BatchInFlight):
-                continue
             if flight.repeat_at is None or flight.repeat_at > now:
                 continue
             if self._is_over():
@@ -385,126 +476,108 @@ class DrainRun:
                 _log.exception("a request could not be repeated")
                 continue
             if request is not None:
-                seconds = self._timeout_seconds(flight.claimed.entry, request)
+                seconds = self._timeout_seconds(flight, request)
                 flight.repeat = self._exchanges.start_anew(request, seconds)
                 self._state.report.sent += 1
-
-    def _abandon_all(self) -> None:
-        """Give up what is in flight: its outcome is unknown, and it is sent again."""
-        for flight in list(self._in_flight.values()):
-            if isinstance(flight, BatchInFlight):
-                flight.call.abandon()
-                abandoned = self._batch_sender.abandon(flight.batch, self._state)
-                self._received.extend(abandoned.results)
-                continue
-            flight.abandon()
-            self._state.report.sent += 1
-            self._end(flight.claimed, self._sender.abandon(flight.claimed))
-        self._in_flight.clear()
-        for claimed, result in self._received:
-            outcome = self._sender.abandon(claimed) if isinstance(result, Response) else result
-            self._end(claimed, outcome)
-        self._received.clear()
 
     def _may_repeat(self, entry: Entry) -> bool:
         """Return whether to repeat a silent request: others wait for it, or there are no others.
 
         Not while the server is held: a repeat is one more request.
         """
-        if self._outages.is_held(entry.endpoint):
+        if self._server.outages.is_held(entry.endpoint):
             return False
         profile = self._queue.profiles.get(entry.profile)
-        is_idle = not self._claims and not self._may_claim_more and self._has_free_lane()
+        is_idle = not self._claims.waiting and not self._may_claim_more and self._has_free_lane()
         return profile.strict_order or is_idle
 
-    def _timeout_seconds(self, entry: Entry, request: Request) -> float:
-        if not self._exchanges.connections:
-            return 0.0  # the transport has its own
-        profile = self._queue.profiles.get(entry.profile)
-        seconds = self._round_trips.timeout_seconds(
-            entry.endpoint,
-            size=len(request.body or b""),
-            silent=self._sender.attempts.failed(entry),
-            floor_seconds=profile.response_floor_seconds,
-            ceiling_seconds=profile.response_ceiling_seconds,
-        )
-        left = self._started + self._max_seconds - self._clock.monotonic()
-        return min(seconds, max(left, 0.0) + 2 * _LAST_SECONDS)
-
-    def _observe(self, entry: Entry, result: Result, seconds: float) -> None:
-        if isinstance(result, Response):
-            self._batches.note_offer(result.headers.get(OFFER_HEADER))
-        if self._exchanges.connections and isinstance(result, Response):
-            self._round_trips.observe(entry.endpoint, seconds)
+    def _abandon_all(self) -> None:
+        """Give up what is in flight: its outcome is unknown, and it is sent again."""
+        for flight in list(self._in_flight.values()):
+            flight.abandon()
+            self._state.report.sent += len(flight.claims)
+            if flight.batch is None:
+                self._end(flight.claimed, self._sender.abandon(flight.claimed))
+            else:
+                self._received.extend(self._sender.abandon_batch(flight.batch).results)
+        self._in_flight.clear()
+        for claimed, result in self._received:
+            outcome = self._sender.abandon(claimed) if isinstance(result, Response) else result
+            self._end(claimed, outcome)
+        self._received.clear()
 
     # ------------------------------------------------------------------ commits
 
-    def _commit(self, renewer: LeaseRenewer) -> None:
+    def _commit(self, renewer: "LeaseRenewer") -> None:
         """Record the outcomes of the last entries, and claim the next ones, in one commit."""
-        state, has_outcomes = self._state, bool(self._outcomes)
+        state, has_outcomes, claims = self._state, bool(self._outcomes), self._claims
+        server = self._server
         with self._queue.transaction(savepoints=False):
             # Before the outcomes: recording one may change the entries behind it.
             self._release_unsent()
             for claimed, outcome in sorted(self._outcomes, key=_is_of_sent):
                 self._record(claimed, outcome)
             self._outcomes.clear()
-            if self._outages.is_unsaved:
-                self._queue.save_holds(self._server, self._outages.to_store())
-            if self._batches.is_unsaved:
-                self._queue.save_batch_offer(self._base_url, self._batches.to_store())
-            is_held = state.hold_seconds is not None or self._pause_seconds() > 0
-            self._was_held = is_held
+            if server.outages.is_unsaved:
+                self._queue.save_holds(server.origin, server.outages.to_store())
+            if server.batches.is_unsaved:
+                self._queue.save_batch_offer(server.base_url, server.batches.to_store())
+            is_held = self._was_held = self._is_held()
             if is_held:
-                # The next request is a probe.
-                self._size = self._least_size = 1
+                self._size.note_hold()
             if is_held or state.has_aged or self._is_over():
-                self._hold_back_from(0)
+                claims.hold_back_from(0)
             else:
-                self._hold_back_waiting()
+                claims.hold_back_silent(self._in_flight.values(), self._clock.monotonic())
                 # If the network has become slower, the rest can be cancelled meanwhile.
-                size = max(self._size, self._batch_size() if self._batch_size() > 1 else 0)
-                self._hold_back_from(max(0, size - len(self._in_flight)))
+                size = max(self._size.now, self._batch_size() if self._batch_size() > 1 else 0)
+                claims.hold_back_from(max(0, size - len(self._in_flight)))
             self._release_unsent()
             if state.has_aged:
                 state.has_aged = False
                 state.report.expired += len(self._queue.expire_stale(self._user_id))
-            before = len(self._claims)
+            before = len(claims.waiting)
             if not is_held:
                 self._claim()
-            self._may_claim_more = len(self._claims) > before
+            self._may_claim_more = len(claims.waiting) > before
         received = (claimed for claimed, _ in self._received)
-        renewer.hold((*self._claims, *self._sent_claims(), *received))
+        renewer.hold((*claims.waiting, *self._sent_claims(), *received))
         if has_outcomes:
             self._sender.reach("drain.recorded")
 
     def _claim(self) -> None:
-        state, batch_size = self._state, self._batch_size()
-        wanted = self._size - len(self._claims) - len(self._in_flight)
+        state, batch_size, waiting = self._state, self._batch_size(), self._claims.waiting
+        wanted = self._size.now - len(waiting) - len(self._in_flight)
         if batch_size > 1:
             # A batch is the only request in flight. The rest of the last claims goes first.
-            wanted = 0 if self._claims or self._in_flight else batch_size
+            wanted = 0 if waiting or self._in_flight else batch_size
         if state.ended is not None or wanted <= 0 or self._received:
             return
         unknown = state.unknown_profiles
         known_before = len(unknown)
         again: list[Claimed] = []
-        held_paths = self._outages.paths()
+        held_paths = self._server.outages.paths()
         self._was_held = bool(held_paths)
-        claim = self._queue.claim_batch if batch_size > 1 else self._queue.claim_some
-        for claimed in claim(self._user_id, wanted, skip_profiles=unknown, held_paths=held_paths):
+        for claimed in self._queue.claim_some(
+            self._user_id,
+            wanted,
+            in_batch=batch_size > 1,
+            skip_profiles=unknown,
+            held_paths=held_paths,
+        ):
             if self._queue.profiles.find(claimed.entry.profile) is None:
                 # Never sent under the rules of another profile: later claims skip it.
-                self._queue.release(claimed)
+                self._queue.record(claimed, Released())
                 unknown.add(claimed.entry.profile)
-            elif self._sender.attempts.are_exhausted(claimed.entry):
-                self._queue.release(claimed)
+            elif self._sender.backoff.is_exhausted(claimed.entry):
+                self._queue.record(claimed, Released())
                 state.end(Ended.WAITING, "an entry has had all attempts of one wake-up")
             elif claimed.entry.attempt_count > 1 and batch_size < 2:  # noqa: PLR2004 - no batch
                 again.append(claimed)
             else:
-                self._claims.append(claimed)
+                waiting.append(claimed)
         for claimed in again:
-            self._claims.insert(self._sender.retry_position(claimed, self._claims), claimed)
+            waiting.insert(self._sender.retry_position(claimed, waiting), claimed)
         if len(unknown) > known_before:
             self._claim()
 
@@ -512,7 +585,7 @@ class DrainRun:
         report = self._state.report
         report.retrying += isinstance(outcome, RetryLater) and not outcome.give_up
         try:
-            entry = record(self._queue, claimed, outcome)
+            entry = self._queue.record(claimed, outcome)
         except ClaimLostError:
             # The lease expired and another process has it: its outcome counts.
             report.lost += 1
@@ -520,58 +593,26 @@ class DrainRun:
         if isinstance(outcome, Conflicted):
             report.resolved += entry.status is not Status.CONFLICT
         report.rebuilt += isinstance(outcome, WrongOrder)
-        _count(report, entry)
-
-    def _follow(self, done: Claimed, outcome: Succeeded) -> None:
-        """Give edits that are claimed already the version that an earlier one produced."""
-        produced = outcome.produced
-        if self._claims and done.entry.entity is not None:
-            self._claims = deque(follow(behind, done, produced) for behind in self._claims)
-        if self._received:
-            self._received = deque(
-                (follow(behind, done, produced), result) for behind, result in self._received
-            )
-
-    def _hold_back_lane(self, lane: str | None) -> None:
-        """Send nothing more of a lane whose head has not succeeded."""
-        if lane is not None:
-            self._unsent += [behind for behind in self._claims if behind.entry.lane == lane]
-            self._claims = deque(kept for kept in self._claims if kept.entry.lane != lane)
-
-    def _hold_back_waiting(self) -> None:
-        """Release what waits behind a request that is silent, so that other lanes are claimed."""
-        now = self._clock.monotonic()
-        for flight in self._in_flight.values():
-            if now - flight.started >= _COMMIT_SECONDS:
-                for claimed in flight.claims:
-                    self._hold_back_lane(claimed.entry.lane)
-
-    def _hold_back_held(self) -> None:
-        """Send nothing more to an endpoint that is held, nor what is behind that in its lane."""
-        lanes: set[str] = set()
-        kept: deque[Claimed] = deque()
-        for claimed in self._claims:
-            entry = claimed.entry
-            if entry.lane in lanes or self._outages.is_held(entry.endpoint):
-                self._unsent.append(claimed)
-                if entry.lane is not None:
-                    lanes.add(entry.lane)
-            else:
-                kept.append(claimed)
-        self._claims = kept
-
-    def _hold_back_from(self, size: int) -> None:
-        """Keep the first claims only."""
-        while len(self._claims) > size:
-            self._unsent.append(self._claims.pop())
+        report.count(entry.status)
 
     def _release_unsent(self) -> None:
-        for claimed in self._unsent:
+        for claimed in self._claims.unsent:
             try:
-                self._queue.release(claimed)
+                self._queue.record(claimed, Released())
             except ClaimLostError:
                 continue
-        self._unsent.clear()
+        self._claims.unsent.clear()
+
+    # ------------------------------------------------------------------ waiting and the end
+
+    def _is_held(self) -> bool:
+        """Return whether nothing may be sent: the network or the server is down."""
+        return self._state.hold_seconds is not None or self._pause_seconds() > 0
+
+    def _pause_seconds(self) -> float:
+        """Return for how long nothing may be sent: the server is down, or wants a pause."""
+        paused = self._paused_until - self._clock.monotonic()
+        return max(0.0, self._server.outages.server_seconds(), paused)
 
     def _wait(self) -> bool:
         """Wait until there may be something to send; False if the drain is over."""
@@ -585,23 +626,23 @@ class DrainRun:
         if pause is None and self._queue.in_flight(self._user_id):
             # Another process is sending. What it releases, or leaves when it dies, is sent here.
             pause = min(_POLL_SECONDS, self._queue.settings.lease_seconds / 2)
-        left = self._max_seconds - (self._clock.monotonic() - self._started)
-        if pause is None or not self._waits or pause > left:
+        left = self._limits.max_seconds - (self._clock.monotonic() - self._started)
+        if pause is None or not self._limits.waits or pause > left:
             if held is not None:
                 state.end(Ended.OFFLINE, state.report.detail)
-            elif due is not None and self._outages.server_seconds() > 0:
-                state.end(Ended.HELD, self._outages.server_why)
+            elif due is not None and self._server.outages.server_seconds() > 0:
+                state.end(Ended.HELD, self._server.outages.server_why)
             elif due is not None:
                 state.end(Ended.WAITING)
             return False
-        self._stop.wait(pause)
+        self._limits.stop.wait(pause)
         state.hold_seconds = None
         state.report.revived += len(self._queue.watchdog())
         return True
 
     def _due_seconds(self) -> float | None:
         """Return how long until something can be sent; None if nothing waits for that."""
-        queue, user_id, outages = self._queue, self._user_id, self._outages
+        queue, user_id, outages = self._queue, self._user_id, self._server.outages
         due, server, paths = (
             queue.next_due_seconds(user_id),
             self._pause_seconds(),
@@ -622,9 +663,9 @@ class DrainRun:
     def _is_over(self) -> bool:
         state = self._state
         if state.ended is None:
-            if self._stop.is_set():
+            if self._limits.stop.is_set():
                 state.end(Ended.STOPPED)
-            elif self._clock.monotonic() - self._started >= self._max_seconds:
+            elif self._clock.monotonic() - self._started >= self._limits.max_seconds:
                 state.end(Ended.TIME_UP)
         return state.ended is not None
 
@@ -669,21 +710,43 @@ def _is_of_sent(ended: tuple[Claimed, Outcome]) -> bool:
     return not (isinstance(ended[1], Released) and not ended[1].sent)
 
 
-def _count(report: DrainReport, entry: Entry) -> None:
-    match entry.status:
-        case Status.SUCCEEDED:
-            report.succeeded += 1
-        case Status.FAILED:
-            report.failed += 1
-        case Status.CONFLICT:
-            report.conflicts += 1
-        case Status.EXPIRED:
-            report.expired += 1
-        case _:
-            pass
-
-
 def _may_need_ids(claimed: Claimed, result: Response | Outcome) -> bool:
     """Return whether the outcome of a result may need further requests about the entity."""
     is_error = isinstance(result, Response) and not 200 <= result.status < 300  # noqa: PLR2004
     return is_error and bool(claimed.entry.local_refs)
+
+
+class LeaseRenewer:
+    """Renews the leases of the claims it holds, three times per lease, on a thread."""
+
+    def __init__(self, queue: OutboxQueue) -> None:
+        self._queue = queue
+        self._held: tuple[Claimed, ...] = ()
+        self._ended = Flag()
+        self._every_seconds = queue.settings.lease_seconds / 3
+        self._thread = Thread(target=self._run, name="outbox-lease", daemon=True)
+
+    def hold(self, claims: tuple[Claimed, ...]) -> None:
+        self._held = claims
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.wait(self._every_seconds):
+            self._renew_all()
+
+    def _renew_all(self) -> None:
+        if not self._held:
+            return
+        try:
+            # Without those whose outcome was just recorded, or that another process has: recording
+            # finds out.
+            self._queue.renew_all(self._held)
+        except OncewardError:
+            _log.warning("leases could not be renewed", exc_info=True)

@@ -5,14 +5,13 @@ from enum import StrEnum
 
 import msgspec
 
+from onceward_outbox.entry import Status
 from onceward_protocol.response_classification import (
     Misdirected,
     NotTheService,
     SignInNeeded,
     Verdict,
 )
-
-__all__ = ["DrainReport", "DrainState", "Ended"]
 
 
 class Ended(StrEnum):
@@ -74,6 +73,20 @@ class DrainReport(msgspec.Struct, kw_only=True):
     # A few words for a person about why it ended.
     detail: str | None = None
 
+    def count(self, status: Status) -> None:
+        """Count an entry by its status after a send."""
+        match status:
+            case Status.SUCCEEDED:
+                self.succeeded += 1
+            case Status.FAILED:
+                self.failed += 1
+            case Status.CONFLICT:
+                self.conflicts += 1
+            case Status.EXPIRED:
+                self.expired += 1
+            case _:
+                pass
+
 
 class DrainState:
     """State of one drain of one user."""
@@ -107,7 +120,6 @@ class DrainState:
             self.refusals = 0
 
     def note_sent(self, entry_id: str) -> None:
-        """Note that the send of an entry begins."""
         self._sent[entry_id] = self._monotonic()
 
     def sent_at(self, entry_id: str) -> float:
@@ -115,7 +127,6 @@ class DrainState:
         return self._sent.get(entry_id, self._monotonic())
 
     def note_received(self, entry_id: str) -> None:
-        """Note that a response to an entry has come."""
         self._sent.pop(entry_id, None)
 
     def count_silent_send(self, entry_id: str) -> bool:
@@ -130,16 +141,11 @@ class DrainState:
         self.refused_tokens.add(token)
         self.refusals += 1
 
-    def note_missed_time(self) -> None:
-        """Expire stale entries before the next claim."""
-        self.has_aged = True
-
     def end(self, why: Ended, detail: str | None = None) -> None:
         """End the drain after the current entry."""
         self.ended = why
         self.report.detail = detail
 
     def hold(self, seconds: float, why: str) -> None:
-        """Send nothing for this long."""
         self.hold_seconds = seconds
         self.report.detail = why

@@ -1,4 +1,4 @@
-"""HTTP exchanges of a drain: several at once, each on its own connection.
+"""HTTP exchanges of a drain: several at once, each on its own connection, and what waits for them.
 
 A request whose response comes at once is sent on the drain's thread, at the cost of a plain send.
 One that takes longer is finished by a thread of its own, which only does HTTP.
@@ -9,6 +9,11 @@ from threading import Thread
 from time import monotonic
 from typing import Any, Final
 
+from onceward_outbox.entry import Claimed
+from onceward_outbox.outcome import Outcome
+from onceward_outbox.requests import BatchRequest
+from onceward_outbox.responses import Reading
+from onceward_outbox.sender import Received
 from onceward_outbox.transport import (
     Exchange,
     HttpTransport,
@@ -18,7 +23,10 @@ from onceward_outbox.transport import (
     Transport,
 )
 
-__all__ = ["Call", "Exchanges", "Result"]
+_UNDECIDED: Final = frozenset({401, 408, 409, 425, 429})
+"""Responses to a repeated request that say nothing about the first one, which may still run."""
+
+_SERVER_ERROR: Final = 500
 
 AT_ONCE_SECONDS: Final = 0.02
 """How long to wait for a response before the next lane's request is sent."""
@@ -39,7 +47,6 @@ class Call:
 
     @property
     def elapsed_seconds(self) -> float:
-        """The time since the request was sent."""
         return monotonic() - self._started
 
     def abandon(self) -> None:
@@ -76,7 +83,6 @@ class Exchanges:
         return self._continue(Call(request, timeout_seconds, exchange))
 
     def start_anew(self, request: Request, timeout_seconds: float) -> Call:
-        """Send a request on a new connection."""
         if self._http is not None:
             self._http.reset()
         return self._continue(Call(request, timeout_seconds, None))
@@ -121,3 +127,80 @@ class Exchanges:
             # The network may have changed, and other connections may be as dead.
             self._http.reset()
         return result
+
+
+class Flight:
+    """The sending of entries while it waits for a response, perhaps over two connections."""
+
+    def __init__(
+        self,
+        claimed: Claimed,
+        sending: Reading[Outcome] | Reading[Received],
+        batch: BatchRequest | None = None,
+    ) -> None:
+        # The first of them.
+        self.claimed = claimed
+        # None for a single entry.
+        self.batch = batch
+        self.claims = (claimed,) if batch is None else tuple(part.claimed for part in batch.parts)
+        self.path = claimed.entry.endpoint if batch is None else batch.path
+        self._sending = sending
+        self._call: Call | None = None
+        # When to send the request once more on another connection; None for never.
+        self.repeat_at: float | None = None
+        self.repeat: Call | None = None
+        # A response to the repeat that decides nothing, such as "in progress".
+        self._undecided: Response | None = None
+        self.started = 0.0
+
+    def resume(self, result: Result | None) -> Request | Outcome | Received:
+        """Continue the sending with a result; returns its next request, or what came of it.
+
+        Raises what the app's functions raise.
+        """
+        try:
+            if result is None:
+                return next(self._sending)
+            if isinstance(result, BaseException):
+                return self._sending.throw(result)
+            return self._sending.send(result)
+        except StopIteration as ended:
+            return ended.value  # type: ignore[no-any-return]
+        except RuntimeError as error:
+            # A StopIteration of the app's function, which no generator raises as it is.
+            if isinstance(error.__cause__, StopIteration):
+                raise error.__cause__ from None
+            raise
+
+    def wait_for(self, call: Call, started: float, repeat_at: float | None) -> None:
+        self._call, self.repeat, self._undecided = call, None, None
+        self.started, self.repeat_at = started, repeat_at
+
+    def has(self, call: Call) -> bool:
+        return call in (self._call, self.repeat)
+
+    def receive(self, call: Call, result: Result) -> Result | None:
+        """Return the final result; None while the other connection may bring a better one."""
+        if call is self._call:
+            self._call, other = None, self.repeat
+            if not isinstance(result, NoResponse):
+                self.abandon_calls()
+                return result
+        else:
+            self.repeat, other = None, self._call
+            if isinstance(result, Response):
+                if result.status not in _UNDECIDED and result.status < _SERVER_ERROR:
+                    self.abandon_calls()
+                    return result
+                self._undecided = result
+        return None if other is not None else self._undecided or result
+
+    def abandon(self) -> None:
+        self.abandon_calls()
+        self._sending.close()
+
+    def abandon_calls(self) -> None:
+        for call in (self._call, self.repeat):
+            if call is not None:
+                call.abandon()
+        self._call = self.repeat = self.repeat_at = None

@@ -6,8 +6,6 @@ from typing import Final
 
 from onceward_outbox.entry import Reason
 
-__all__ = ["BAD_REQUEST", "PAYLOAD_MISMATCH", "failure_cause", "is_client_bug"]
-
 PAYLOAD_MISMATCH: Final = "payload_mismatch"
 """The key was used for another payload: an error of the app."""
 

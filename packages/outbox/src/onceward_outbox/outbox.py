@@ -20,8 +20,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import UNSET
 
-from onceward_outbox.attempts import Retry
 from onceward_outbox.background import IDLE_SECONDS, BackgroundDrain
+from onceward_outbox.backoff import Outages, Retry, RoundTrips
 from onceward_outbox.batch_offer import Batches
 from onceward_outbox.conflicts import Merge, resolve_conflict
 from onceward_outbox.drain import Drain
@@ -30,10 +30,8 @@ from onceward_outbox.entries import Entries
 from onceward_outbox.entry import Entry, Resolution, ResolutionName
 from onceward_outbox.errors import UsageError
 from onceward_outbox.events import AsyncEventStream, Listener
-from onceward_outbox.outage import Outages
 from onceward_outbox.outcome_wait import wait_for_outcome_async
 from onceward_outbox.queue import OutboxQueue, QueueOptions
-from onceward_outbox.round_trips import RoundTrips
 from onceward_outbox.sender import AtSend, Token
 from onceward_outbox.transport import HttpTransport, Transport
 from onceward_protocol.clock import SystemClock

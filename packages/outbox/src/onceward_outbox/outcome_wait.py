@@ -13,8 +13,6 @@ from typing import Final, Protocol
 from onceward_outbox.entry import Entry, Status
 from onceward_outbox.events import Event, Listener
 
-__all__ = ["wait_for_outcome", "wait_for_outcome_async"]
-
 _POLL_SECONDS: Final = 0.5
 _UNDECIDED: Final = frozenset({Status.PENDING, Status.IN_FLIGHT})
 

@@ -17,11 +17,10 @@ from typing import Any, Self, TypedDict, Unpack
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from onceward_outbox import claims, enqueue, resolution, sequences
-from onceward_outbox.batch_claims import claim_batch
+from onceward_outbox import claims, completion, enqueue, resolution
+from onceward_outbox.backoff import StoredHold, holds_row, read_holds, write_holds
 from onceward_outbox.batch_offer import BatchOffer, offer_row, read_offer, write_offer
-from onceward_outbox.claim_holder import claim_holder
-from onceward_outbox.claims import AttemptResult
+from onceward_outbox.claims import claim_holder
 from onceward_outbox.clock import SystemDeviceClock
 from onceward_outbox.database import AppConnection, Driver, open_database
 from onceward_outbox.enqueue import QueueQuota
@@ -37,16 +36,13 @@ from onceward_outbox.entry import (
 from onceward_outbox.errors import ClaimLostError
 from onceward_outbox.events import Event, EventFacts, EventKind, Events, Listener
 from onceward_outbox.maintenance import Maintenance, PayloadMigration, migrate_payloads
-from onceward_outbox.outage import StoredHold, holds_row, read_holds, write_holds
+from onceward_outbox.outcome import Outcome
 from onceward_outbox.profile import Profile, ProfileRegistry
 from onceward_outbox.resolution import Rewrite
-from onceward_outbox.sequences import Violation
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transactions
-from onceward_outbox.versions import Produced
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
-from onceward_protocol.retry import QUEUE, RetryPolicy
 
 __all__ = ["OutboxQueue", "QueueOptions", "Stats"]
 
@@ -244,6 +240,7 @@ class OutboxQueue(Maintenance):
         limit: int,
         *,
         lease_seconds: float | None = None,
+        in_batch: bool = False,
         skip_profiles: Iterable[str] = (),
         held_paths: Iterable[str] = (),
     ) -> list[Claimed]:
@@ -253,41 +250,20 @@ class OutboxQueue(Maintenance):
         succeeded, recorded or not; otherwise it has to be released. That saves commits, and the
         order is the same as with ``claim``. Entries of ``skip_profiles`` are not claimed,
         nor those whose path matches one of ``held_paths`` (see ``path_template``).
-        """
-        with self._write("claim") as tx:
-            return claims.claim_some(
-                tx,
-                user_id,
-                limit=limit,
-                lease_seconds=lease_seconds or self.settings.lease_seconds,
-                worker=self._worker,
-                skip_profiles=skip_profiles,
-                held_paths=held_paths,
-            )
 
-    def claim_batch(
-        self,
-        user_id: str,
-        limit: int,
-        *,
-        skip_profiles: Iterable[str] = (),
-        held_paths: Iterable[str] = (),
-    ) -> list[Claimed]:
-        """Claim up to ``limit`` entries to be sent in one request, in this order.
-
-        Like ``claim_some``, and also what waits for others of the same batch: such an entry
-        (its ``waiting_for`` is above 0) may be sent in a batch behind them only.
+        ``in_batch``: to be sent in one request. Also what waits for others of the same batch: such
+        an entry (its ``waiting_for`` is above 0) may be sent in a batch behind them only.
         """
+        wanted = claims.Wanted(
+            user_id=user_id,
+            limit=limit,
+            in_batch=in_batch,
+            skip_profiles=skip_profiles,
+            held_paths=held_paths,
+        )
+        seconds = lease_seconds or self.settings.lease_seconds
         with self._write("claim") as tx:
-            return claim_batch(
-                tx,
-                user_id,
-                limit=limit,
-                lease_seconds=self.settings.lease_seconds,
-                worker=self._worker,
-                skip_profiles=skip_profiles,
-                held_paths=held_paths,
-            )
+            return claims.claim_some(tx, wanted, lease_seconds=seconds, worker=self._worker)
 
     def watchdog(self) -> list[Entry]:
         """Return entries to ``pending`` whose process has ended, or whose lease has expired.
@@ -299,7 +275,7 @@ class OutboxQueue(Maintenance):
         renewed are not touched.
         """
         with self._write("watchdog") as tx:
-            return claims.return_expired_claims(tx)
+            return completion.return_expired_claims(tx)
 
     def lease_seconds_left(self, user_id: str) -> tuple[float, float] | None:
         """Return for how long a user's claims hold unless they are renewed: shortest and longest.
@@ -356,208 +332,14 @@ class OutboxQueue(Maintenance):
                 with suppress(ClaimLostError):
                     claims.renew(tx, claimed)
 
-    def succeed(
-        self,
-        claimed: Claimed,
-        *,
-        server_id: str | int | None = None,
-        produced: Produced | None = None,
-        http_status: int | None = None,
-        code: str | None = None,
-        request_id: str | None = None,
-    ) -> Entry:
-        """Record that it has happened on the server.
+    def record(self, claimed: Claimed, outcome: Outcome) -> Entry:
+        """Record the outcome of a claim, and return the entry after that.
 
-        For a ``create`` with a local id, ``server_id`` is mapped in the same commit, and entries
-        that refer to the local id are freed. (Without a ``server_id`` those stay blocked until
-        ``map_local_id``.) ``produced`` is the version that the entity has now: later edits of this
-        device are based on it. Raises ``ClaimLostError``.
+        ``Succeeded``, ``RetryLater``, ``Released``, ``Failed``, ``Conflicted`` and ``Expired`` say
+        what follows from each. Raises ``ClaimLostError``.
         """
-        with self._write("succeed") as tx:
-            result = AttemptResult(http_status, code, request_id)
-            return claims.succeed(
-                tx, claimed, result, server_id=server_id, produced=produced or Produced()
-            )
-
-    def schedule_retry(
-        self,
-        claimed: Claimed,
-        *,
-        delay_seconds: float | None = None,
-        retry_after_seconds: float | None = None,
-        steps_aside: bool = False,
-        keeps_version: bool = True,
-        policy: RetryPolicy = QUEUE,
-        give_up: bool = True,
-        outcome_unknown: bool = False,
-        error: str | None = None,
-        http_status: int | None = None,
-        code: str | None = None,
-        request_id: str | None = None,
-    ) -> Entry:
-        """Return it to the queue after a transient failure.
-
-        Without ``delay_seconds`` the policy and the number of attempts determine the delay;
-        ``retry_after_seconds`` is a floor in either case. With ``give_up``, an entry that has had
-        ``max_attempts`` becomes ``failed`` instead (reason ``attempts``), and its dependents are
-        parked: check the status of the returned entry. ``steps_aside``: in strict order, a create
-        in no chain lets the entries behind it go first. ``keeps_version``: the version of the claim
-        was sent, and every later send has the same.
-
-        ``outcome_unknown``: no conclusive response came, so it may have happened. Such an entry is
-        not edited or cancelled without ``force``. It is sent again with the same key and body while
-        the server certainly knows the key; after that it expires or fails (reason ``unknown``).
-        Raises ``ClaimLostError``.
-        """
-        with self._write("schedule_retry") as tx:
-            return claims.retry_later(
-                tx,
-                claimed,
-                AttemptResult(http_status, code, request_id, error),
-                policy=policy,
-                random=self._chance(),
-                give_up=give_up,
-                outcome_unknown=outcome_unknown,
-                delay_seconds=delay_seconds,
-                retry_after_seconds=retry_after_seconds,
-                steps_aside=steps_aside,
-                keeps_version=keeps_version,
-            )
-
-    def release(
-        self,
-        claimed: Claimed,
-        *,
-        sent: bool = False,
-        outcome_unknown: bool = False,
-        error: str | None = None,
-        http_status: int | None = None,
-        code: str | None = None,
-        request_id: str | None = None,
-    ) -> Entry:
-        """Release a claim as if it had not been made: no attempt is counted, no delay is set.
-
-        For a stop between claim and send, for a token that is not accepted (401), for local ids
-        that are not known yet. With ``sent`` the send is added to the history; it had a response,
-        so its outcome is known. ``outcome_unknown``: another copy of it had none. Raises
-        ``ClaimLostError``.
-        """
-        with self._write("release") as tx:
-            result = AttemptResult(http_status, code, request_id, error)
-            return claims.release(tx, claimed, result, sent=sent, outcome_unknown=outcome_unknown)
-
-    def fail(
-        self,
-        claimed: Claimed,
-        *,
-        reason: Reason = Reason.RESPONSE,
-        outcome_unknown: bool = False,
-        leaves_lane: bool = False,
-        error: str | None = None,
-        http_status: int | None = None,
-        code: str | None = None,
-        request_id: str | None = None,
-    ) -> Entry:
-        """Record that the server refuses it as it is. Dependents are parked.
-
-        The lane goes on if the server has refused the entry for good, unless the profile stops it;
-        otherwise it waits until the entry is retried, edited or discarded. Raises
-        ``ClaimLostError``.
-        """
-        with self._write("fail") as tx:
-            return claims.fail(
-                tx,
-                claimed,
-                AttemptResult(http_status, code, request_id, error),
-                reason=reason,
-                outcome_unknown=outcome_unknown,
-                leaves_lane=leaves_lane,
-            )
-
-    def begin_stream(self, entry: Entry) -> Entry:
-        """Begin the stream of an entry: it has a number from its next claim on."""
-        with self._write("begin_stream") as tx:
-            sequences.begin_stream(tx, entry)
-        return entry
-
-    def renumber(self, claimed: Claimed, violation: Violation) -> Entry:
-        """Give an entry of a strict sequence another number, after its claim has ended."""
-        with self._write("renumber") as tx:
-            return sequences.renumber(tx, claimed, violation)
-
-    def conflict(
-        self,
-        claimed: Claimed,
-        *,
-        theirs: Any = UNSET,
-        theirs_version: str | None = None,
-        base: str | None = None,
-        fields: Iterable[str] = (),
-        error: str | None = None,
-        http_status: int | None = 409,
-        code: str | None = None,
-        request_id: str | None = None,
-    ) -> Entry:
-        """Record that the entity was changed on the server; the lane waits for ``resolve``.
-
-        ``theirs`` is the server's side as a JSON value, if it is known; ``base``, a JSON text, is
-        what the edit was made on, if it is not the entry's own base. ``fields`` are JSON Pointers
-        of what both sides have changed. Dependents wait. Raises ``ClaimLostError``.
-        """
-        with self._write("conflict") as tx:
-            return claims.conflict(
-                tx,
-                claimed,
-                AttemptResult(http_status, code, request_id, error),
-                theirs=theirs,
-                theirs_version=theirs_version,
-                base=base,
-                fields=fields,
-            )
-
-    def resend_on_own(
-        self,
-        claimed: Claimed,
-        *,
-        theirs_version: str | None,
-        error: str | None = None,
-        http_status: int | None = 409,
-        code: str | None = None,
-        request_id: str | None = None,
-    ) -> Entry | None:
-        """Release a claim whose conflict is with this device's own edits only; None if it is not.
-
-        ``theirs_version`` is the server's version now. Raises ``ClaimLostError``.
-        """
-        with self._write("resend") as tx:
-            result = AttemptResult(http_status, code, request_id, error)
-            return claims.resend_on_own(tx, claimed, result, theirs_version=theirs_version)
-
-    def rebase(self, claimed: Claimed, *, base: Any = UNSET, version: str) -> Entry:
-        """Release a claim, and base the edit on what was read from the server.
-
-        Raises ``ClaimLostError``.
-        """
-        with self._write("rebase") as tx:
-            text = None if base is UNSET else msgspec.json.encode(base).decode()
-            return claims.rebase(tx, claimed, base=text, version=version)
-
-    def expire(
-        self,
-        claimed: Claimed,
-        *,
-        error: str | None = None,
-        http_status: int | None = None,
-        code: str | None = None,
-        request_id: str | None = None,
-    ) -> Entry:
-        """Record that the server rejects it as too old. Dependents are parked, the lane continues.
-
-        Raises ``ClaimLostError``.
-        """
-        with self._write("expire") as tx:
-            result = AttemptResult(http_status, code, request_id, error)
-            return claims.expire(tx, claimed, result)
+        with self._write("record") as tx:
+            return completion.record(tx, claimed, outcome, self.settings, self._chance)
 
     def mappings(self, user_id: str, local_ids: Iterable[str]) -> dict[str, str | int]:
         """Return the server ids of those local ids that have one."""
@@ -573,7 +355,7 @@ class OutboxQueue(Maintenance):
         An existing mapping is never changed.
         """
         with self._write("map_local_id") as tx:
-            claims.map_local_id(tx, user_id, local_id, server_id, entity_type=entity_type)
+            completion.map_local_id(tx, user_id, local_id, server_id, entity_type=entity_type)
 
     # ------------------------------------------------------------------ decisions about entries
 

@@ -28,8 +28,6 @@ from onceward_protocol.ids import new_uuid4
 from onceward_protocol.operation import Operation
 from onceward_protocol.versions import ANY_TAG, if_match_in
 
-__all__ = ["Rewrite", "cancel", "discard", "edit", "park", "resolve", "retry", "settle_unclaimed"]
-
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
     """The new request of an entry. What is left out stays."""

@@ -18,18 +18,6 @@ from onceward_outbox.transport import Response
 from onceward_protocol.ids import new_uuid4
 from onceward_protocol.sequence import MAX_SEQUENCE, SEQUENCE_HEADER, SequenceNumber
 
-__all__ = [
-    "OUTCOME_UNKNOWN",
-    "VIOLATION_CODES",
-    "Violation",
-    "acknowledge",
-    "begin_stream",
-    "number_claim",
-    "read_violation",
-    "renumber",
-    "requires_number",
-]
-
 VIOLATION_CODES: Final = frozenset({"ORDERING_VIOLATION", "sequence.violation"})
 OUTCOME_UNKNOWN: Final = "outcome_unknown"
 """The error of an entry whose number the server has used for it, and whose response is lost."""

@@ -7,8 +7,6 @@ an identity, a member whose values are unique in the array; otherwise an array i
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
-__all__ = ["Merged", "merge_patch", "three_way_merge"]
-
 
 class _Absent:
     """The value of a member that an object does not have."""
@@ -18,6 +16,7 @@ class _Absent:
 
 
 ABSENT: Final = _Absent()
+_Members = Mapping[Any, Any]
 
 
 class Merged(NamedTuple):
@@ -36,9 +35,9 @@ def three_way_merge(
     ``identities`` says by which member the elements of an array are known: it maps the JSON Pointer
     of the array, without indexes (``/lines``, ``/orders/lines``), to the name of the member.
     """
-    conflicts: list[str] = []
-    value = _merge(base, mine, theirs, "", "", identities or {}, conflicts)
-    return Merged(value, tuple(conflicts))
+    merge = _Merge(identities or {})
+    value = merge.values(base, mine, theirs)
+    return Merged(value, tuple(merge.conflicts))
 
 
 def merge_patch(
@@ -53,7 +52,7 @@ def merge_patch(
     The value is the patch to send: the same members, merged. Without a base every member that
     differs from the server's is a conflict.
     """
-    conflicts: list[str] = []
+    merge = _Merge(identities or {})
     merged = {}
     for name, value in patch.items():
         before = ABSENT if base is None else base.get(name, ABSENT)
@@ -62,72 +61,63 @@ def merge_patch(
         mine = before | value if is_nested else value
         now = theirs.get(name, ABSENT)
         if base is None and not _same(mine, now):
-            conflicts.append(pointer)
+            merge.conflicts.append(pointer)
             merged[name] = mine
             continue
-        made = _merge(before, mine, now, pointer, pointer, identities or {}, conflicts)
+        made = merge.values(before, mine, now, pointer, pointer)
         if made is not ABSENT:  # the server has removed what the patch does not change
             merged[name] = made
-    return Merged(merged, tuple(conflicts))
+    return Merged(merged, tuple(merge.conflicts))
 
 
-def _merge(  # noqa: PLR0917
-    base: Any,
-    mine: Any,
-    theirs: Any,
-    pointer: str,
-    shape: str,
-    identities: Mapping[str, str],
-    conflicts: list[str],
-) -> Any:
-    """Merge one value. ``shape`` is the pointer without the places in arrays."""
-    if _same(mine, theirs) or _same(theirs, base):
+class _Merge:
+    """One merge. ``shape`` is a pointer without the places in arrays."""
+
+    def __init__(self, identities: Mapping[str, str]) -> None:
+        self._identities = identities
+        self.conflicts: list[str] = []
+
+    def values(self, base: Any, mine: Any, theirs: Any, pointer: str = "", shape: str = "") -> Any:
+        if _same(mine, theirs) or _same(theirs, base):
+            return mine
+        if _same(mine, base):
+            return theirs
+        if isinstance(mine, dict) and isinstance(theirs, dict):
+            before = base if isinstance(base, dict) else {}
+            return self._members((before, mine, theirs), pointer, shape)
+        identity = self._identities.get(shape)
+        if identity is not None:
+            known, ours, others = (_by_identity(side, identity) for side in (base, mine, theirs))
+            if ours is not None and others is not None:
+                sides = (known or {}, ours, others)
+                return list(self._members(sides, pointer, shape, in_array=True).values())
+        self.conflicts.append(pointer)
         return mine
-    if _same(mine, base):
-        return theirs
-    if isinstance(mine, dict) and isinstance(theirs, dict):
-        before = base if isinstance(base, dict) else {}
-        return _merge_members(before, mine, theirs, pointer, shape, identities, conflicts)
-    identity = identities.get(shape)
-    if identity is not None:
-        known, ours, others = (_by_identity(side, identity) for side in (base, mine, theirs))
-        if ours is not None and others is not None:
-            return list(
-                _merge_members(
-                    known or {}, ours, others, pointer, shape, identities, conflicts, named=False
-                ).values()
+
+    def _members(
+        self,
+        sides: tuple[_Members, _Members, _Members],
+        pointer: str,
+        shape: str,
+        *,
+        in_array: bool = False,
+    ) -> dict[Any, Any]:
+        base, mine, theirs = sides
+        merged = {}
+        # In the order of the server, then what only the device has.
+        for name in dict.fromkeys((*theirs, *mine, *base)):
+            part = f"/{_escaped(str(name))}"
+            base_value, mine_value, their_value = (side.get(name, ABSENT) for side in sides)
+            value = self.values(
+                base_value,
+                mine_value,
+                their_value,
+                pointer + part,
+                shape if in_array else shape + part,
             )
-    conflicts.append(pointer)
-    return mine
-
-
-def _merge_members(  # noqa: PLR0917
-    base: Mapping[Any, Any],
-    mine: Mapping[Any, Any],
-    theirs: Mapping[Any, Any],
-    pointer: str,
-    shape: str,
-    identities: Mapping[str, str],
-    conflicts: list[str],
-    *,
-    named: bool = True,
-) -> dict[Any, Any]:
-    merged = {}
-    # In the order of the server, then what only the device has.
-    for name in dict.fromkeys((*theirs, *mine, *base)):
-        within = f"{pointer}/{_escaped(str(name))}"
-        value = _merge(
-            base.get(name, ABSENT),
-            mine.get(name, ABSENT),
-            theirs.get(name, ABSENT),
-            within,
-            f"{shape}/{_escaped(str(name))}" if named else shape,
-            identities,
-            conflicts,
-        )
-        if value is not ABSENT:
-            merged[name] = value
-    return merged
+            if value is not ABSENT:
+                merged[name] = value
+        return merged
 
 
 def _by_identity(side: Any, identity: str) -> dict[Any, Any] | None:

@@ -34,17 +34,6 @@ from onceward_protocol.extras import needs_extra
 if TYPE_CHECKING:
     import httpx
 
-__all__ = [
-    "Exchange",
-    "HttpTransport",
-    "HttpxTransport",
-    "NoResponse",
-    "Request",
-    "Response",
-    "ServerUrl",
-    "Transport",
-]
-
 _MAX_RESPONSE_BYTES: Final = 4_194_304
 """Longer bodies are not read to their end."""
 
@@ -229,11 +218,32 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-class HttpTransport:
-    """Sends to one server over HTTP. Thread-safe."""
+class _ServerTransport:
+    """A context manager that closes the connections to one server."""
 
     # How many requests it may be called for at once.
     connections = _CONNECTIONS
+
+    def __init__(self, url: ServerUrl, timeout_seconds: float, max_response_bytes: int) -> None:
+        # Scheme, host and port of the server.
+        self.origin = url.origin
+        # The same with the path that comes before those of requests.
+        self.base_url = f"{url.origin}{url.path}"
+        self._timeout_seconds = timeout_seconds
+        self._max_response_bytes = max_response_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+
+
+class HttpTransport(_ServerTransport):
+    """Sends to one server over HTTP. Thread-safe."""
 
     def __init__(
         self,
@@ -253,12 +263,7 @@ class HttpTransport:
         (``HTTPS_PROXY`` and others), requests go through it, with httpx.
         """
         url = ServerUrl.parse(server, allow_http=allow_http)
-        self._timeout_seconds = timeout_seconds
-        self._max_response_bytes = max_response_bytes
-        # Scheme, host and port of the server.
-        self.origin = url.origin
-        # The same with the path that comes before those of requests.
-        self.base_url = f"{url.origin}{url.path}"
+        super().__init__(url, timeout_seconds, max_response_bytes)
         self._path = url.path
         fixed = {"Host": url.authority} | _HEADERS
         self._fixed = "\r\n".join(f"{name}: {value}" for name, value in fixed.items())
@@ -276,14 +281,7 @@ class HttpTransport:
                 allow_http=allow_http,
             )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Close the connections. Idempotent."""
         self._closed = True
         while self._idle:
             self._idle.pop()[1].close()
@@ -363,7 +361,6 @@ class HttpTransport:
         return None
 
     def _keep(self, connection: _Connection) -> None:
-        """Keep a connection for another request."""
         if connection.sock is not None and not self._closed and len(self._idle) < _MAX_IDLE:
             self._idle.append((time.monotonic(), connection))
         else:
@@ -565,14 +562,11 @@ def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
 
 
-class HttpxTransport:
+class HttpxTransport(_ServerTransport):
     """Sends to one server with httpx: through a proxy, or with any transport of httpx.
 
     It keeps the same rules as ``HttpTransport``, which is faster and the default without a proxy.
     """
-
-    # How many requests it may be called for at once.
-    connections = _CONNECTIONS
 
     def __init__(
         self,
@@ -590,11 +584,8 @@ class HttpxTransport:
             import httpx  # noqa: PLC0415 - an optional dependency
 
         url = ServerUrl.parse(server, allow_http=allow_http)
-        self.origin = url.origin
-        self.base_url = self._prefix = f"{url.origin}{url.path}"
-        self._timeout_seconds = timeout_seconds
+        super().__init__(url, timeout_seconds, max_response_bytes)
         self._connect_seconds = connect_seconds
-        self._max_response_bytes = max_response_bytes
         self._http = httpx.Client(
             verify=tls if tls is not None else True,
             timeout=httpx.Timeout(timeout_seconds, connect=min(connect_seconds, timeout_seconds)),
@@ -604,14 +595,7 @@ class HttpxTransport:
         )
         self._http.headers = httpx.Headers(_HEADERS)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
-        """Close the connections. Idempotent."""
         self._http.close()
 
     def send(  # noqa: PLR0911 - one for each error
@@ -625,7 +609,7 @@ class HttpxTransport:
         try:
             built = self._http.build_request(
                 request.method,
-                self._prefix + request.target,
+                self.base_url + request.target,
                 headers=request.headers,
                 content=request.body,
                 timeout=httpx.Timeout(seconds, connect=min(self._connect_seconds, seconds)),

@@ -17,19 +17,6 @@ from onceward_outbox.transport import Response
 from onceward_protocol.operation import Operation
 from onceward_protocol.versions import ANY_TAG
 
-__all__ = [
-    "Produced",
-    "base_later_edits_on",
-    "current_version",
-    "follow",
-    "is_next_of",
-    "produced_by",
-    "record_adopted",
-    "record_read",
-    "record_success",
-    "version_of",
-]
-
 _UNKNOWN: Final = ""
 _MAX_BODY_BYTES: Final = 256 * 1024
 """Larger entities are not kept as a base: a conflict about them is left to a person."""

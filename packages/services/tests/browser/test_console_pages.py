@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import StorageState
 
-from onceward.jobs.paused_queues import PausedQueues
+from onceward.jobs.admin import PausedQueues
 from packages.services.tests.browser.conftest import OpenTab
 from packages.services.tests.browser.shop import Shop
 from packages.services.tests.browser.tab import BROWSER_TEST, Tab

@@ -30,6 +30,7 @@ import pytest
 import pytest_asyncio
 
 from onceward.errors import NonRetryableError
+from onceward.jobs.admin import JobAdmin
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job import Enqueued
@@ -366,7 +367,9 @@ class EngineContract:
                 delivery.job, worker="one", reason="e", error=""
             )
             await engine.settle(delivery, Finished())
-            assert await harness.job_store.requeue(_TENANT, job_id, actor="actor-1")
+            assert await JobAdmin(harness.job_store.store).requeue(
+                job_id, tenant=_TENANT, actor="actor-1"
+            )
             engine.notify()
         await harness.take_one(engine)
 

@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from onceward import GuardConfig, Onceward, Policy, Principal, ServiceError
 from onceward.errors import NotAuthenticatedError
-from onceward.frameworks.sync_bridge import SyncExecution
+from onceward.frameworks.wsgi import SyncExecution
 from onceward.guard.request import RequestHead
 from onceward.ports import Claimed
 from onceward_testing.in_process_client import Request, Response

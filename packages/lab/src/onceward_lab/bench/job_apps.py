@@ -149,11 +149,13 @@ class OncewardJobs:
 
     async def _delete(self, results: Any, *, worker: str) -> set[tuple[str, str]]:
         """Complete jobs without a marker: the same statement without its insert."""
-        (sql,) = self.table._statements("complete")  # noqa: SLF001 - our own
+        from onceward.jobs.job_store import _results, _statements
+
+        (sql,) = _statements(self.store.name, self.store.table_names, "complete")
         without = re.sub(r", marked AS \(.*?\n\)\n", "\n", sql, flags=re.DOTALL)
         assert "INSERT" in sql
         assert "INSERT" not in without
-        values = self.table._results(results) | {"worker": worker}  # noqa: SLF001 - our own
+        values = _results(list(results), is_sqlite=False) | {"worker": worker}
         rows = await self.store.write(without, values)
         return {(row["tenant"], row["job_id"]) for row in rows}
 

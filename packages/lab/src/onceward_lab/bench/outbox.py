@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from onceward_lab.bench.curves import Point, sizes
-from onceward_outbox import NewEntry, OutboxQueue
+from onceward_outbox import NewEntry, OutboxQueue, Released
 from onceward_outbox.entry import Entry
 from onceward_outbox.sql import instant, json_text, statement
 from onceward_protocol.ids import new_id
@@ -184,7 +184,7 @@ def _claims(queue: OutboxQueue, count: int) -> tuple[float, float]:
         claimed.append(claim)
     with queue.transaction():
         for claim in claimed:
-            queue.release(claim)
+            queue.record(claim, Released())
     return statistics.median(lookups), statistics.median(claim_times)
 
 

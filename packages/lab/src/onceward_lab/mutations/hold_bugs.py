@@ -3,11 +3,11 @@
 from typing import Any
 
 from onceward_lab.mutations.planting import Replacement, bug, untyped
-from onceward_outbox import drain_run, sender
+from onceward_outbox import drain_run, responses
+from onceward_outbox.backoff import Outages
 from onceward_outbox.drain import Drain
-from onceward_outbox.outage import Outages
 
-DRAIN_RUN, SENDER = untyped(drain_run), untyped(sender)
+DRAIN_RUN, RESPONSES = untyped(drain_run), untyped(responses)
 
 
 @bug
@@ -47,7 +47,7 @@ def retry_after_forgotten_after_a_restart() -> list[Replacement]:
 @bug
 def hold_that_passes_after_the_claim_ends_the_drain() -> list[Replacement]:
     def due_seconds(self: Any) -> float | None:
-        queue, user_id, outages = self._queue, self._user_id, self._outages
+        queue, user_id, outages = self._queue, self._user_id, self._server.outages
         due, server, paths = (
             queue.next_due_seconds(user_id),
             outages.server_seconds(),
@@ -83,12 +83,12 @@ def failed_probe_begins_no_hold() -> list[Replacement]:
 @bug
 def read_during_an_outage_is_followed_by_the_write() -> list[Replacement]:
     # Also a read before an entry holds the server.
-    right = SENDER.Sender._ask_time
+    right = RESPONSES.Responses._ask_time
 
-    def ask_time(self: Any, entry: Any, state: Any, token: Any) -> Any:
-        outcome = yield from right(self, entry, state, token)
+    def ask_time(self: Any, send: Any) -> Any:
+        outcome = yield from right(self, send)
         result = getattr(outcome, "result", None)
         is_down = result is not None and "responded" in str(result.error)
         return None if is_down else outcome
 
-    return [(SENDER.Sender, "_ask_time", ask_time)]
+    return [(RESPONSES.Responses, "_ask_time", ask_time)]

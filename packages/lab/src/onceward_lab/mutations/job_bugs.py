@@ -132,7 +132,7 @@ def effects_kept_without_the_marker() -> list[Replacement]:
         self: JobStore, unit: Any, job: Any, result: str | None, *, worker: str
     ) -> None:
         values = JOB_STORE._of(job.lease, worker) | {"result": result}
-        await self._run(unit.statements, "complete_one", values)
+        await self.run(unit.statements, "complete_one", values)
         await self._release_next(unit.statements, job)
 
     return [(JobStore, "complete_within", complete_within)]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from onceward.jobs import job_store
-from onceward.jobs.paused_queues import PausedQueues
+from onceward.jobs.admin import PausedQueues
 from onceward.stores.table_names import TableNames
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 

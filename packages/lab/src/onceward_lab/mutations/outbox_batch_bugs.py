@@ -5,11 +5,13 @@ from typing import Any
 import msgspec
 
 from onceward_lab.mutations.planting import Replacement, bug, untyped
-from onceward_outbox import batch_sender
-from onceward_outbox.batch_sender import BatchSender
+from onceward_outbox import requests, sender
+from onceward_outbox.outcome import AttemptResult, Released
 from onceward_outbox.queue import OutboxQueue
+from onceward_outbox.responses import Responses
+from onceward_outbox.sender import Sender
 
-SENDER = untyped(batch_sender)
+REQUEST, SENDER = untyped(requests), untyped(sender)
 _SKIPPED = 424
 
 
@@ -31,14 +33,14 @@ def missing_results_counted_as_done() -> list[Replacement]:
 
 @bug
 def skipped_item_counted_as_done() -> list[Replacement]:
-    right = BatchSender._result
+    right = Sender._result
 
-    def result(self: Any, part: Any, response: Any, *more: Any) -> Any:
+    def result(self: Any, part: Any, send: Any, response: Any, *more: Any) -> Any:
         if response.status == _SKIPPED:
             response = msgspec.structs.replace(response, status=200)
-        return right(self, part, response, *more)
+        return right(self, part, send, response, *more)
 
-    return [(BatchSender, "_result", result)]
+    return [(Sender, "_result", result)]
 
 
 @bug
@@ -57,34 +59,34 @@ def results_given_to_other_items() -> list[Replacement]:
 @bug
 def lanes_not_sent() -> list[Replacement]:
     # After an item that did not succeed, the server goes on with those behind it.
-    return [(SENDER, "_lanes", lambda entries: [None for _ in entries])]
+    return [(REQUEST, "_lanes", lambda entries: [None for _ in entries])]
 
 
 @bug
 def version_of_an_earlier_item_not_followed() -> list[Replacement]:
-    return [(SENDER._Making, "_before", lambda _self, _claimed: None)]
+    return [(REQUEST.BatchMaker, "_before", lambda _self, _claimed: None)]
 
 
 @bug
 def batch_to_a_held_endpoint() -> list[Replacement]:
-    right = OutboxQueue.claim_batch
+    right = OutboxQueue.claim_some
 
-    def claim_batch(self: Any, user_id: str, limit: int, **options: Any) -> Any:
-        return right(self, user_id, limit, **options | {"held_paths": {}})
+    def claim_some(self: Any, user_id: str, limit: int, **options: Any) -> Any:
+        if options.get("in_batch"):
+            options["held_paths"] = {}
+        return right(self, user_id, limit, **options)
 
-    return [(OutboxQueue, "claim_batch", claim_batch)]
+    return [(OutboxQueue, "claim_some", claim_some)]
 
 
 @bug
 def silent_batch_taken_for_unsent() -> list[Replacement]:
     # What may have happened is changed, and sent as something new.
-    right = BatchSender.receive
+    right = Responses.no_response
 
-    def receive(self: Any, batch: Any, result: Any, state: Any) -> Any:
-        received = right(self, batch, result, state)
-        if hasattr(result, "status"):
-            return received
-        results = [(claimed, SENDER._unsent("no response")) for claimed, _ in received.results]
-        return received._replace(results=results)
+    def no_response(self: Any, sends: Any, failure: Any) -> Any:
+        outcomes = right(self, sends, failure)
+        is_batch = len(sends) > 1
+        return [Released(AttemptResult()) for _ in sends] if is_batch else outcomes
 
-    return [(BatchSender, "receive", receive)]
+    return [(Responses, "no_response", no_response)]

@@ -10,36 +10,35 @@ import msgspec
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_lab.simulation.determinism import SimulatedLeaseRenewer
 from onceward_outbox import (
-    claims,
+    completion,
     database,
     enqueue,
-    entry_request,
     maintenance,
+    requests,
     sender,
     transaction,
 )
-from onceward_outbox.claims import AttemptResult
+from onceward_outbox.backoff import Backoff
+from onceward_outbox.drain_run import LeaseRenewer
 from onceward_outbox.entry import Claimed, Entry, Reason, Status, Transition
-from onceward_outbox.lease_renewer import LeaseRenewer
 from onceward_outbox.outcome import Succeeded
 from onceward_outbox.resolution import settle_unclaimed
-from onceward_outbox.sender import Sender
+from onceward_outbox.responses import Responses
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transactions
 from onceward_outbox.transport import NoResponse
-from onceward_outbox.versions import Produced
 from onceward_protocol import response_classification as classify
 from onceward_protocol.response_classification import Done
 
-CLAIMS, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTION = (
+COMPLETION, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTION = (
     untyped(module)
     for module in (
-        claims,
+        completion,
         classify,
         database,
         enqueue,
         maintenance,
-        entry_request,
+        requests,
         sender,
         transaction,
     )
@@ -104,14 +103,14 @@ def acknowledged_before_the_commit() -> list[Replacement]:
 
 @bug
 def watchdog_frees_live_claims() -> list[Replacement]:
-    right = CLAIMS.return_expired_claims
+    right = COMPLETION.return_expired_claims
 
     def watchdog(work: Any) -> Any:
         work.rows("set_clock", **msgspec.structs.asdict(work.clock.row))
         work._database.rows("UPDATE offline_sync_queue SET lease_ms = 0 WHERE status = 'in_flight'")
         return right(work)
 
-    return [(CLAIMS, "return_expired_claims", watchdog)]
+    return [(COMPLETION, "return_expired_claims", watchdog)]
 
 
 @bug
@@ -135,24 +134,22 @@ def in_flight_guessed_as_success() -> list[Replacement]:
         back = []
         for entry_id, number in work.rows("lapsed", ms=work.ms):
             claimed = Claimed(work.entry(entry_id), number, 0.0)
-            back.append(
-                CLAIMS.succeed(work, claimed, AttemptResult(), server_id=None, produced=Produced())
-            )
+            back.append(COMPLETION._succeed(work, claimed, Succeeded()))
         return back
 
-    return [(CLAIMS, "return_expired_claims", watchdog)]
+    return [(COMPLETION, "return_expired_claims", watchdog)]
 
 
 @bug
 def missing_response_taken_for_success() -> list[Replacement]:
-    right = Sender._no_response
+    right = Responses.no_response
 
-    def no_response(self: Any, entry: Entry, state: Any, failure: NoResponse) -> Any:
-        if not failure.may_have_been_sent:
-            return right(self, entry, state, failure)
-        return Succeeded(AttemptResult())
+    def no_response(self: Any, sends: Any, failure: NoResponse) -> Any:
+        if not failure.may_have_been_sent or len(sends) > 1:
+            return right(self, sends, failure)
+        return [Succeeded()]
 
-    return [(Sender, "_no_response", no_response)]
+    return [(Responses, "no_response", no_response)]
 
 
 @bug
@@ -183,7 +180,7 @@ def newest_first() -> list[Replacement]:
 @bug
 def followers_do_not_wait() -> list[Replacement]:
     # The entries after one that is retried later do not wait for it.
-    return [(CLAIMS, "_end_claim", _passing_the_turn(CLAIMS._end_claim))]
+    return [(COMPLETION, "_end_claim", _passing_the_turn(COMPLETION._end_claim))]
 
 
 def _passing_the_turn(right: Any) -> Any:
@@ -203,7 +200,7 @@ def _passing_the_turn(right: Any) -> Any:
 
 @bug
 def retry_after_ignored() -> list[Replacement]:
-    return [(Sender, "_retry_after", lambda _self, _response: None)]
+    return [(Backoff, "retry_after", lambda _self, _response: None)]
 
 
 @bug
@@ -213,7 +210,7 @@ def local_ids_not_resolved() -> list[Replacement]:
 
 @bug
 def outcome_without_its_mapping() -> list[Replacement]:
-    right = CLAIMS._map
+    right = COMPLETION._map
     seen: list[int] = []
 
     def sometimes(*args: Any, **options: Any) -> None:
@@ -221,7 +218,7 @@ def outcome_without_its_mapping() -> list[Replacement]:
         if len(seen) % 2:
             right(*args, **options)
 
-    return [(CLAIMS, "_map", sometimes)]
+    return [(COMPLETION, "_map", sometimes)]
 
 
 @bug

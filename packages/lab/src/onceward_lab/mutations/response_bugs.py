@@ -5,24 +5,23 @@ from typing import Any
 
 from onceward_lab.mutations.planting import Replacement, bug, untyped
 from onceward_outbox import (
-    attempts,
-    claims,
+    backoff,
+    completion,
     dependencies,
     drain_run,
-    outcome,
-    response_facts,
+    responses,
     sender,
     transaction,
 )
-from onceward_outbox.attempts import Attempts
-from onceward_outbox.claims import AttemptResult
-from onceward_outbox.sender import Sender
+from onceward_outbox.backoff import Backoff
+from onceward_outbox.outcome import AttemptResult
+from onceward_outbox.responses import Responses
 from onceward_protocol.response_classification import AttestationNeeded, SignInNeeded
 
-CLAIMS, DEPENDENCIES, DRAIN_RUN, OUTCOME, SENDER, TRANSACTION = (
-    untyped(module) for module in (claims, dependencies, drain_run, outcome, sender, transaction)
+COMPLETION, DEPENDENCIES, DRAIN_RUN, SENDER, TRANSACTION = (
+    untyped(module) for module in (completion, dependencies, drain_run, sender, transaction)
 )
-ATTEMPTS, RESPONSE_FACTS = untyped(attempts), untyped(response_facts)
+BACKOFF, RESPONSES = untyped(backoff), untyped(responses)
 
 
 def _version_to_send(wrong: str) -> Replacement:
@@ -58,7 +57,7 @@ def version_not_followed() -> list[Replacement]:
     return [
         _version_to_send("coalesce(base_version, known.version)"),
         (DRAIN_RUN, "follow", lambda behind, _done, _produced: behind),
-        (CLAIMS, "resend_on_own", lambda *_, **_options: None),
+        (COMPLETION, "resend_on_own", lambda *_, **_options: None),
     ]
 
 
@@ -70,12 +69,12 @@ def latest_version_sent() -> list[Replacement]:
 
 @bug
 def version_of_success_forgotten() -> list[Replacement]:
-    return [(CLAIMS, "record_success", lambda *_: None)]
+    return [(COMPLETION, "record_success", lambda *_: None)]
 
 
 @bug
 def retry_names_another_version() -> list[Replacement]:
-    return [(CLAIMS, "_is_frozen", lambda *_, **_options: False)]
+    return [(COMPLETION, "_is_frozen", lambda *_, **_options: False)]
 
 
 @bug
@@ -87,60 +86,60 @@ def older_edit_overwrites_a_newer_one() -> list[Replacement]:
 @bug
 def automatic_merge_adopts_the_server_side() -> list[Replacement]:
     # The edits behind it overwrite what no person has seen.
-    right = OUTCOME.resolve_conflict
+    right = COMPLETION.resolution.resolve
 
-    def resolve_conflict(*args: Any, **options: Any) -> Any:
+    def resolve(*args: Any, **options: Any) -> Any:
         return right(*args, **options | {"adopts": True})
 
-    return [(OUTCOME, "resolve_conflict", resolve_conflict)]
+    return [(COMPLETION.resolution, "resolve", resolve)]
 
 
 @bug
 def unknown_base_not_read() -> list[Replacement]:
-    return [(SENDER, "_has_unknown_base", lambda *_: False)]
+    return [(RESPONSES, "has_unknown_base", lambda *_: False)]
 
 
 @bug
 def refused_entry_keeps_its_lane() -> list[Replacement]:
-    return [(CLAIMS, "leave_lane", lambda _tx, entry: entry)]
+    return [(COMPLETION, "leave_lane", lambda _tx, entry: entry)]
 
 
 @bug
 def refusal_does_not_park_its_chain() -> list[Replacement]:
-    return [(CLAIMS, "bind_chain", lambda *_: None)]
+    return [(COMPLETION, "bind_chain", lambda *_: None)]
 
 
 @bug
 def captive_portal_taken_for_success() -> list[Replacement]:
-    return [(module, "is_recognised", lambda *_: True) for module in (SENDER, RESPONSE_FACTS)]
+    return [(RESPONSES, "_is_recognised", lambda *_: True)]
 
 
 @bug
 def outage_counts_as_attempt() -> list[Replacement]:
-    return [(module, "counts_as_attempt", lambda *_: True) for module in (ATTEMPTS, RESPONSE_FACTS)]
+    return [(BACKOFF, "counts_as_attempt", lambda *_: True)]
 
 
 @bug
 def silence_counts_as_attempt() -> list[Replacement]:
     # Also if the server responds to nothing, so that an hour of silence fails the whole queue.
-    return [(Attempts, "silence_code", lambda *_: None)]
+    return [(Backoff, "silence_code", lambda *_: None)]
 
 
 @bug
 def unread_base_counts_as_attempt() -> list[Replacement]:
-    def no_response(self: Any, entry: Any, _state: Any, failure: Any) -> Any:
-        result = AttemptResult(error=failure.reason)
-        return self.attempts.retry_later(entry, result, outcome_unknown=entry.outcome_unknown)
+    def no_response(self: Any, send: Any, failure: Any) -> Any:
+        entry, result = send.entry, AttemptResult(error=failure.reason)
+        return self._backoff.retry_later(entry, result, outcome_unknown=entry.outcome_unknown)
 
-    return [(Sender, "_no_response_to_read", no_response)]
+    return [(Responses, "_no_response_to_read", no_response)]
 
 
 @bug
 def refused_attestation_pauses_all() -> list[Replacement]:
-    right = SENDER.classify
+    right = RESPONSES.classify
 
     def classify(*args: Any, **options: Any) -> Any:
         verdict = right(*args, **options)
         return SignInNeeded() if isinstance(verdict, AttestationNeeded) else verdict
 
-    return [(SENDER, "classify", classify)]
+    return [(RESPONSES, "classify", classify)]

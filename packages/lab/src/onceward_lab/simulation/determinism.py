@@ -15,7 +15,7 @@ from onceward.stores import parts
 from onceward_lab.simulation.exchanges import SimulatedExchanges
 from onceward_nats import relay
 from onceward_outbox import database, drain, drain_run
-from onceward_outbox.lease_renewer import LeaseRenewer
+from onceward_outbox.drain_run import LeaseRenewer
 from onceward_protocol import ids
 from onceward_protocol.storage.migrations import load_migrations
 

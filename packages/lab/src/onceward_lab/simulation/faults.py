@@ -49,18 +49,9 @@ _COMMITS: Final = (
 )
 _WITHIN_TRANSACTION: Final = (
     "claim",
-    "conflict",
-    "expire",
-    "fail",
-    "rebase",
-    "release",
-    "begin_stream",
-    "renumber",
+    "record",
     "save_batch_offer",
     "save_holds",
-    "resend",
-    "schedule_retry",
-    "succeed",
 )
 """Operations that the drain only uses within ``transaction``, which commits them."""
 

@@ -7,8 +7,7 @@ from sqlite3 import Connection
 from typing import Final, NamedTuple, Protocol
 
 from onceward.errors import StoreError
-from onceward.jobs.admin import JobAdmin
-from onceward.jobs.paused_queues import PausedQueues
+from onceward.jobs.admin import JobAdmin, PausedQueues
 from onceward_lab.simulation.faults import Faults
 from onceward_lab.simulation.loop import Process, VirtualLoop
 from onceward_lab.simulation.store import SimulatedStore, StoreWorld

@@ -15,21 +15,6 @@ import msgspec
 
 from onceward.errors import ConfigurationError
 
-__all__ = [
-    "EVENT_FIELDS",
-    "NO_KEYS",
-    "NO_PREVIOUS",
-    "AuditKeys",
-    "ChainCheck",
-    "Finding",
-    "FindingCode",
-    "Seal",
-    "event_digest",
-    "event_document",
-    "instant_text",
-    "make_seal",
-]
-
 NO_PREVIOUS: Final = "0" * 64
 """What the first seal of a tenant has instead of the hash of the seal before."""
 
@@ -178,7 +163,7 @@ def make_seal(
 ) -> Seal:
     """Return the seal that follows ``after`` and covers the rows ``events``."""
     rows = list(events)
-    times = [_instant(row["created_at"]) for row in rows]
+    times = [instant_of(row["created_at"]) for row in rows]
     kept = 1 if after is None else after.first_kept
     seal = Seal(
         tenant=tenant,
@@ -206,7 +191,7 @@ def event_digest(row: Mapping[str, Any]) -> str:
 
 def instant_text(value: datetime | str) -> str:
     """Return an instant in UTC with microseconds. Text that is none stays, and is found changed."""
-    instant = _instant(value)
+    instant = instant_of(value)
     if instant is None:
         return str(value)
     return instant.isoformat(timespec="microseconds")[:26] + "Z"
@@ -347,7 +332,7 @@ class ChainCheck:
             self._report_late(event_id, seal.number, row)
 
     def _is_late(self, row: Mapping[str, Any]) -> bool:
-        created_at = _instant(row["created_at"])
+        created_at = instant_of(row["created_at"])
         return (
             created_at is not None and self._newest is not None and created_at < self._newest - LATE
         )
@@ -377,11 +362,12 @@ def _canonical(value: Any) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _instant(value: datetime | str) -> datetime | None:
+def instant_of(value: datetime | str) -> datetime | None:
+    """Return an instant in UTC; SQLite has text. None if that is damaged."""
     if isinstance(value, datetime):
         return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
     try:
         parsed = datetime.fromisoformat(value)
     except ValueError:
         return None
-    return _instant(parsed)
+    return instant_of(parsed)

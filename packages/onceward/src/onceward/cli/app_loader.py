@@ -7,8 +7,6 @@ from onceward import Onceward
 from onceward_protocol.cli.load_object import describe_error, load_object
 from onceward_protocol.cli.output import CommandError
 
-__all__ = ["load_onceward"]
-
 _USAGE: Final = 2
 _EXAMPLE: Final = "for example --app shop.main:onceward"
 

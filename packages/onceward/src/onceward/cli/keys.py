@@ -12,37 +12,37 @@ import typer
 
 from onceward.cli.database import opened
 from onceward.cli.options import (
-    DEFAULT_DATABASE,
-    App,
-    Database,
+    USAGE,
     Json,
     Limit,
     Target,
     Tenant,
     check_tenant,
-    choose_target,
+    command,
+    instant_text,
+    new_group,
+    print_fields,
     tenant_or_all,
 )
 from onceward.errors import CommitUnknownError, InProgressError
-from onceward.maintenance.record_removal import RecordRemoval, Removed
+from onceward.maintenance.record_removal import RecordRemoval
 from onceward.ports import RecordQuery
 from onceward.records import Record, RecordId
-from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
+from onceward_protocol.cli.output import CommandError, print_json, print_table
 from onceward_protocol.clock import SystemClock
-
-__all__ = ["app"]
 
 _MAX_REASON: Final = 1000
 _PAGE: Final = 500
 
-app = typer.Typer(rich_markup_mode="markdown")
+Key = Annotated[str, typer.Argument(help="The idempotency key.")]
+
+app = new_group("keys")
 
 
-@app.command("ls")
-def list_keys(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
+@command(app, "ls")
+def list_keys(
+    target: Target,
+    *,
     tenant: Tenant = None,
     endpoint: Annotated[
         str | None,
@@ -53,7 +53,7 @@ def list_keys(  # noqa: PLR0917 - typer turns the parameters into options
         typer.Option(help="Only records whose response has this status.", min=100, max=599),
     ] = None,
     limit: Limit = 50,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """List idempotency records, newest first.
 
@@ -63,30 +63,28 @@ def list_keys(  # noqa: PLR0917 - typer turns the parameters into options
         onceward keys ls --endpoint "POST /api/v1/routes" --json
 
     """
-    target = choose_target(context, app=app, database=database)
     query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, limit=limit)
     found = asyncio.run(
         _records(target, query) if status is None else _with_status(target, query, status)
     )
-    if json:
+    if as_json:
         print_json([_summary(record) for record in found])
     else:
         _print_list(found)
 
 
-@app.command("show")
-def show_key(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    key: Annotated[str, typer.Argument(help="The idempotency key.")],
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
+@command(app, "show")
+def show_key(
+    target: Target,
+    key: Key,
+    *,
     tenant: Annotated[
         str | None, typer.Option(help="The tenant, if several tenants used this key.")
     ] = None,
     endpoint: Annotated[
         str | None, typer.Option(help="The endpoint, if the key was used with several.")
     ] = None,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Show one idempotency record, including the stored response.
 
@@ -96,7 +94,6 @@ def show_key(  # noqa: PLR0917 - typer turns the parameters into options
         onceward keys show 7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10
 
     """
-    target = choose_target(context, app=app, database=database)
     query = RecordQuery(tenant=tenant_or_all(tenant), endpoint=endpoint, key=key, limit=50)
     found = asyncio.run(_records(target, query))
     if not found:
@@ -112,25 +109,23 @@ def show_key(  # noqa: PLR0917 - typer turns the parameters into options
         "body_hash": record.fingerprint.body_hash,
         "fingerprint": record.fingerprint.request_hash,
         "correlation_id": record.correlation_id,
-        "client_generated_at": None if made_at is None else _instant(made_at),
+        "client_generated_at": None if made_at is None else instant_text(made_at),
         "audit_id": record.audit_id,
         "headers": record.headers,
         **_body(record.body),
     }
-    if json:
+    if as_json:
         print_json(fields)
         return
-    width = max(len(name) for name in fields)
-    for name, value in fields.items():
-        if isinstance(value, dict):
-            value = "; ".join(f"{header}: {text}" for header, text in value.items())  # noqa: PLW2901
-        print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
+    headers = "; ".join(f"{header}: {text}" for header, text in record.headers.items())
+    print_fields(fields | {"headers": headers})
 
 
-@app.command("rm")
-def remove_key(  # noqa: PLR0917 - typer turns the parameters into options
-    context: typer.Context,
-    key: Annotated[str, typer.Argument(help="The idempotency key.")],
+@command(app, "rm")
+def remove_key(
+    target: Target,
+    key: Key,
+    *,
     tenant: Annotated[str, typer.Option(help="The tenant of the record.")],
     endpoint: Annotated[
         str, typer.Option(help='The endpoint of the record, such as "POST /api/v1/routes".')
@@ -138,12 +133,10 @@ def remove_key(  # noqa: PLR0917 - typer turns the parameters into options
     reason: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Why; stored in the audit event.")
     ] = None,
-    database: Database = DEFAULT_DATABASE,
-    app: App = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the record, and remove nothing.")
     ] = False,
-    json: Json = False,
+    as_json: Json = False,
 ) -> None:
     """Remove one idempotency record: the next request with this key runs again.
 
@@ -159,17 +152,13 @@ def remove_key(  # noqa: PLR0917 - typer turns the parameters into options
         raise CommandError(
             f"--reason is missing or longer than {_MAX_REASON} characters: say why, for the audit "
             "log",
-            2,
+            USAGE,
         )
     record_id = RecordId(check_tenant(tenant), endpoint, key)
-    target = choose_target(context, app=app, database=database)
-    found = asyncio.run(_remove(target, record_id, None if dry_run else text))
-    if found is None:
+    record, audit_id = asyncio.run(_remove(target, record_id, None if dry_run else text))
+    if record is None:
         raise CommandError("no record matches key, tenant and endpoint (try: onceward keys ls)")
-    record, audit_id = (
-        (found.record, found.audit_id) if isinstance(found, Removed) else (found, None)
-    )
-    if json:
+    if as_json:
         print_json({"removed": audit_id is not None, "audit_id": audit_id} | _summary(record))
         return
     _print_list([record])
@@ -184,16 +173,19 @@ def remove_key(  # noqa: PLR0917 - typer turns the parameters into options
 
 async def _remove(
     target: Target, record_id: RecordId, reason: str | None
-) -> Removed | Record | None:
-    """Remove a record; with ``reason`` None, only find it."""
+) -> tuple[Record | None, str | None]:
+    """Return the removed record and the id of the audit event; with ``reason`` None, only find it.
+
+    The record is None if there is none.
+    """
     started_at = SystemClock().now()
     async with opened(target) as store:
         removal = RecordRemoval(store, SystemClock())
         if reason is None:
-            return await removal.find(record_id)
+            return await removal.find(record_id), None
         try:
             actor = f"{getpass.getuser()} via onceward keys rm"
-            return await removal.remove(
+            removed = await removal.remove(
                 record_id, actor=actor, reason=reason, started_at=started_at
             )
         except InProgressError as error:
@@ -202,6 +194,7 @@ async def _remove(
             raise CommandError(
                 "the connection was lost during the commit: look with onceward keys show"
             ) from error
+    return (None, None) if removed is None else (removed.record, removed.audit_id)
 
 
 async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
@@ -228,10 +221,10 @@ def _print_list(found: Sequence[Record]) -> None:
     headings = ("created", "tenant", "endpoint", "key", "status", "expires")
     rows = [
         (
-            _instant(record.created_at),
+            instant_text(record.created_at),
             *record.id,
             str(record.status),
-            _instant(record.expires_at) + (" (expired)" if _is_expired(record) else ""),
+            instant_text(record.expires_at) + (" (expired)" if _is_expired(record) else ""),
         )
         for record in found
     ]
@@ -244,8 +237,8 @@ def _summary(record: Record) -> dict[str, Any]:
         "endpoint": record.id.endpoint,
         "key": record.id.key,
         "status": record.status,
-        "created_at": _instant(record.created_at),
-        "expires_at": _instant(record.expires_at),
+        "created_at": instant_text(record.created_at),
+        "expires_at": instant_text(record.expires_at),
         "expired": _is_expired(record),
         "request_id": record.request_id,
     }
@@ -260,7 +253,3 @@ def _body(body: bytes) -> dict[str, str]:
 
 def _is_expired(record: Record) -> bool:
     return record.expires_at <= datetime.now(UTC)
-
-
-def _instant(instant: datetime) -> str:
-    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -9,14 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
 from onceward_protocol.cli.output import print_error
-
-__all__ = ["run_with_reload"]
 
 _POLL_SECONDS: Final = 0.25
 _SUFFIXES: Final = (".py", ".sql")
@@ -82,20 +81,12 @@ class _Reloader:
 
 def _times(directory: Path) -> dict[str, int]:
     """Return when each source file below a directory was last changed."""
-    return dict(_files(str(directory)))
-
-
-def _files(directory: str) -> Iterator[tuple[str, int]]:
-    try:
-        entries = list(os.scandir(directory))
-    except OSError:  # removed meanwhile, or not readable
-        return
-    for entry in entries:
-        try:
-            if entry.is_dir(follow_symlinks=False):
-                if not entry.name.startswith(".") and entry.name not in _IGNORED:
-                    yield from _files(entry.path)
-            elif entry.name.endswith(_SUFFIXES):
-                yield entry.path, entry.stat().st_mtime_ns
-        except OSError:  # removed meanwhile
-            continue
+    times = {}
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if name[0] != "." and name not in _IGNORED]
+        for name in names:
+            if name.endswith(_SUFFIXES):
+                path = Path(folder, name)
+                with suppress(OSError):  # removed meanwhile
+                    times[str(path)] = path.stat().st_mtime_ns
+    return times

@@ -5,13 +5,23 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from onceward import Onceward
-from onceward.cli.app_loader import load_onceward
+from onceward.cli.options import (
+    DEFAULT_DATABASE,
+    USAGE,
+    AppTarget,
+    choose_target,
+    command,
+    new_app,
+)
+from onceward.cli.reload import run_with_reload
 from onceward.errors import OncewardError
 from onceward.jobs.depth_reporter import DepthReporter
 from onceward.jobs.engines import broker_engine
@@ -22,76 +32,181 @@ from onceward_protocol.cli.gc import resume_gc
 from onceward_protocol.cli.output import CommandError, print_error
 from onceward_protocol.cli.plugins import default_worker
 
-__all__ = [
-    "METRICS_HOST",
-    "PARENT_VARIABLE",
-    "WorkerOptions",
-    "run_app_worker",
-    "run_default_worker",
-    "run_worker",
-    "serve_metrics",
-]
-
-_USAGE: Final = 2
 _INTERRUPTED: Final = 130
 _CONCURRENCY: Final = 16
 _DRAIN_SECONDS: Final = 30.0
+# Someone waits for the new code.
+_RELOAD_DRAIN_SECONDS: Final = "2"
 _EXIT_SECONDS: Final = 1.0
 _PARENT_SECONDS: Final = 1.0
-# Metrics are served without sign-in.
-METRICS_HOST: Final = "127.0.0.1"
 # Set by ``--reload``: the process that restarts this one.
-PARENT_VARIABLE: Final = "_ONCEWARD_RELOAD_PARENT"
+_PARENT_VARIABLE: Final = "_ONCEWARD_RELOAD_PARENT"
+
+app = new_app()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """Options of ``onceward worker`` that mean the same for every app."""
+    """The options of ``onceward worker``. None is the default of the worker or of the services."""
 
-    queues: tuple[str, ...] = ()
-    # None: the default of the worker, or for the services the setting.
-    lease_seconds: float | None = None
-    metrics_host: str = METRICS_HOST
-    metrics_port: int | None = None
-    once: bool = False
-    # ``replicated``: refuse a database that does not wait for a synchronous standby.
-    require_durability: str | None = None
-
-    def check_durability(self) -> None:
-        """Raise ``CommandError`` if the required durability is not one that exists."""
-        if self.require_durability not in (None, "replicated"):
-            raise CommandError(
-                f"--require-durability should be replicated, not {self.require_durability}", _USAGE
-            )
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            envvar="ONCEWARD_APP",
+            metavar="MODULE:NAME",
+            help="The app whose jobs to run, such as shop.main:onceward. "
+            "Default: the jobs of the installed services.",
+        ),
+    ] = None
+    database: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ONCEWARD_DATABASE_URL",
+            metavar="URL",
+            help="The database of the services; an app has its own.",
+            show_default=DEFAULT_DATABASE,
+        ),
+    ] = None
+    nats: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ONCEWARD_NATS_URL", metavar="URL", help="NATS server that delivers jobs."
+        ),
+    ] = None
+    queues: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            "--queues",
+            metavar="QUEUE",
+            help="Run jobs of these queues only. May be repeated, or separated by commas.",
+            show_default="all",
+        ),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Number of jobs to run at the same time.",
+            show_default="16; for the services ONCEWARD_JOBS_CONCURRENCY or 8",
+        ),
+    ] = None
+    drain_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=86_400,
+            help="How long to wait for running jobs after the first signal.",
+            show_default="30, with --reload 2",
+        ),
+    ] = None
+    lease_seconds: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            max=86_400,
+            help="How long a job stays claimed if this process dies; leases are renewed.",
+            show_default="30; for the services ONCEWARD_JOBS_LEASE_SECONDS or 30",
+        ),
+    ] = None
+    once: Annotated[bool, typer.Option("--once", help="Run the jobs that are due, then exit.")] = (
+        False
+    )
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help="Restart when a .py or .sql file below this directory changes. For development.",
+        ),
+    ] = False
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="Serve Prometheus metrics on this port.",
+            show_default="off",
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="The address for --metrics-port; 0.0.0.0 for all. There is no sign-in.",
+        ),
+    ] = "127.0.0.1"
+    require_durability: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ONCEWARD_REQUIRE_DURABILITY",
+            metavar="replicated",
+            help="Refuse a database that does not wait for a synchronous standby.",
+        ),
+    ] = None
 
     def known_queues(self, known: Iterable[str]) -> list[str]:
         """Return the chosen queues. Raises ``CommandError`` for one that has no handler."""
         known = sorted(known)
-        for queue in self.queues:
+        chosen = [name.strip() for given in self.queues or () for name in given.split(",")]
+        queues = [name for name in chosen if name]
+        for queue in queues:
             if queue not in known:
                 names = ", ".join(known) or "none: the app has no job handlers"
-                raise CommandError(f"unknown queue {queue}: the queues are {names}", _USAGE)
-        return list(self.queues)
+                raise CommandError(f"unknown queue {queue}: the queues are {names}", USAGE)
+        return queues
 
 
-def run_default_worker(
-    *,
-    database: str | None,
-    nats: str | None,
-    concurrency: int | None,
-    drain_seconds: float | None,
-    options: WorkerOptions,
-) -> int:
+@command(app, "worker")
+def worker(context: typer.Context, options: WorkerOptions) -> None:
+    """Run jobs: those of your app, or those of the installed services.
+
+    Prints one line when it is ready. Ctrl-C or SIGTERM finishes the running jobs, releases those
+    that do not end in time, and exits with code 0; a second signal releases them at once.
+
+    Examples:
+        onceward worker --app shop.main:onceward
+
+        onceward worker --app shop.main:onceward --queue mail --concurrency 4
+
+        onceward worker --app shop.main:onceward --reload
+
+        onceward worker --database postgresql://me@localhost/shop
+
+    """
+    target = choose_target(context, app=options.app, database=options.database or "")
+    if options.reload:
+        code = _reload(options)
+    elif isinstance(target, AppTarget):
+        code = _run_app_worker(target, options)
+    else:
+        code = _run_default_worker(options)
+    raise typer.Exit(code)
+
+
+def _reload(options: WorkerOptions) -> int:
+    """Run this command line in a child process, without ``--reload``."""
+    if options.once:
+        raise CommandError("give --once or --reload, not both", USAGE)
+    arguments = [argument for argument in sys.argv[1:] if argument != "--reload"]
+    if options.drain_seconds is None:
+        arguments += ["--drain-seconds", _RELOAD_DRAIN_SECONDS]
+    resume_gc()
+    return run_with_reload(arguments, os.environ | {_PARENT_VARIABLE: str(os.getpid())})
+
+
+def _run_default_worker(options: WorkerOptions) -> int:
     """Run the jobs of an installed package. Raises ``CommandError`` if none has any.
 
     Also in a Django project, unless a database is given: the jobs of the project were meant.
     """
-    if database is None and "DJANGO_SETTINGS_MODULE" in os.environ:
+    if options.database is None and "DJANGO_SETTINGS_MODULE" in os.environ:
         raise CommandError(
             "DJANGO_SETTINGS_MODULE is set, but no app is given: write onceward worker --app "
             "MODULE:NAME with the Onceward of your project, for example --app shop.jobs:onceward "
             "(for the jobs of the bundled services give --database URL)",
-            _USAGE,
+            USAGE,
         )
     run = default_worker()
     if run is None:
@@ -99,72 +214,57 @@ def run_default_worker(
             "onceward worker needs the app whose jobs it runs: onceward worker --app MODULE:NAME, "
             "for example --app shop.main:onceward (the jobs of the bundled services need "
             "the package onceward-services)",
-            _USAGE,
+            USAGE,
         )
-    return run(
-        database=database,
-        nats=nats,
-        concurrency=concurrency,
-        drain_seconds=drain_seconds,
-        options=options,
-    )
+    return run(options)
 
 
-def run_app_worker(
-    app: str,
-    *,
-    nats: str | None,
-    concurrency: int | None,
-    drain_seconds: float | None,
-    options: WorkerOptions,
-) -> int:
-    """Run the jobs of ``MODULE:NAME``; return the exit code."""
-    options.check_durability()
-    onceward = load_onceward(app)
-    if options.require_durability is not None:
+def _run_app_worker(target: AppTarget, options: WorkerOptions) -> int:
+    required = options.require_durability
+    if required not in (None, "replicated"):
+        raise CommandError(f"--require-durability should be replicated, not {required}", USAGE)
+    onceward = target.load()
+    if required is not None:
         if not onceward.store.knows_durability:
             raise CommandError(
-                f"{app}: --require-durability needs PostgresStore, PsycopgStore or "
+                f"{target.name}: --require-durability needs PostgresStore, PsycopgStore or "
                 "PsycopgSyncStore",
-                _USAGE,
+                USAGE,
             )
         onceward.store.require_durability()
     _configure_logging()
     if not onceward.jobs.queues:
         raise CommandError(
-            f"{app} has no job handlers: import the modules that define them in its module",
-            _USAGE,
+            f"{target.name} has no job handlers: import the modules that define them in its module",
+            USAGE,
         )
     metrics = onceward.runtime.job_metrics
     if options.metrics_port is not None:
         metrics = _prometheus(metrics)
-        serve_metrics(metrics, options.metrics_port, host=options.metrics_host)
+        serve_metrics(metrics, options)
     given: dict[str, Any] = {
         "queues": options.known_queues(onceward.jobs.queues) or None,
-        "concurrency": _CONCURRENCY if concurrency is None else concurrency,
-        "shutdown_seconds": _DRAIN_SECONDS if drain_seconds is None else drain_seconds,
+        "concurrency": _CONCURRENCY if options.concurrency is None else options.concurrency,
+        "shutdown_seconds": _DRAIN_SECONDS
+        if options.drain_seconds is None
+        else options.drain_seconds,
         "metrics": metrics,
     }
     if options.lease_seconds is not None:
         given["lease_seconds"] = options.lease_seconds
-    if nats is not None:
-        given["engine"] = broker_engine("nats", nats)
-    return asyncio.run(_run_app(onceward, app, metrics, options, given))
+    if options.nats is not None:
+        given["engine"] = broker_engine("nats", options.nats)
+    return asyncio.run(_run_app(onceward, target.name, given, once=options.once))
 
 
-async def _run_app(
-    onceward: Onceward,
-    app: str,
-    metrics: JobMetrics | None,
-    options: WorkerOptions,
-    given: Mapping[str, Any],
-) -> int:
-    worker = onceward.worker(**given)
+async def _run_app(onceward: Onceward, name: str, options: dict[str, Any], *, once: bool) -> int:
+    worker = onceward.worker(**options)
     try:
         # Not ``onceward.open()``: a worker serves no requests, so routes and sweep do not matter.
         await onceward.store.open()
     except OncewardError as error:
-        raise CommandError(f"{app}: {error}") from error
+        raise CommandError(f"{name}: {error}") from error
+    metrics: JobMetrics | None = options["metrics"]
     depths = None if metrics is None else DepthReporter(onceward.store, onceward.jobs, metrics)
     if depths is not None:
         depths.start()
@@ -177,7 +277,7 @@ async def _run_app(
         await onceward.runtime.notifier.close()
         await onceward.store.close()
 
-    return await run_worker(worker, where=app, once=options.once, close=close)
+    return await run_worker(worker, where=name, once=once, close=close)
 
 
 async def run_worker(
@@ -238,8 +338,8 @@ async def _until_stopped(worker: Worker, signals: _StopSignals, *, once: bool) -
     ends: list[Coroutine[Any, Any, Any]] = [signals.requested.wait()]
     if once:
         ends.append(worker.until_idle())
-    if PARENT_VARIABLE in os.environ:
-        ends.append(_parent_ended(int(os.environ[PARENT_VARIABLE])))
+    if _PARENT_VARIABLE in os.environ:
+        ends.append(_parent_ended(int(os.environ[_PARENT_VARIABLE])))
     tasks = [asyncio.create_task(end) for end in ends]
     done, left = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in left:
@@ -248,12 +348,13 @@ async def _until_stopped(worker: Worker, signals: _StopSignals, *, once: bool) -
         task.result()
 
 
-def serve_metrics(metrics: Any, port: int | None, *, host: str = METRICS_HOST) -> None:
-    """Serve the registry of ``metrics`` at this address, in a thread."""
-    if port is None:
+def serve_metrics(metrics: Any, options: WorkerOptions) -> None:
+    """Serve the registry of ``metrics`` in a thread, if there is a port."""
+    if options.metrics_port is None:
         return
     from prometheus_client import start_http_server
 
+    host, port = options.metrics_host, options.metrics_port
     try:
         start_http_server(port, host, metrics.registry)
     except OSError as error:

@@ -5,8 +5,6 @@ from typing import Any
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 
-__all__ = ["OncewardConfig"]
-
 
 class OncewardConfig(AppConfig):  # type: ignore[misc]
     """Creates the tables after each ``migrate`` of the database that Onceward uses."""

@@ -21,8 +21,6 @@ from onceward.guard.execution import EXCHANGE_KEY, Exchange, Execution, PendingE
 from onceward.guard.request import Principal
 from onceward.records import Record
 
-__all__ = ["claim_after_dependencies"]
-
 # The parameter that FastAPI fills in and the wrapper takes out.
 _PARAMETER: Final = "onceward_claim_"
 

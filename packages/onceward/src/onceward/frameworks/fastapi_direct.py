@@ -4,7 +4,8 @@ FastAPI looks a route up, resolves its dependencies and serializes its response 
 descriptions of them, again for each request. For simple routes this is compiled once. A route is
 simple if neither it nor its router nor the middleware between the guard and it can tell the
 difference; all others are called as before, and a log line of level DEBUG says why. Requests
-without a JSON body are left to FastAPI even on a simple route.
+without a JSON body are left to FastAPI even on a simple route, and all requests in a version of
+FastAPI that this was not tested with.
 
 What is not valid is never reported from here: errors of parameters, bodies and responses are made
 by FastAPI's own functions, and exceptions are handled by the app's own handlers.
@@ -19,11 +20,12 @@ from datetime import date, datetime
 from decimal import Decimal
 from email.message import Message as EmailMessage
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 from uuid import UUID
 
+import fastapi
 from fastapi import params, routing
 from fastapi._compat import Undefined
 from fastapi.dependencies import models, utils
@@ -44,8 +46,6 @@ from onceward.guard.execution import Execution
 from onceward.guard.request_body import LARGE_BODY_BYTES, Receive
 from onceward.records import Response as StoredResponse
 
-__all__ = ["DIRECT_BYTES", "DirectRoute", "FindDirectRoute", "find_direct_routes"]
-
 Scope = MutableMapping[str, Any]
 FindDirectRoute = Callable[[Any], "DirectRoute | None"]
 
@@ -53,17 +53,9 @@ DIRECT_BYTES: Final = "onceward_direct_bytes"
 """A class of routes that overrides ``get_route_handler`` has this attribute if, for bodies of at
 most so many bytes, its handler does what that of ``APIRoute`` does."""
 
-# The parameters of FastAPI's function that makes request handlers. One that is not known here may
-# change what they do.
-_KNOWN: Final = frozenset(
-    {
-        *("dependant", "body_field", "status_code", "response_class", "response_field"),
-        *("response_model_include", "response_model_exclude", "response_model_by_alias"),
-        *("response_model_exclude_unset", "response_model_exclude_defaults"),
-        *("response_model_exclude_none", "dependency_overrides_provider", "embed_body_fields"),
-        *("strict_content_type", "stream_item_field", "is_json_stream"),
-    }
-)
+# The first and the last version of FastAPI that the tests compare with; others may do something
+# else. ``make test-min`` runs them with the first one.
+_TESTED: Final = ((0, 132), (0, 162))
 # Tools that measure FastAPI replace these by functions of their own.
 _FUNCTIONS: Final = (
     *("get_request_handler", "request_response", "run_endpoint_function", "serialize_response"),
@@ -97,6 +89,8 @@ def find_direct_routes(app: Any, inner: Any) -> FindDirectRoute | None:
 
     ``inner`` is what the guard is around in this app. Returns None if no route can be simple.
     """
+    if not _is_tested(fastapi.__version__):
+        return None
     reason = _why_none_is_simple(app, inner)
     if reason is not None:
         _log.debug("routes are called by FastAPI: %s", reason)
@@ -112,10 +106,21 @@ def find_direct_routes(app: Any, inner: Any) -> FindDirectRoute | None:
     return find
 
 
+@cache  # so that the line is logged once
+def _is_tested(version: str) -> bool:
+    major, minor = version.split(".")[:2]
+    first, last = _TESTED
+    is_tested = first <= (int(major), int(minor)) <= last
+    if not is_tested:
+        _log.warning(
+            "routes are called by FastAPI %s: direct calls, which are faster, were tested with "
+            "%d.%d to %d.%d",
+            *(version, *first, *last),
+        )
+    return is_tested
+
+
 def _why_none_is_simple(app: Any, inner: Any) -> str | None:
-    unknown = set(inspect.signature(routing.get_request_handler).parameters) - _KNOWN
-    if unknown:
-        return f"this version of FastAPI has unknown features: {', '.join(sorted(unknown))}"
     for name in _FUNCTIONS:
         function = getattr(routing, name, None)
         if not getattr(function, "__module__", "").startswith("fastapi.") or hasattr(
@@ -205,12 +210,7 @@ def _bytes_up_to_which_simple(route: Any) -> int:
 def _is_kind(dependant: Any, kind: Literal["coroutine", "gen", "async_gen"]) -> bool:
     """Classify what a dependant calls as FastAPI does: by a property, or by a function."""
     found = getattr(dependant, f"is_{kind}_callable", None)
-    if found is None:
-        classify = getattr(models, f"_is_{kind}_callable", None)
-        if classify is None:
-            raise _NotSimpleError("this version of FastAPI classifies callables in another way")
-        found = classify(dependant.call)
-    return bool(found)
+    return bool(getattr(models, f"_is_{kind}_callable")(dependant.call) if found is None else found)
 
 
 def _is_constant(field: Any) -> bool:
@@ -220,6 +220,19 @@ def _is_constant(field: Any) -> bool:
         info.default_factory is None
         and not info.validate_default
         and type(field.default) in _CONSTANTS
+    )
+
+
+def _is_one_value(field: Any) -> bool:
+    """Return whether a parameter is one text; FastAPI reads lists, models and several aliases."""
+    info = field.field_info
+    return (
+        _is_scalar(info.annotation)
+        and not any(type(each).__name__ == "Json" for each in info.metadata)
+        and info.validation_alias in {None, field.alias}
+        and not getattr(field, "config", None)
+        and field.alias.isascii()
+        and (info.is_required() or _is_constant(field))
     )
 
 
@@ -265,27 +278,12 @@ class _Param:
         self.is_required: bool = field.field_info.is_required()
         self.default = None if self.is_required else field.default
 
-    @classmethod
-    def of(cls, field: Any) -> "_Param | None":
-        """Return None for what only FastAPI can read: lists, models, several aliases."""
-        info = field.field_info
-        is_simple = (
-            _is_scalar(info.annotation)
-            and not any(type(each).__name__ == "Json" for each in info.metadata)
-            and info.validation_alias in {None, field.alias}
-            and not getattr(field, "config", None)
-            and field.alias.isascii()
-            and (info.is_required() or _is_constant(field))
-        )
-        return cls(field) if is_simple else None
-
     def add(self, value: Any, values: dict[str, Any]) -> bool:
         """Add the value that was sent; return False if it is missing or not valid."""
         if value is None:
-            if self.is_required:
-                return False
-            values[self.name] = self.default
-            return True
+            if not self.is_required:
+                values[self.name] = self.default
+            return not self.is_required
         valid, errors = self.field.validate(value, values, loc=())
         if not errors:
             values[self.name] = valid
@@ -338,6 +336,8 @@ class _Call:
             raise _NotSimpleError("it uses background tasks or a websocket")
         if dependant.security_scopes_param_name or getattr(dependant, "own_oauth_scopes", None):
             raise _NotSimpleError("it uses security scopes")
+        if dependant.http_connection_param_name:
+            raise _NotSimpleError("it uses an HTTPConnection")
         if _is_kind(dependant, "gen") or _is_kind(dependant, "async_gen"):
             raise _NotSimpleError("a dependency has a yield")
         if dependant.body_params and not is_handler:
@@ -353,21 +353,15 @@ class _Call:
         self._needed = [
             _Call(each) for each in dependant.dependencies if not _is_documentation(each)
         ]
-        self._own = [
-            (each.name, each.own) for each in self._needed if each.name and each.own is not None
-        ]
-        self._is_only_own = all(each.own is not None for each in self._needed)
-        self._path = [_Param.of(field) for field in dependant.path_params]
-        self._query = [_Param.of(field) for field in dependant.query_params]
-        self._headers = [_Param.of(field) for field in dependant.header_params]
+        fields = (*dependant.path_params, *dependant.query_params, *dependant.header_params)
+        self._has_simple_params = not dependant.cookie_params and all(map(_is_one_value, fields))
+        self._path = [_Param(field) for field in dependant.path_params]
+        self._query = [_Param(field) for field in dependant.query_params]
+        self._headers = [_Param(field) for field in dependant.header_params]
         self._request_name: str | None = dependant.request_param_name
-        self._connection_name: str | None = dependant.http_connection_param_name
         self._response_name: str | None = dependant.response_param_name
-
-    @property
-    def needs_request(self) -> bool:
-        """True if code of the app gets the request."""
-        return bool(self._request_name or self._connection_name) or any(
+        # True if code of the app gets the request.
+        self.needs_request: bool = bool(self._request_name) or any(
             each.own is None and each.needs_request for each in self._needed
         )
 
@@ -375,64 +369,62 @@ class _Call:
         """Call the dependencies; return the arguments without the body, and the errors."""
         values: dict[str, Any] = {}
         errors: list[Any] = []
-        if self._is_only_own:
-            for name, own in self._own:
-                values[name] = own(request.execution)
-        else:
-            for each in self._needed:
+        for each in self._needed:
+            if each.own is None:
                 errors += await each.add_result(values, request)
-        if not self._add_simple(values, request):
+            elif each.name is not None:
+                values[each.name] = each.own(request.execution)
+        if not self._has_simple_params or not self._add_valid(values, request):
             errors += self._add_any(values, request.get())
         return values, errors
 
     async def add_result(self, values: dict[str, Any], request: _Request) -> list[Any]:
         """Call this dependency and add what it returns; return its errors."""
-        if self.own is not None:
-            solved = self.own(request.execution)
+        arguments, errors = await self.arguments(request)
+        if errors:
+            return errors
+        self.add_objects(arguments, request)
+        if self._is_cached and self._key in request.cache:
+            solved = request.cache[self._key]
         else:
-            arguments, errors = await self.arguments(request)
-            if errors:
-                return errors
-            self.add_objects(arguments, request)
-            if self._is_cached and self._key in request.cache:
-                solved = request.cache[self._key]
-            elif self.is_async:
-                solved = await self.call(**arguments)
-            else:
-                solved = await run_in_threadpool(self.call, **arguments)
-            request.cache.setdefault(self._key, solved)
+            solved = await self.result(arguments)
+        request.cache.setdefault(self._key, solved)
         if self.name is not None:
             values[self.name] = solved
         return []
 
-    def _add_simple(self, values: dict[str, Any], request: _Request) -> bool:
-        """Add the parameters; return False, and add none, if FastAPI has to read them."""
-        if self._dependant.cookie_params:
-            return False
+    async def result(self, arguments: dict[str, Any]) -> Any:
+        """Call the function, one that is not async in a thread."""
+        if self.is_async:
+            return await self.call(**arguments)
+        return await run_in_threadpool(self.call, **arguments)
+
+    def _add_valid(self, values: dict[str, Any], request: _Request) -> bool:
+        """Add the parameters; return False, and add none, if one is missing or not valid."""
         found: dict[str, Any] = {}
         scope = request.scope
         for param in self._path:
-            if param is None or not param.add(scope["path_params"].get(param.alias), found):
+            if not param.add(scope["path_params"].get(param.alias), found):
                 return False
         if self._query:
             query = request.get().query_params if scope.get("query_string") else {}
             for param in self._query:
-                if param is None or not param.add(query.get(param.alias), found):
+                if not param.add(query.get(param.alias), found):
                     return False
         for param in self._headers:
-            if param is None or not param.add(_header(scope, param.header), found):
+            if not param.add(_header(scope, param.header), found):
                 return False
         values.update(found)
         return True
 
     def _add_any(self, values: dict[str, Any], request: Request) -> list[Any]:
+        """Add the parameters that are valid; return FastAPI's errors of the others."""
         errors: list[Any] = []
-        dependant = self._dependant
         for fields, sent in (
-            (dependant.path_params, request.path_params),
-            (dependant.query_params, request.query_params),
-            (dependant.header_params, request.headers),
-            (dependant.cookie_params, request.cookies),
+            (self._dependant.path_params, request.path_params),
+            (self._dependant.query_params, request.query_params),
+            (self._dependant.header_params, request.headers),
+            (self._dependant.cookie_params, request.cookies),
         ):
             found, wrong = utils.request_params_to_args(fields, sent)
             values.update(found)
@@ -441,8 +433,6 @@ class _Call:
 
     def add_objects(self, values: dict[str, Any], request: _Request) -> None:
         """Add request and response."""
-        if self._connection_name:
-            values[self._connection_name] = request.get()
         if self._request_name:
             values[self._request_name] = request.get()
         if self._response_name:
@@ -471,7 +461,6 @@ class DirectRoute:
         if getattr(route, "stream_item_field", None) or getattr(route, "is_sse_stream", False):
             raise _NotSimpleError("it streams")
         self._call = _Call(dependant, is_handler=True)
-        self._needs_request = self._call.needs_request
         self._route = route
         self._methods = frozenset(route.methods)
         self._overrides = route.dependency_overrides_provider
@@ -532,14 +521,15 @@ class DirectRoute:
                 return None
         scope.update(self._scope)
         scope["path_params"] = path_params
-        return _Prepared(self, content)
+        return partial(self._serve, content)
 
-    async def run(
-        self,
-        request: _Request,
-        content: Any,
+    async def _serve(
+        self, content: Any, scope: Scope, receive: Receive, execution: Execution
     ) -> StoredResponse | SendResponse:
-        """Call the handler; return its response, or what sends it."""
+        return await self.run(_Request(scope, receive, execution), content)
+
+    async def run(self, request: _Request, content: Any) -> StoredResponse | SendResponse:
+        """Call the handler with a decoded body; return its response, or what sends it."""
         try:
             response = await self._respond(request, content)
         except Exception as error:  # noqa: BLE001 - handled as it is by FastAPI, or raised again
@@ -554,7 +544,7 @@ class DirectRoute:
 
     async def _respond(self, request: _Request, content: Any) -> StoredResponse | Response:
         call = self._call
-        if self._needs_request and self._has_body:
+        if call.needs_request and self._has_body:
             await request.get().body()
         values, errors = await call.arguments(request)
         if self._body is None or not self._add_body(values, content):
@@ -562,12 +552,9 @@ class DirectRoute:
         if errors:
             sent = None if content is Undefined else content
             context = self._context(request.scope)
-            raise RequestValidationError(errors, body=sent, **context)
+            raise RequestValidationError(errors, body=sent, endpoint_ctx=context)
         call.add_objects(values, request)
-        if call.is_async:
-            returned = await call.call(**values)
-        else:
-            returned = await run_in_threadpool(call.call, **values)
+        returned = await call.result(values)
         if isinstance(returned, Response):
             return _as_stored(returned)
         return await self._serializer.serialize(returned, request.response)
@@ -596,33 +583,14 @@ class DirectRoute:
         values.update(found)
         return errors
 
-    def _context(self, scope: Scope) -> dict[str, Any]:
-        """Return what newer FastAPI adds to the text of an error, for logs."""
-        extract = getattr(routing, "_extract_endpoint_context", None)
-        if extract is None:
-            return {}
+    def _context(self, scope: Scope) -> Any:
+        """Return the place of the handler, which FastAPI adds to the text of an error for logs."""
         dependant = self._route.dependant
-        context = extract(dependant.call)
+        context = routing._extract_endpoint_context(dependant.call)  # noqa: SLF001
         if dependant.path:
             root = scope.get("root_path", "").rstrip("/")
             context["path"] = f"{scope['method']} {root}{dependant.path}"
-        return {"endpoint_ctx": context}
-
-
-class _Prepared:
-    """A request to one route, with its decoded body."""
-
-    __slots__ = ("_content", "_route")
-
-    def __init__(self, route: DirectRoute, content: Any) -> None:
-        self._route = route
-        self._content = content
-
-    async def __call__(
-        self, scope: Scope, receive: Receive, execution: Execution
-    ) -> StoredResponse | SendResponse:
-        """Call the handler of the route."""
-        return await self._route.run(_Request(scope, receive, execution), self._content)
+        return context
 
 
 async def _raise_again(scope: Scope, receive: Receive, send: Send) -> None:
@@ -655,63 +623,44 @@ class _Serializer:
         self._class: Any = response_class.value if has_default_class else response_class
         if not issubclass(self._class, Response) or issubclass(self._class, StreamingResponse):
             raise _NotSimpleError("its response class is not a plain one")
-        self._field = route.response_field
-        self._is_async = is_async
+        self._has_model = route.response_field is not None
+        # FastAPI encodes by the model, without the class of the response.
+        self._is_dumped = self._has_model and has_default_class
         self._status: int | None = route.status_code
-        self._options = {
+        self._is_plain = self._class is JSONResponse and is_body_allowed_for_status_code(
+            self._status
+        )
+        self._endpoint = route.dependant.call
+        self._options: dict[str, Any] = {
+            "field": route.response_field,
             "include": route.response_model_include,
             "exclude": route.response_model_exclude,
             "by_alias": route.response_model_by_alias,
             "exclude_unset": route.response_model_exclude_unset,
             "exclude_defaults": route.response_model_exclude_defaults,
             "exclude_none": route.response_model_exclude_none,
+            "is_coroutine": is_async,
+            "dump_json": self._is_dumped,
         }
-        accepted = inspect.signature(routing.serialize_response).parameters
-        # FastAPI encodes by the model, without the class of the response.
-        self._is_dumped = self._field is not None and has_default_class and "dump_json" in accepted
-        is_plain = self._class is JSONResponse and is_body_allowed_for_status_code(self._status)
-        # None: its class makes each response.
-        self._plain_status = (self._status or _OK) if is_plain else None
-        self._arguments: dict[str, Any] = {"field": self._field, "is_coroutine": is_async}
-        if "dump_json" in accepted:
-            self._arguments["dump_json"] = self._is_dumped
-        self._endpoint = route.dependant.call
-        self._has_context = "endpoint_ctx" in accepted
 
     async def serialize(self, returned: Any, own: Response | None) -> StoredResponse | Response:
         """Return the response; ``own`` has the headers and the status that the app has set."""
-        status = self._plain_status
-        if status is not None and (own is None or not own.status_code):
-            body = self._encode(returned)
-            if body is not None:
-                headers: tuple[tuple[bytes, bytes], ...] = _JSON_HEADERS
-                if own is not None:
-                    headers += tuple([(n.lower(), v) for n, v in own.raw_headers])
-                return StoredResponse(status, headers, body)
-        return _as_stored(await self._serialize_any(returned, own))
-
-    def _encode(self, returned: Any) -> bytes | None:
-        """Return the JSON of a plain value; None if FastAPI has to make it."""
-        if self._field is None:
-            return _encode(returned).encode() if _is_plain_json(returned, _MAX_DEPTH) else None
-        if not self._is_dumped or not self._is_async:
-            return None
-        value, errors = self._field.validate(returned, {}, loc=("response",))
-        if errors:
-            return None
-        dumped: bytes = self._field.serialize_json(value, **self._options)
-        return dumped
-
-    async def _serialize_any(self, returned: Any, own: Response | None) -> Response:
-        """Make a response as FastAPI does."""
-        arguments = self._arguments
-        if self._has_context:
-            context = routing._extract_endpoint_context(self._endpoint)  # noqa: SLF001
-            arguments = arguments | {"endpoint_ctx": context}
-        content = await routing.serialize_response(
-            response_content=returned, **self._options, **arguments
-        )
         status = (own.status_code if own is not None else None) or self._status
+        content: Any
+        if self._has_model or not _is_plain_json(returned, _MAX_DEPTH):
+            content = await routing.serialize_response(
+                response_content=returned,
+                endpoint_ctx=routing._extract_endpoint_context(self._endpoint),  # noqa: SLF001
+                **self._options,
+            )
+        else:
+            content = returned
+        if self._is_plain and is_body_allowed_for_status_code(status):
+            body = content if self._is_dumped else _encode(content).encode()
+            headers: tuple[tuple[bytes, bytes], ...] = _JSON_HEADERS
+            if own is not None:
+                headers += tuple([(n.lower(), v) for n, v in own.raw_headers])
+            return StoredResponse(status or _OK, headers, body)
         options: dict[str, Any] = {} if status is None else {"status_code": status}
         if self._is_dumped:
             response = Response(content=content, media_type="application/json", **options)
@@ -721,7 +670,7 @@ class _Serializer:
             response.body = b""
         if own is not None:
             response.headers.raw.extend(own.headers.raw)
-        return response
+        return _as_stored(response)
 
 
 def _is_plain_json(value: Any, depth: int) -> bool:

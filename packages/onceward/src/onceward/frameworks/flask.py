@@ -15,9 +15,12 @@
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import iscoroutinefunction
-from typing import Any, Final, TypeVar, Unpack
-from weakref import WeakKeyDictionary, ref
+from typing import Any, Final, NamedTuple, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
+from onceward.guard.policy import Policy
+from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
+from onceward.records import Response
 from onceward_protocol.extras import needs_extra
 
 with needs_extra("flask"):
@@ -32,103 +35,61 @@ from onceward.errors import (
     ConfigurationError,
     NotAuthenticatedError,
     RequestError,
-    ResponseTooLargeError,
     StoreUnavailableError,
-    StreamingResponseError,
-)
-from onceward.frameworks.sync_bridge import (
-    Bridge,
-    Served,
-    SyncBatch,
-    SyncExecution,
-    SyncRequest,
-    batch_options,
 )
 from onceward.frameworks.views import (
     EndpointNames,
     check_endpoint,
     check_policy,
-    check_rate_limit,
     name_of_view,
     no_caller,
     refuse_generator,
     with_route,
 )
 from onceward.frameworks.wsgi import (
-    collect,
+    NO_POLICY,
+    Bridge,
+    Served,
+    SyncBatch,
+    SyncExecution,
+    batch_options,
+    check_file,
+    encoded_headers,
     head_of,
     parsed_form,
-    read_body,
-    send_served,
-    with_content_type,
+    with_header,
 )
-from onceward.guard.pipeline import ADDED_HEADERS
-from onceward.guard.policy import Policy
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
-from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
-from onceward.ports import BlockingGate
-from onceward.records import Response
 from onceward.stores.errors import unstorable_error
 from onceward.stores.sessions.gate import end_visit
 
-__all__ = ["FlaskGuard", "login_principal"]
-
 View = TypeVar("View", bound=Callable[..., Any])
 GetPrincipal = Callable[[], Principal]
-
 
 _FILE_WRAPPER: Final = "wsgi.file_wrapper"
 _GUARDED_METHODS: Final = ("dispatch_request", "post", "put", "patch", "delete")
 
 
-class _Installed:
-    """A Onceward, and what runs it for the apps that use it."""
+class _View(NamedTuple):
+    """The guard of a view, and its options."""
 
-    def __init__(
-        self,
-        onceward: Onceward,
-        principal: GetPrincipal | None,
-        batch: str | BatchOptions | None = None,
-    ) -> None:
-        # ``onceward worker --app`` looks for this name.
-        self.onceward = onceward
-        if principal is not None and onceward.runtime.callers.is_single_tenant:
-            raise ConfigurationError(
-                "FlaskGuard(principal=…) says who callers are, but Onceward(tenants=SINGLE_TENANT) "
-                "that they are not kept apart: give one of them"
-            )
-        self.principal: GetPrincipal | None = principal or getattr(onceward, "principal", None)
-        self.bridge = Bridge(onceward)
-        options = batch_options(batch)
-        # The batch endpoint; its items are signed in by the app, each in its own request.
-        self.batch = None if options is None else SyncBatch(self.bridge, options)
-        # By guarded view.
-        self.guards: dict[Callable[..., Any], Guard] = {}
-
-    def check_caller(self, app: flask.Flask, view: str) -> None:
-        """Raise ``ConfigurationError`` if nothing says who calls a view without a principal."""
-        if not (
-            self.principal is not None
-            or self.onceward.runtime.callers.has_identify
-            or hasattr(app, "login_manager")
-        ):
-            raise no_caller(
-                f"{view} is guarded",
-                "FlaskGuard(onceward, app, principal=…) with a function that returns "
-                "Principal(tenant=…, actor=…), or set up Flask-Login",
-                "Onceward(…, tenants=SINGLE_TENANT)",
-            )
+    guarded: Callable[..., Any]
+    name: str
+    guard: Guard
+    principal: GetPrincipal | None
 
 
-class _AppState:
+class _App:
     """What a ``FlaskGuard`` knows about one app."""
 
-    __slots__ = ("checked", "first_routes", "guarded_endpoints", "installed")
+    __slots__ = ("batch", "bridge", "checked", "first_routes", "guarded_endpoints")
 
-    def __init__(self) -> None:
-        # Given to ``init_app``.
-        self.installed: _Installed | None = None
+    def __init__(self, bridge: Bridge | None, batch: BatchOptions | None) -> None:
+        # What serves it; None if the guard has no Onceward for it.
+        self.bridge = bridge
+        # Items are signed in by the app, each in its own request.
+        self.batch = None if bridge is None or batch is None else SyncBatch(bridge, batch)
         # The first route of each view and guard.
         self.first_routes: dict[tuple[str, int], str] = {}
         # Whether the view of an endpoint is seen to be guarded.
@@ -167,16 +128,12 @@ class FlaskGuard:
                 "FlaskGuard(Onceward(store), app)"
             )
         self._principal = principal
-        self._batch = batch
-        self._default = None if onceward is None else _Installed(onceward, principal, batch)
-        self._states: WeakKeyDictionary[flask.Flask, _AppState] = WeakKeyDictionary()
-        # The app of the last request: nearly always the only one.
-        self._last: tuple[Callable[[], flask.Flask | None], _AppState | None] = (_no_app, None)
+        self._batch = batch_options(batch)
+        self._default = None if onceward is None else Bridge(onceward, principal)
+        self._apps: WeakKeyDictionary[flask.Flask, _App] = WeakKeyDictionary()
         self._names = EndpointNames()
-        # Guarded functions, what they guard, and whether they have their own principal.
-        self._guarded: list[tuple[Callable[..., Any], Callable[..., Any], bool]] = []
-        # How to make the guard of a guarded function, for one Onceward.
-        self._guards: dict[Callable[..., Any], Callable[[_Installed], Guard]] = {}
+        # By guarded function.
+        self._views: dict[Callable[..., Any], _View] = {}
         if app is not None:
             self.init_app(app)
 
@@ -186,93 +143,63 @@ class FlaskGuard:
         ``onceward`` is used for this app, in place of the one given to ``FlaskGuard``.
         """
         if onceward is not None:
-            self._state_of(app).installed = _Installed(onceward, self._principal, self._batch)
+            self._apps[app] = _App(Bridge(onceward, self._principal), self._batch)
+        installed = self._app(app)
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
-        state = self._state_of(app)
-        installed = state.installed or self._default
-        gate = None if installed is None else installed.bridge.gate
-        if gate is None:
-
-            def check_routes() -> None:
-                if state.checked != len(self._guarded):
-                    self._check_routes()
-
-            app.before_request(check_routes)
-        else:
-            self._admit_before_hooks(app, state, gate)
+        # Before other hooks.
+        app.before_request_funcs.setdefault(None, []).insert(0, self._before_request)
+        if installed.bridge is not None and installed.bridge.gate is not None:
+            app.teardown_request(lambda _error: end_visit())
         # Where ``onceward worker --app`` finds it.
-        app.extensions["onceward"] = state.installed or self
-        if self._batch is not None:
-            app.wsgi_app = self._with_batch(app, app.wsgi_app)  # type: ignore[method-assign]
+        app.extensions["onceward"] = installed.bridge or self
+        if installed.batch is not None:
+            app.wsgi_app = self._with_batch(app, installed.batch)  # type: ignore[method-assign]
 
-    def _with_batch(self, app: flask.Flask, wsgi_app: Any) -> Any:
-        """Return a WSGI app that serves batches, and everything else by ``wsgi_app``."""
+    def _with_batch(self, app: flask.Flask, batch: SyncBatch) -> Any:
+        """Return a WSGI app that serves batches, and everything else by the app."""
+        wsgi_app = app.wsgi_app
 
         def serve(environ: dict[str, Any], start_response: Any) -> Any:
-            batch = self._installed(self._state_of(app)).batch
-            path = environ.get("PATH_INFO", "")
-            if (
-                batch is None
-                or environ["REQUEST_METHOD"].upper() != "POST"
-                or path != batch.options.path
-            ):
+            if not batch.is_for(environ):
                 return wsgi_app(environ, start_response)
-            served = batch.serve(
-                head_of(environ, "POST", path),
-                environ,
-                read=lambda limit: read_body(environ, limit),
-                find=partial(self._find, app, environ),
-                run=lambda item: collect(wsgi_app, item),
-            )
-            return send_served(served, start_response)
+            find = partial(self._find, app, environ)
+            return batch.serve_wsgi(environ, start_response, wsgi_app, find)
 
         return serve
 
     def _find(
         self, app: flask.Flask, environ: dict[str, Any], method: str, path: str
     ) -> Match | None:
-        """Return what guards a request; None if nothing certainly does."""
+        """Return the match of a request; None if it is not certain that a guard serves it."""
         routes = app.url_map.bind_to_environ(environ, server_name=app.config["SERVER_NAME"])
         try:
             rule, params = routes.match(path, method=method, return_rule=True)
         except (HTTPException, RoutingException):
             return None
         view = app.view_functions.get(rule.endpoint)
-        owner = getattr(view, "view_class", None)
-        handlers = [view]
-        if owner is not None:
-            handlers += [getattr(owner, "dispatch_request", None)]
-            handlers += [getattr(owner, method.lower(), None)]
-        installed = self._installed(self._state_of(app))
-        for one in (inner for handler in handlers for inner in _unwrapped(handler)):
-            if one in self._guards:
-                guard = self._guards[one](installed)
+        for one in _inside(view, ("dispatch_request", method.lower())):
+            if one in self._views:
+                found = self._views[one]
+                guard = self._bridge(self._app(app)).guard_for(found.guard, found.name)
                 return Match(guard.endpoint or f"{method} {rule.rule}", guard.policy, dict(params))
         return None
 
     @property
     def onceward(self) -> Onceward:
         """The Onceward of the current app. Raises ``ConfigurationError`` if it has none."""
-        return self._installed().onceward
+        return self._bridge().onceward
 
-    def _state_of(self, app: flask.Flask) -> _AppState:
-        last_app, last_state = self._last
-        if last_app() is app and last_state is not None:
-            return last_state
-        found = self._states.get(app)
-        if found is None:
-            found = self._states.setdefault(app, _AppState())
-        self._last = ref(app), found
-        return found
+    def _app(self, app: flask.Flask) -> _App:
+        return self._apps.get(app) or self._apps.setdefault(app, _App(self._default, self._batch))
 
-    def _installed(self, state: _AppState | None = None) -> _Installed:
-        """Return what was installed in the current app, whose state may be given."""
-        if state is None and flask.has_app_context():
-            state = self._state_of(_app())
-        found = self._default if state is None else state.installed or self._default
+    def _bridge(self, app: _App | None = None) -> Bridge:
+        """Return the bridge of an app, by default the current one."""
+        if app is None and flask.has_app_context():
+            app = self._app(_flask_app())
+        found = self._default if app is None else app.bridge
         if found is None:
-            own = [one.installed for one in self._states.values() if one.installed is not None]
+            own = [one.bridge for one in self._apps.values() if one.bridge is not None]
             found = own[0] if len(own) == 1 else None
         if found is None:
             raise ConfigurationError(
@@ -297,42 +224,31 @@ class FlaskGuard:
         check_endpoint(endpoint)
         check_policy(policy)
 
-        def decorate(view: View) -> View:
+        def decorate(view: Any) -> Any:
             if isinstance(view, type):
                 name = f"{view.__module__}.{view.__qualname__}"
                 setattr(view, "dispatch_request", guard_function(_dispatch_of(view, name), name))  # noqa: B010
                 return view
             refuse_generator(view)
-            guarded: View = guard_function(view, name_of_view(view))
-            return guarded
+            return guard_function(view, name_of_view(view))
 
         def guard_function(view: Any, name: str) -> Any:
             # Flask's ``ensure_sync`` inspects a function at each call.
             is_async = iscoroutinefunction(view)
 
-            def guard_for(installed: _Installed) -> Guard:
-                chosen = installed.onceward.runtime.policy_or_default(policy)
-                check_rate_limit(installed.onceward.runtime.config.limiter, chosen, name)
-                return Guard(chosen, endpoint)
-
             @wraps(view)
             def guarded(*args: Any, **kwargs: Any) -> Any:
-                app = _app()
-                state = self._state_of(app)
-                installed = self._installed(state)
-                chosen = installed.guards.get(guarded)
-                if chosen is None:
-                    chosen = installed.guards[guarded] = guard_for(installed)
-                run = partial(app.ensure_sync(view) if is_async else view, *args, **kwargs)
-                return self._serve(app, state, installed, chosen, principal, guarded, view, run)
+                function = current_app.ensure_sync(view) if is_async else view
+                return self._serve(registered, partial(function, *args, **kwargs))
 
+            given = Guard(policy or NO_POLICY, endpoint)
             if self._default is not None:  # refuses a rate limit without a limiter
-                self._default.guards[guarded] = guard_for(self._default)
+                self._default.guard_for(given, name)
             if endpoint is not None:
                 self._names.add(endpoint, name)
-            mark_guarded(guarded, Guard(policy or Policy(), endpoint))
-            self._guarded.append((guarded, view, principal is not None))
-            self._guards[guarded] = guard_for
+            mark_guarded(guarded, given)
+            registered = _View(guarded, name, given, principal)
+            self._views[guarded] = registered
             return guarded
 
         return decorate
@@ -340,7 +256,7 @@ class FlaskGuard:
     @property
     def execution(self) -> SyncExecution:
         """The guarded request being served: caller, ids, audit fields."""
-        return self._installed().bridge.execution
+        return self._bridge().execution
 
     @property
     def transaction(self) -> Any:
@@ -355,49 +271,34 @@ class FlaskGuard:
 
     def close(self) -> None:
         """Close the store, of all apps. Call it when the process ends."""
-        of_apps = (state.installed for state in self._states.values())
-        for installed in (self._default, *of_apps):
-            if installed is not None:
-                installed.bridge.close()
-
-    def _admit_before_hooks(self, app: flask.Flask, state: _AppState, gate: BlockingGate) -> None:
-        """Wait, before other hooks take a connection, until the view may take a second one."""
-
-        def enter() -> None:
-            if state.checked != len(self._guarded):
-                self._check_routes()
-            current = _request()
-            endpoint = current.endpoint
-            if endpoint is None or current.method in SAFE_METHODS:
-                return
-            is_guarded = state.guarded_endpoints.get(endpoint)
-            if is_guarded is None:
-                view = app.view_functions.get(endpoint)
-                is_guarded = any(guard_of(one) is not None for one in _inside(view))
-                state.guarded_endpoints[endpoint] = is_guarded
-            gate.enter(endpoint, is_guarded=is_guarded)
-
-        def leave(_error: BaseException | None) -> None:
-            end_visit()
-
-        app.before_request_funcs.setdefault(None, []).insert(0, enter)
-        app.teardown_request(leave)
+        for bridge in {self._default, *(app.bridge for app in self._apps.values())}:
+            if bridge is not None:
+                bridge.close()
 
     # -- one request --------------------------------------------------------------------------
 
-    def _serve(  # noqa: PLR0917
-        self,
-        app: flask.Flask,
-        state: _AppState,
-        installed: _Installed,
-        guard: Guard,
-        principal: GetPrincipal | None,
-        guarded: Callable[..., Any],
-        view: Callable[..., Any],
-        run: Callable[[], Any],
-    ) -> Any:
-        # The object behind Flask's proxy, which costs a look-up per attribute.
-        current = _request()
+    def _before_request(self) -> None:
+        """Check the routes. Wait, before other hooks take a connection, until the view may, too."""
+        flask_app, current = _flask_app(), _request()
+        app = self._app(flask_app)
+        if app.checked != len(self._views):
+            self._check_routes(flask_app, app)
+        endpoint = current.endpoint
+        gate = None if app.bridge is None else app.bridge.gate
+        if gate is None or endpoint is None or current.method in SAFE_METHODS:
+            return
+        is_guarded = app.guarded_endpoints.get(endpoint)
+        if is_guarded is None:
+            view = flask_app.view_functions.get(endpoint)
+            is_guarded = any(guard_of(one) is not None for one in _inside(view))
+            app.guarded_endpoints[endpoint] = is_guarded
+        gate.enter(endpoint, is_guarded=is_guarded)
+
+    def _serve(self, view: _View, run: Callable[[], Any]) -> Any:
+        flask_app, current = _flask_app(), _request()
+        app = self._app(flask_app)
+        bridge = self._bridge(app)
+        guard = bridge.guard_for(view.guard, view.name)
         rule = current.url_rule
         if current.method in SAFE_METHODS:
             if rule is not None and SAFE_METHODS.issuperset(rule.methods or ()):
@@ -406,142 +307,60 @@ class FlaskGuard:
                     "PUT, PATCH or DELETE"
                 )
             return run()
-        if installed.bridge.is_serving:  # called by a guarded view, whose guard counts
+        if bridge.is_serving:  # called by a guarded view, whose guard counts
             return run()
-        if state.checked != len(self._guarded):
-            self._check_routes()
-        own: list[flask.Response] = []
+        if app.checked != len(self._views):
+            self._check_routes(flask_app, app)
+        policy = guard.policy
 
-        def handle() -> Response:
-            response = _response_of(app, current, run)
-            own.append(response)
-            return _collected(response, current.path, guard.policy.max_response_bytes)
+        def handle() -> tuple[Response, Any]:
+            own = _response_of(flask_app, current, run)
+            return _complete(own, view.name, policy.max_response_bytes), own
 
         path = rule.rule if rule is not None else current.path
-        views = current.view_args
-        params = {name: str(value) for name, value in views.items()} if views else {}
+        params = {name: str(value) for name, value in (current.view_args or {}).items()}
         if guard.endpoint is not None and rule is not None:
-            params = with_route(params, self._later_route(app, state, rule, guarded))
-        head, body = _head_and_body(current, guard.policy.max_body_bytes)
+            params = with_route(params, _later_route(flask_app, app, rule, view.guarded))
+        principal = view.principal or bridge.principal
+        if principal is None and not bridge.onceward.runtime.callers.has_identify:
+            _check_caller(flask_app, bridge, view.name)
+            principal = login_principal
+        head, body = _head_and_body(current, policy.max_body_bytes)
         prefix = current.environ.get("SCRIPT_NAME", "")
-        served = installed.bridge.serve(
-            SyncRequest(
-                head=head,
-                match=Match(guard.endpoint or f"{current.method} {path}", guard.policy, params),
-                body=body,
-                handle=handle,
-                principal=principal or installed.principal or _default_principal(installed, view),
-                added_headers=()
-                if installed.batch is None
-                else (installed.batch.options.header(prefix),),
-            )
+        served = bridge.serve(
+            head,
+            Match(guard.endpoint or f"{current.method} {path}", policy, params),
+            body,
+            handle,
+            principal=principal,
+            added_headers=() if app.batch is None else (app.batch.options.header(prefix),),
         )
-        return _flask_response(served, own[-1] if served.is_own else None)
+        return _flask_response(served)
 
-    @staticmethod
-    def _later_route(
-        app: flask.Flask, state: _AppState, rule: Any, guarded: Callable[..., Any]
-    ) -> str | None:
-        """Return the route of the request, or None if it is the first that leads to its view.
-
-        The first one is None so that a route added to a view changes nothing for those before it.
-        """
-        firsts = state.first_routes
-        key = (rule.endpoint, id(guarded))
-        if key not in firsts:
-            views = app.view_functions
-            own = views.get(rule.endpoint)
-            firsts[key] = next(
-                _text(other)
-                for other in app.url_map.iter_rules()
-                if (view := views.get(other.endpoint)) is own
-                or any(one is guarded for one in _inside(view))
-            )
-        route = _text(rule)
-        return None if route == firsts[key] else route
-
-    def _check_routes(self) -> None:
+    def _check_routes(self, flask_app: flask.Flask, app: _App) -> None:
         """Raise ``ConfigurationError`` for a guard that guards nothing, or has no caller."""
-        app = _app()
-        state = self._state_of(app)
-        served = {id(one): one for view in app.view_functions.values() for one in _inside(view)}
-        for guarded, view, has_principal in self._guarded:
-            if id(guarded) in served and not has_principal:
-                self._installed().check_caller(app, name_of_view(view))
+        views = flask_app.view_functions.values()
+        served = {id(one) for view in views for one in _inside(view)}
+        for guarded in self._views.values():
+            if id(guarded.guarded) in served:
+                if guarded.principal is None:
+                    _check_caller(flask_app, self._bridge(app), guarded.name)
             # Only what certainly is unguarded: a view may be in another app, or below a decorator
             # that hides it.
-            if id(guarded) not in served and any(id(one) in served for one in _unwrapped(view)):
+            elif any(id(one) in served for one in _unwrapped(guarded.guarded)):
                 raise ConfigurationError(
-                    f"{name_of_view(view)} is guarded above its route decorator, so its route is "
+                    f"{guarded.name} is guarded above its route decorator, so its route is "
                     "not guarded: put @guard(…) below @app.post(…)"
                 )
-        state.checked = len(self._guarded)
+        app.checked = len(self._views)
 
     def _respond(self, error: Exception) -> Any:
         """Respond with a Onceward error that a view raised."""
-        installed = self._installed()
-        if (
-            not isinstance(error, RequestError | StoreUnavailableError)
-            or installed.bridge.is_serving
-        ):
+        bridge = self._bridge()
+        if not isinstance(error, RequestError | StoreUnavailableError) or bridge.is_serving:
             raise error  # in a guarded view, the guard rolls back and renders it
         head = head_of(request.environ, request.method, request.path)
-        return _flask_response(installed.bridge.refuse(error, head), None)
-
-
-def _no_app() -> flask.Flask | None:
-    return None
-
-
-def _app() -> flask.Flask:
-    app: flask.Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
-    return app
-
-
-def _request() -> flask.Request:
-    found: flask.Request = request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
-    return found
-
-
-def _default_principal(installed: _Installed, view: Callable[..., Any]) -> GetPrincipal | None:
-    """Return how the caller is found if no function was given: ``identify``, or Flask-Login."""
-    if installed.onceward.runtime.callers.has_identify:
-        return None
-    installed.check_caller(current_app, name_of_view(view))
-    return login_principal
-
-
-def _dispatch_of(view: type, name: str) -> Callable[..., Any]:
-    """Return what calls the methods of a class, inside all of its ``decorators``."""
-    inherited: Any = getattr(view, "dispatch_request", None)
-    if inherited is None:
-        raise ConfigurationError(
-            f"{name} is guarded, but is no view: guard a function, or a class that derives from "
-            "Flask's MethodView or View"
-        )
-
-    def dispatch_request(instance: Any, **kwargs: Any) -> Any:
-        return current_app.ensure_sync(inherited)(instance, **kwargs)
-
-    return dispatch_request
-
-
-def _inside(view: Any) -> Iterator[Any]:
-    """Yield a view function, the methods of its class, and what all of them wrap."""
-    owner = getattr(view, "view_class", None)
-    methods = (getattr(owner, name, None) for name in _GUARDED_METHODS) if owner else ()
-    for one in (view, *methods):
-        yield from _unwrapped(one)
-
-
-def _unwrapped(function: Any) -> Iterator[Any]:
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
-
-
-def _text(rule: Any) -> str:
-    return f"{rule.host or rule.subdomain or ''}{rule.rule}"
+        return _flask_response(bridge.refuse(error, head))
 
 
 def login_principal() -> Principal:
@@ -556,10 +375,92 @@ def login_principal() -> Principal:
     return Principal(tenant=str(user_id), actor=str(user_id))
 
 
+def _check_caller(app: flask.Flask, bridge: Bridge, view: str) -> None:
+    """Raise ``ConfigurationError`` if nothing says who calls a view without a principal."""
+    has_identify = bridge.onceward.runtime.callers.has_identify
+    if not (bridge.principal is not None or has_identify or hasattr(app, "login_manager")):
+        raise no_caller(
+            f"{view} is guarded",
+            "FlaskGuard(onceward, app, principal=…) with a function that returns "
+            "Principal(tenant=…, actor=…), or set up Flask-Login",
+            "Onceward(…, tenants=SINGLE_TENANT)",
+        )
+
+
+# The objects behind Flask's proxies, which cost a look-up per attribute.
+
+
+def _flask_app() -> flask.Flask:
+    app: flask.Flask = current_app._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+    return app
+
+
+def _request() -> flask.Request:
+    found: flask.Request = request._get_current_object()  # type: ignore[attr-defined]  # noqa: SLF001
+    return found
+
+
+# -- views and routes ------------------------------------------------------------------------------
+
+
+def _dispatch_of(view: type, name: str) -> Callable[..., Any]:
+    """Return the function that calls the methods of a class, inside all of its ``decorators``."""
+    inherited: Any = getattr(view, "dispatch_request", None)
+    if inherited is None:
+        raise ConfigurationError(
+            f"{name} is guarded, but is no view: guard a function, or a class that derives from "
+            "Flask's MethodView or View"
+        )
+
+    def dispatch_request(instance: Any, **kwargs: Any) -> Any:
+        return current_app.ensure_sync(inherited)(instance, **kwargs)
+
+    return dispatch_request
+
+
+def _inside(view: Any, methods: tuple[str, ...] = _GUARDED_METHODS) -> Iterator[Any]:
+    """Yield a view function, methods of its class, and what all of them wrap."""
+    owner = getattr(view, "view_class", None)
+    for one in (view, *(getattr(owner, name, None) for name in methods)):
+        yield from _unwrapped(one)
+
+
+def _unwrapped(function: Any) -> Iterator[Any]:
+    while function is not None:
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _later_route(
+    flask_app: flask.Flask, app: _App, rule: Any, guarded: Callable[..., Any]
+) -> str | None:
+    """Return the route of the request, or None if it is the first that leads to its view.
+
+    The first one is None so that a route added to a view changes nothing for those before it.
+    """
+    key = (rule.endpoint, id(guarded))
+    if key not in app.first_routes:
+        views = flask_app.view_functions
+        own = views.get(rule.endpoint)
+        app.first_routes[key] = next(
+            _text(other)
+            for other in flask_app.url_map.iter_rules()
+            if (view := views.get(other.endpoint)) is own
+            or any(one is guarded for one in _inside(view))
+        )
+    route = _text(rule)
+    return None if route == app.first_routes[key] else route
+
+
+def _text(rule: Any) -> str:
+    return f"{rule.host or rule.subdomain or ''}{rule.rule}"
+
+
+# -- requests and responses ------------------------------------------------------------------------
+
+
 def _response_of(
-    app: flask.Flask,
-    current: flask.Request,
-    run: Callable[[], Any],
+    app: flask.Flask, current: flask.Request, run: Callable[[], Any]
 ) -> flask.Response:
     """Run the view. An exception for which the app has a handler becomes its response."""
     # Without the server's way to send files, ``send_file`` gives one that can be read.
@@ -583,43 +484,24 @@ def _response_of(
             current.environ[_FILE_WRAPPER] = wrapper
 
 
-def _collected(response: flask.Response, path: str, max_bytes: int) -> Response:
+def _complete(response: flask.Response, view: str, max_bytes: int) -> Response:
     """Return a complete response. Reads the content of a file, whose length is known."""
     if response.is_streamed or response.direct_passthrough:
-        length = response.content_length
-        if length is None or length > max_bytes:
-            response.close()  # the file
-        if length is None:
-            raise StreamingResponseError(
-                "a guarded view streams its response, which is stored with the transaction and "
-                "must be complete: return a plain response"
-            )
-        if length > max_bytes:
-            raise ResponseTooLargeError(
-                f"{path} sent a file of more than {max_bytes} bytes, which cannot be "
-                "stored for a replay: respond with a link to it"
-            )
+        check_file(response.content_length, max_bytes, view, response.close)
         response.direct_passthrough = False
         file: Any = response.response
         response.make_sequence()
         if hasattr(file, "close"):
             file.close()
-    headers = [
-        (name.lower().encode("latin-1"), value.encode("latin-1"))
-        for name, value in response.headers.items()
-    ]
-    return Response(response.status_code, tuple(headers), response.get_data())
+    headers = encoded_headers(response.headers.items())
+    return Response(response.status_code, headers, response.get_data())
 
 
-def _flask_response(served: Served, own: flask.Response | None) -> flask.Response:
-    if own is not None:
-        # The view's own object: it may have callbacks, and extensions look at its type.
-        for name, value in served.headers:
-            if name in ADDED_HEADERS:
-                own.headers.set(name.decode("latin-1"), value.decode("latin-1"))
+def _flask_response(served: Served) -> flask.Response:
+    if served.own is not None:
+        own: flask.Response = served.add_to_own()
         return own
-    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in served.headers]
-    return current_app.response_class(served.body, served.status, headers)
+    return current_app.response_class(served.body, served.status, served.text_headers)
 
 
 def _head_and_body(current: flask.Request, limit: int) -> tuple[RequestHead, bytes]:
@@ -630,41 +512,26 @@ def _head_and_body(current: flask.Request, limit: int) -> tuple[RequestHead, byt
         return head, b""  # refused by its length
     if "form" in vars(current) and (current.form or current.files):
         # A hook has read the form, e.g. to check a CSRF token: the bytes are gone.
-        fields = current.form.items(multi=True)
-        files = (
-            (field, file.filename or "", file.stream)
-            for field, file in current.files.items(multi=True)
-        )
-        return with_content_type(head, b"application/x-www-form-urlencoded"), parsed_form(
-            fields, files
-        )
+        files = current.files.items(multi=True)
+        contents = ((field, file.filename or "", file.stream) for field, file in files)
+        return parsed_form(head, current.form.items(multi=True), contents)
     own_limit = current.max_content_length
-    is_limited_here = length is None and _lower_limit(current, limit)
+    is_own = own_limit is not None and own_limit <= limit
+    if length is None:
+        # Werkzeug cuts such a body off at the limit, without an error. So one byte more is read, by
+        # which it is seen to be too long.
+        current.max_content_length = (own_limit if own_limit is not None and is_own else limit) + 1
     try:
         body = current.get_data(cache=True)
         if own_limit is not None and len(body) > own_limit:
             raise RequestEntityTooLarge  # noqa: TRY301 - as Werkzeug does for a body with a length
     except RequestEntityTooLarge:
-        if not is_limited_here:
+        if length is not None or is_own:
             raise  # the app's own limit, and its own response
-        too_long = (b"content-length", str(limit + 1).encode())
-        headers = [*head.headers, too_long]
-        return RequestHead(head.method, head.path, head.query, headers), b""
+        return with_header(head, b"content-length", str(limit + 1).encode()), b""
     if length and not body:
         raise ConfigurationError(
             f"the body of {current.method} {current.path} was read before its guard: read "
             "request.get_data() in hooks, which keeps it, not request.stream"
         )
     return head, body
-
-
-def _lower_limit(current: flask.Request, limit: int) -> bool:
-    """Limit a body without a length; return False if the app's own limit is as low.
-
-    Werkzeug cuts such a body off at the limit, without an error. So one byte more is read, by which
-    it is seen to be too long.
-    """
-    own_limit = current.max_content_length
-    is_own = own_limit is not None and own_limit <= limit
-    current.max_content_length = (own_limit if own_limit is not None and is_own else limit) + 1
-    return not is_own

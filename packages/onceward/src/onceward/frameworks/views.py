@@ -3,31 +3,12 @@
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from inspect import iscoroutinefunction
 from typing import Any, Final
 
 from onceward.errors import ConfigurationError, StreamingResponseError
 from onceward.guard.execution import find_execution
-from onceward.guard.limits import RateLimiter
 from onceward.guard.policy import Policy
 from onceward.guard.route_table import ROUTE_PARAM, SAFE_METHODS
-
-__all__ = [
-    "EndpointNames",
-    "check_endpoint",
-    "check_is_guarded",
-    "check_policy",
-    "check_rate_limit",
-    "name_of_view",
-    "no_caller",
-    "refuse_coroutine",
-    "refuse_generator",
-    "refuse_unguarded",
-    "refuse_wsgi_app",
-    "signature_of",
-    "with_route",
-]
-
 
 # Handlers of class-based views for methods that must not write.
 _SAFE_HANDLERS: Final = frozenset({"get", "head", "options", "trace", "list", "retrieve"})
@@ -98,27 +79,6 @@ def with_route(path_params: dict[str, str], route: str | None) -> dict[str, str]
     return path_params if route is None else {**path_params, ROUTE_PARAM: route}
 
 
-def check_rate_limit(limiter: RateLimiter | None, policy: Policy, view: str) -> None:
-    """Raise ``ConfigurationError`` for a rate limit that nothing would count."""
-    if policy.rate_limit is None:
-        return
-    if limiter is None:
-        raise ConfigurationError(
-            f"{view} has a rate limit but no limiter is configured: give Onceward one, e.g. "
-            "limiter=LimitsRateLimiter() of onceward.guard.rate_limits"
-        )
-    limiter.check(policy.rate_limit)
-
-
-def refuse_coroutine(view: Callable[..., Any]) -> None:
-    """Raise ``ConfigurationError`` for an async view."""
-    if iscoroutinefunction(view):
-        raise ConfigurationError(
-            f"{name_of_view(view)} is async, but its transaction belongs to a thread: make it a "
-            "plain def"
-        )
-
-
 _WSGI_PARAMETERS = 2  # environ, start_response
 
 
@@ -150,27 +110,23 @@ def refuse_unguarded(handler: Any) -> Any:
             },
         )
     refuse_generator(handler)
-    if inspect.iscoroutinefunction(handler):
 
-        @wraps(handler)
-        async def guarded(*args: Any, **kwargs: Any) -> Any:
-            execution = find_execution()
-            if execution is None or execution.ended:
-                check_is_guarded(handler)
-            return await handler(*args, **kwargs)
+    @wraps(handler)
+    async def guarded(*args: Any, **kwargs: Any) -> Any:
+        check_is_guarded(handler)
+        return await handler(*args, **kwargs)
 
-        guarded.__signature__ = signature_of(handler)  # type: ignore[attr-defined]
-        return guarded
-    if inspect.isroutine(handler):
+    @wraps(handler)
+    def guarded_sync(*args: Any, **kwargs: Any) -> Any:
+        check_is_guarded(handler)
+        return handler(*args, **kwargs)
 
-        @wraps(handler)
-        def guarded_sync(*args: Any, **kwargs: Any) -> Any:
-            check_is_guarded(handler)
-            return handler(*args, **kwargs)
-
-        guarded_sync.__signature__ = signature_of(handler)  # type: ignore[attr-defined]
-        return guarded_sync
-    return handler
+    is_async = inspect.iscoroutinefunction(handler)
+    if not is_async and not inspect.isroutine(handler):
+        return handler
+    chosen: Any = guarded if is_async else guarded_sync
+    chosen.__signature__ = signature_of(handler)
+    return chosen
 
 
 def refuse_generator(handler: Any) -> None:

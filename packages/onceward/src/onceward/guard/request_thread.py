@@ -13,42 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from contextvars import copy_context
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
+from onceward.stores.threads import RequestThread
 from onceward.stores.threads import request_thread as _current
 
 T = TypeVar("T")
-
-
-class RequestThread(Protocol):
-    """The thread of the request being served."""
-
-    def run(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a function in the request's thread and return its result."""
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end. Call it in the request's thread."""
-
-
-class serving_in:  # noqa: N801 - used like a function; a generator would cost four times as much
-    """Make this the thread of the request being served, for the duration of a block."""
-
-    __slots__ = ("_thread", "_token")
-
-    def __init__(self, thread: RequestThread) -> None:
-        self._thread = thread
-
-    def __enter__(self) -> None:
-        self._token = _current.set(self._thread)
-
-    def __exit__(self, *_: object) -> None:
-        _current.reset(self._token)
-
-
-def serving_thread() -> RequestThread:
-    """Return the thread of the request being served. Raises ``LookupError`` without one."""
-    thread: RequestThread = _current.get()
-    return thread
 
 
 def run_in_request_thread(work: Callable[[], T]) -> Awaitable[T]:
@@ -58,6 +28,16 @@ def run_in_request_thread(work: Callable[[], T]) -> Awaitable[T]:
     """
     thread: RequestThread | None = _current.get(None)
     return asyncio.to_thread(work) if thread is None else thread.run(work)
+
+
+def wait_in_request_thread(work: Awaitable[T]) -> T:
+    """Run a coroutine to its end. Call it in the thread of a guarded request."""
+
+    async def done() -> T:
+        return await work
+
+    thread: DirectThread | QueueThread = _current.get()
+    return thread.wait(done())
 
 
 def has_request_thread() -> bool:
@@ -105,23 +85,28 @@ class DirectThread:
         return _Call(work)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine to its end. Call it in the request's thread."""
+        serving = _current.set(self)
         # A copy: what the coroutine sets is not seen by the request's other code.
         run = copy_context().run
         step: Callable[[Any], Any] = work.send
         value: Any = None
-        while True:
-            try:
-                with self._lock:
-                    call = run(step, value)
-            except StopIteration as stop:
-                result: T = stop.value
-                return result
-            try:
-                if not isinstance(call, _Call):
-                    raise RuntimeError(f"{call!r} needs an event loop")  # noqa: TRY301, TRY004
-                step, value = work.send, call.work()
-            except BaseException as error:  # noqa: BLE001 - raised again in the coroutine
-                step, value = work.throw, error
+        try:
+            while True:
+                try:
+                    with self._lock:
+                        call = run(step, value)
+                except StopIteration as stop:
+                    result: T = stop.value
+                    return result
+                try:
+                    if not isinstance(call, _Call):
+                        raise RuntimeError(f"{call!r} needs an event loop")  # noqa: TRY301, TRY004
+                    step, value = work.send, call.work()
+                except BaseException as error:  # noqa: BLE001 - raised again in the coroutine
+                    step, value = work.throw, error
+        finally:
+            _current.reset(serving)
 
 
 class QueueThread:
@@ -140,15 +125,19 @@ class QueueThread:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop, and what it sends here, until it ends."""
-        # The task on the loop copies the context it is created in.
-        finished = asyncio.run_coroutine_threadsafe(work, self._loop())
-        finished.add_done_callback(lambda _: self._work.put(None))
-        while (item := self._work.get()) is not None:
-            function, done = item
-            if not done.set_running_or_notify_cancel():
-                continue
-            try:
-                done.set_result(function())
-            except BaseException as error:  # noqa: BLE001 - raised again on the loop
-                done.set_exception(error)
-        return finished.result()
+        serving = _current.set(self)
+        try:
+            # The task on the loop copies the context it is created in.
+            finished = asyncio.run_coroutine_threadsafe(work, self._loop())
+            finished.add_done_callback(lambda _: self._work.put(None))
+            while (item := self._work.get()) is not None:
+                function, done = item
+                if not done.set_running_or_notify_cancel():
+                    continue
+                try:
+                    done.set_result(function())
+                except BaseException as error:  # noqa: BLE001 - raised again on the loop
+                    done.set_exception(error)
+            return finished.result()
+        finally:
+            _current.reset(serving)

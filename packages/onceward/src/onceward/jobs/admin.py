@@ -1,23 +1,40 @@
-"""List, inspect, requeue and cancel jobs, for operators.
+"""List, inspect, requeue and cancel jobs, pause and resume queues, for operators.
 
-Every call names a tenant. ``core.tenants.ALL_TENANTS`` is for operators of the database only.
+Every call about jobs names a tenant. ``onceward.tenants.ALL_TENANTS`` is for operators of the
+database only.
 """
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
-from onceward.jobs.job import JobState
-from onceward.jobs.job_store import JobStore, at
-from onceward.ports import Row, Store
-from onceward.tenants import TenantFilter, tenant_or_none
+from onceward.jobs.job import JobState, check_name
+from onceward.jobs.job_store import JobStore, at, audit_values
+from onceward.ports import Params, Row, Store
+from onceward.records import AuditEvent
+from onceward.stores.sql_loader import load_queries
+from onceward.tenants import OPERATOR_TENANT, TenantFilter, tenant_or_none
+from onceward_protocol.ids import new_id, new_request_id
 
-__all__ = ["Failure", "JobAdmin", "JobCause", "JobDetail", "JobView", "QueueDepth"]
+__all__ = [
+    "Failure",
+    "JobAdmin",
+    "JobCause",
+    "JobDetail",
+    "JobView",
+    "PausedQueue",
+    "PausedQueues",
+    "QueueDepth",
+]
 
+T = TypeVar("T")
+
+_OK: Final = 200
 _UNLIMITED: Final = 2**31 - 1
 _ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -134,6 +151,20 @@ class QueueDepth:
     oldest_seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PausedQueue:
+    """A queue whose jobs are not claimed."""
+
+    # Its name.
+    queue: str
+    # Who paused it.
+    actor: str
+    # Why.
+    reason: str
+    # When.
+    paused_at: datetime
+
+
 class JobAdmin:
     """Reads the job tables, requeues dead letters and cancels waiting jobs."""
 
@@ -150,16 +181,9 @@ class JobAdmin:
         limit: int = 50,
     ) -> list[JobView]:
         """List jobs, newest first."""
-        rows = await self._job_store.read(
-            "list_jobs",
-            {
-                "tenant": tenant_or_none(tenant),
-                "state": state or "",
-                "queue": queue or "",
-                "type": job_type or "",
-                "limit": limit,
-            },
-        )
+        about = {"state": state or "", "queue": queue or "", "type": job_type or ""}
+        values = about | {"tenant": tenant_or_none(tenant), "limit": limit}
+        rows = await self._job_store.read("list_jobs", values)
         return [_view(row) for row in rows]
 
     async def find_view(self, job_id: str, *, tenant: TenantFilter) -> JobView | None:
@@ -177,26 +201,14 @@ class JobAdmin:
         failures = await self._job_store.read("failures", about)
         merged = await self._job_store.read("causes", about)
         steps = await self._job_store.steps(view.tenant, job_id)
-        return JobDetail(
+        return _made(
+            JobDetail,
+            row,
             view=view,
-            error=row["error"],
             payload=_json(row["payload"]),
-            payload_hash=row["payload_hash"],
             result=_json(row["result"]),
-            merged=row["merged"],
-            coalesce_key=row["coalesce_key"],
-            order_key=row["order_key"],
             causes=_causes(view, merged),
-            failures=tuple(
-                Failure(
-                    attempt=failed["attempt"],
-                    reason=failed["reason"],
-                    error=failed["error"],
-                    worker=failed["worker"],
-                    failed_at=at(failed["failed_at"]),
-                )
-                for failed in failures
-            ),
+            failures=tuple(_made(Failure, failed) for failed in failures),
             steps={name: _json(text) for name, text in steps.items()},
         )
 
@@ -206,11 +218,8 @@ class JobAdmin:
         return None if row is None else row["state"]
 
     async def requeue(self, job_id: str, *, tenant: TenantFilter, actor: str) -> bool:
-        """Move a dead letter back into its queue; False if there is none."""
-        row = await self._row(job_id, tenant)
-        if row is None:
-            return False
-        return await self._job_store.requeue(row["tenant"], job_id, actor=actor)
+        """Move a dead letter back into its queue with all its attempts; False if there is none."""
+        return await self._change("requeue", job_id, tenant, {"actor": actor})
 
     async def cancel(self, job_id: str, *, tenant: TenantFilter, actor: str, reason: str) -> bool:
         """Move a waiting job to the dead letters, from where it can be requeued.
@@ -218,10 +227,26 @@ class JobAdmin:
         False if there is no such job, or it runs or has ended. The next job of its order key may
         have become due: notify the workers.
         """
+        return await self._change("cancel", job_id, tenant, {"actor": actor, "reason": reason})
+
+    async def _change(
+        self, query: str, job_id: str, tenant: TenantFilter, values: dict[str, Any]
+    ) -> bool:
+        """Run a query that requeues or cancels a job, with the lock of its order key."""
         row = await self._row(job_id, tenant)
         if row is None:
             return False
-        return await self._job_store.cancel(row["tenant"], job_id, actor=actor, reason=reason)
+        store, about = self._job_store, {"tenant": row["tenant"], "job_id": job_id}
+        async with store.transaction() as tx:
+            found = await store.run(tx, "find_job", about)
+            order_key = found[0]["order_key"] if found else None
+            if order_key is not None:
+                await store.lock_order(tx, row["tenant"], order_key)
+            rows = await store.run(tx, query, about | values | audit_values())
+            if rows and order_key is not None and query == "cancel":
+                ordered = {"tenant": row["tenant"], "order_key": order_key}
+                await store.run(tx, "release_next", ordered)
+        return bool(rows)
 
     async def depths(self) -> dict[str, QueueDepth]:
         """Return the depth of each queue. Reads the whole table."""
@@ -247,12 +272,7 @@ class JobAdmin:
         """
         rows = await self._job_store.read("queue_depths", {"most": most, "budget": budget})
         found = {
-            row["queue"]: QueueDepth(
-                waiting=row["waiting"],
-                running=row["running"],
-                dead=row["dead"],
-                oldest_seconds=float(row["oldest_seconds"]),
-            )
+            row["queue"]: _made(QueueDepth, row, oldest_seconds=float(row["oldest_seconds"]))
             for row in rows
         }
         return found, rows[0]["counted"] if rows else most
@@ -265,44 +285,107 @@ class JobAdmin:
         return rows[0] if rows else None
 
 
+class PausedQueues:
+    """The paused queues of one database.
+
+    Jobs of a paused queue are enqueued, but no worker claims them, whatever its engine. Jobs that
+    run go on. A worker that dies loses nothing: its jobs are claimed again when the queue is
+    resumed.
+    """
+
+    def __init__(self, store: Store, notify: Callable[[], None]) -> None:
+        """``notify`` wakes the workers after a queue was resumed."""
+        self._store = store
+        self._notify = notify
+
+    async def all(self) -> list[PausedQueue]:
+        """Return the paused queues by name."""
+        rows = await self._store.read(self._sql("paused"))
+        return [_made(PausedQueue, row) for row in rows]
+
+    async def pause(self, queue: str, *, actor: str, reason: str) -> bool:
+        """Pause a queue, whether or not it has jobs; False if it was paused already.
+
+        Claims that begin after this get none of its jobs. Raises ``UsageError`` for a malformed
+        name.
+        """
+        check_name(queue, "queue")
+        event = _event("queue.paused", queue, actor, reason)
+        paused_at = event.created_at.timestamp()
+        values = {"queue": queue, "actor": actor, "reason": reason, "paused_at": paused_at}
+        return await self._change("pause", values, event)
+
+    async def resume(self, queue: str, *, actor: str, reason: str) -> bool:
+        """Have the jobs of a queue claimed again; False if it was not paused."""
+        event = _event("queue.resumed", queue, actor, reason)
+        is_resumed = await self._change("resume", {"queue": queue}, event)
+        if is_resumed:
+            self._notify()
+        return is_resumed
+
+    async def _change(self, statement: str, values: Params, event: AuditEvent) -> bool:
+        """Change the table and write the audit event in one transaction; False: nothing to change.
+
+        In that case, too, it commits a write, which waits for a synchronous standby: the earlier
+        change may come from a commit of unknown outcome, and be lost by a failover.
+        """
+        unit = await self._store.begin()
+        try:
+            is_changed = bool(await unit.statements.fetch_all(self._sql(statement), values))
+            if not is_changed:
+                await unit.statements.execute(self._sql("add_nothing"))
+                await unit.statements.execute(self._sql("remove_nothing"))
+            await unit.commit(None, event if is_changed else None)
+        except BaseException:
+            await unit.rollback()
+            raise
+        return is_changed
+
+    def _sql(self, name: str) -> str:
+        names = self._store.table_names
+        return load_queries("onceward.jobs", "paused_queues.sql", names=names)[name]
+
+
+def _made(kind: type[T], row: Row, **others: Any) -> T:
+    """Return a dataclass with the columns that have the names of its fields."""
+    names = [field.name for field in fields(cast("Any", kind)) if field.name in row]
+    return kind(**{name: _value(name, row[name]) for name in names} | others)
+
+
+def _value(name: str, value: Any) -> Any:
+    """Return the value of a column; queries return instants as seconds."""
+    return at(value) if name.endswith("_at") and value is not None else value
+
+
 def _view(row: Row) -> JobView:
-    return JobView(
-        tenant=row["tenant"],
-        id=row["job_id"],
-        key=row["key"],
-        queue=row["queue"],
-        type=row["type"],
-        resource_id=row["resource_id"],
-        state=row["state"],
-        attempts=row["attempts"],
-        max_attempts=row["max_attempts"],
-        worker=row["worker"],
-        reason=row["reason"],
-        request_id=row["request_id"],
-        correlation_id=row["correlation_id"],
-        enqueued_at=at(row["enqueued_at"]),
-        due_at=None if row["due_at"] is None else at(row["due_at"]),
-        ended_at=None if row["ended_at"] is None else at(row["ended_at"]),
-        lease_expired=bool(row["lease_expired"]),
-    )
+    return _made(JobView, row, id=row["job_id"], lease_expired=bool(row["lease_expired"]))
 
 
 def _causes(view: JobView, merged: Sequence[Row]) -> tuple[JobCause, ...]:
     first = JobCause(
         request_id=view.request_id, correlation_id=view.correlation_id, at=view.enqueued_at
     )
-    others = (
-        JobCause(
-            request_id=row["request_id"],
-            correlation_id=row["correlation_id"],
-            at=at(row["caused_at"]),
-        )
-        for row in merged
-        # One request may enqueue a job several times.
-        if row["request_id"] != view.request_id
-    )
-    return first, *others
+    # One request may enqueue a job several times.
+    others = (row for row in merged if row["request_id"] != view.request_id)
+    return first, *(_made(JobCause, row, at=at(row["caused_at"])) for row in others)
 
 
 def _json(text: str | None) -> Any:
     return None if text is None else msgspec.json.decode(text)
+
+
+def _event(what: str, queue: str, actor: str, reason: str) -> AuditEvent:
+    now, request_id = datetime.now(UTC), new_request_id()
+    return AuditEvent(
+        id=new_id(now),
+        tenant=OPERATOR_TENANT,
+        actor=actor,
+        endpoint=f"{what} {queue}",
+        payload_hash=sha256(queue.encode()).hexdigest(),
+        status=_OK,
+        request_id=request_id,
+        correlation_id=request_id,
+        created_at=now,
+        resource=f"queue:{queue}",
+        reason=reason,
+    )

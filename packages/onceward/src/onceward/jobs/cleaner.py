@@ -1,11 +1,11 @@
 """Deletes old rows from the job tables, in small batches."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from onceward.jobs.job_store import JobStore
-
-__all__ = ["clean_up"]
 
 _BATCH: Final = 500
 _PAUSE_SECONDS: Final = 0.005
@@ -20,23 +20,30 @@ async def clean_up(
     Dead letters that were not requeued stay until an operator decides about them.
     """
     ages = {
-        "clean_completions": keep_done_days,
-        "clean_dead_letters": keep_dead_days,
-        "clean_steps": keep_done_days,
-        "clean_failures": keep_dead_days,
+        "completions": keep_done_days,
+        "dead_letters": keep_dead_days,
+        "steps": keep_done_days,
+        "failures": keep_dead_days,
         # After the completions: those of a job are kept as long as anything else of it.
-        "clean_causes": keep_done_days,
+        "causes": keep_done_days,
     }
-    deleted: dict[str, int] = {}
-    for name, days in ages.items():
-        what = name.removeprefix("clean_")
-        deleted[what] = 0
-        while True:
-            batch = await job_store.clean(
-                name, older_than_seconds=days * _DAY_SECONDS, limit=_BATCH
-            )
-            deleted[what] += batch
-            if batch < _BATCH:
-                break
-            await asyncio.sleep(_PAUSE_SECONDS)
-    return deleted
+    return {
+        what: await delete_in_batches(
+            partial(job_store.clean, f"clean_{what}", older_than_seconds=days * _DAY_SECONDS)
+        )
+        for what, days in ages.items()
+    }
+
+
+async def delete_in_batches(delete: Callable[..., Awaitable[int]]) -> int:
+    """Call ``delete(limit=…)`` until it finds fewer rows than the limit; return how many it found.
+
+    Each batch commits alone, and between two of them others can write.
+    """
+    deleted = 0
+    while True:
+        batch = await delete(limit=_BATCH)
+        deleted += batch
+        if batch < _BATCH:
+            return deleted
+        await asyncio.sleep(_PAUSE_SECONDS)

@@ -7,8 +7,6 @@ from onceward.errors import LeaseLostError
 from onceward.jobs.job import Lease
 from onceward.jobs.job_store import JobStore
 
-__all__ = ["Completer"]
-
 _MAX_BATCH: Final = 500
 
 

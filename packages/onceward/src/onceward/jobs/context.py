@@ -2,8 +2,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple, TypeVar, Unpack
+from typing import Any, Final, TypeVar, Unpack
 
 import msgspec
 
@@ -13,8 +14,6 @@ from onceward.jobs.job import EnqueueOptions, EnqueueOutcome, LeasedJob, stable_
 from onceward.jobs.job_store import JobStore
 from onceward.observability.traces import continued_traceparent
 from onceward.ports import Params, Row, Transaction, UnitOfWork
-
-__all__ = ["JobAttributes", "JobContext", "RecordedStep", "encode_result"]
 
 T = TypeVar("T")
 
@@ -39,10 +38,18 @@ class _LazyTransaction:
         return await (await self._begin()).statements.fetch_one(sql, params)
 
 
-class RecordedStep(NamedTuple):
-    """The result of a step that an earlier attempt has finished."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextConfig:
+    """What the contexts of all jobs of a worker share."""
 
-    result: Any
+    job_store: JobStore
+    worker_name: str
+    lease_seconds: float
+    # The defaults of a job that a handler enqueues, by its type.
+    defaults_for: Callable[[str], EnqueueOptions]
+    max_payload_bytes: int
+    # How many handlers may hold a transaction at once; None: no limit.
+    transaction_slots: asyncio.Semaphore | None
 
 
 class JobAttributes:
@@ -125,40 +132,9 @@ class JobContext(JobAttributes):
 
     # Created for every job: members are made when needed and hold no reference cycles, which
     # only the garbage collector could free.
-    __slots__ = (
-        "_beginning",
-        "_closed",
-        "_defaults_for",
-        "_has_slot",
-        "_idle_seconds",
-        "_job_store",
-        "_max_payload_bytes",
-        "_step_names",
-        "_steps",
-        "_transaction_slots",
-        "_unit",
-        "_worker",
-        "enqueued",
-    )
-
-    def __init__(
-        self,
-        job: LeasedJob,
-        job_store: JobStore,
-        *,
-        worker: str,
-        idle_seconds: float,
-        defaults_for: Callable[[str], EnqueueOptions],
-        max_payload_bytes: int,
-        transaction_slots: asyncio.Semaphore | None = None,
-    ) -> None:
+    def __init__(self, job: LeasedJob, config: ContextConfig) -> None:
         super().__init__(job, job.decoded())
-        self._job_store = job_store
-        self._worker = worker
-        self._idle_seconds = idle_seconds
-        self._defaults_for = defaults_for
-        self._max_payload_bytes = max_payload_bytes
-        self._transaction_slots = transaction_slots
+        self._config = config
         self._has_slot = False
         self._unit: UnitOfWork | None = None
         self._beginning: asyncio.Lock | None = None
@@ -192,7 +168,7 @@ class JobContext(JobAttributes):
         """
         recorded = await self.find_step(name)
         if recorded is not None:
-            known: T = recorded.result
+            known: T = recorded[0]
             return known
         result = await action(self.step_key(name))
         await self.record_step(name, result)
@@ -210,18 +186,18 @@ class JobContext(JobAttributes):
             continued_traceparent(self.traceparent),
         )
         # What follows from a write is about the version that the write made.
-        defaults = self._defaults_for(job_type)
+        defaults = self._config.defaults_for(job_type)
         defaults["version"] = self._job.version
         job = new_job(
             job_type,
             payload,
             cause=cause,
             defaults=defaults,
-            max_payload_bytes=self._max_payload_bytes,
+            max_payload_bytes=self._config.max_payload_bytes,
             **options,
         )
         self.enqueued = True
-        outcome = await self._job_store.enqueue((await self.unit()).statements, job)
+        outcome = await self._config.job_store.enqueue((await self.unit()).statements, job)
         log_duplicate(job, outcome)
         return outcome
 
@@ -232,8 +208,8 @@ class JobContext(JobAttributes):
         """The job as it was claimed."""
         return self._job
 
-    async def find_step(self, name: str) -> RecordedStep | None:
-        """Begin a step: return its recorded result, or None if it must run. See ``step``."""
+    async def find_step(self, name: str) -> tuple[Any] | None:
+        """Begin a step: return its recorded result in a tuple, or None if it must run."""
         if self._unit is not None:
             raise UsageError(
                 f"step {name!r} comes after a write: run all steps before the first write"
@@ -244,16 +220,17 @@ class JobContext(JobAttributes):
         self._step_names.add(name)
         self._refuse_closed()
         if self._steps is None:
-            self._steps = await self._job_store.steps(self.tenant, self.id)
+            self._steps = await self._config.job_store.steps(self.tenant, self.id)
         if name in self._steps:
-            return RecordedStep(msgspec.json.decode(self._steps[name]))
+            return (msgspec.json.decode(self._steps[name]),)
         return None
 
     async def record_step(self, name: str, result: Any) -> None:
         """Record the result of a step that has run."""
         text = encode_result(result, f"step {name!r}") or "null"
         self._refuse_closed()
-        await self._job_store.save_step(self._job.lease, name, text, worker=self._worker)
+        store, worker = self._config.job_store, self._config.worker_name
+        await store.save_step(self._job.lease, name, text, worker=worker)
         self._steps = (self._steps or {}) | {name: text}
 
     async def unit(self) -> UnitOfWork:
@@ -263,8 +240,12 @@ class JobContext(JobAttributes):
             self._beginning = self._beginning or asyncio.Lock()
             async with self._beginning:
                 if self._unit is None:
-                    await self._take_slot()
-                    unit = await self._job_store.store.begin(idle_seconds=self._idle_seconds)
+                    slots = self._config.transaction_slots
+                    if slots is not None and not self._has_slot:
+                        await slots.acquire()
+                        self._has_slot = True
+                    store = self._config.job_store.store
+                    unit = await store.begin(idle_seconds=self._config.lease_seconds)
                     if self._closed:  # closed while it began
                         await unit.rollback()
                         self._free_slot()
@@ -289,15 +270,10 @@ class JobContext(JobAttributes):
         """Refuse further writes: the transaction is being committed."""
         self._closed = True
 
-    async def _take_slot(self) -> None:
-        if self._transaction_slots is not None and not self._has_slot:
-            await self._transaction_slots.acquire()
-            self._has_slot = True
-
     def _free_slot(self) -> None:
-        if self._transaction_slots is not None and self._has_slot:
+        if self._config.transaction_slots is not None and self._has_slot:
             self._has_slot = False
-            self._transaction_slots.release()
+            self._config.transaction_slots.release()
 
     def _refuse_closed(self) -> None:
         if self._closed:

@@ -11,8 +11,6 @@ from onceward.jobs.registry import JobRegistry
 from onceward.ports import JobMetrics, Store
 from onceward.stores.parts import JOBS
 
-__all__ = ["MAX_COUNTED", "DepthReporter"]
-
 MAX_COUNTED: Final = 10_000
 """Gauges stop here: counting more would read a long queue again and again."""
 

@@ -24,16 +24,6 @@ from onceward.jobs.job import (
 from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_request_id
 
-__all__ = [
-    "MAX_ATTEMPTS",
-    "MAX_PAYLOAD_BYTES",
-    "MAX_SECONDS",
-    "Cause",
-    "encode_json",
-    "log_duplicate",
-    "new_job",
-]
-
 # Put larger data in a table and pass its id as the payload.
 MAX_PAYLOAD_BYTES: Final = 256 * 1024
 MAX_ATTEMPTS: Final = 1000
@@ -111,18 +101,18 @@ def _chosen(options: EnqueueOptions, defaults: EnqueueOptions) -> dict[str, Any]
     return {**_DEFAULTS, **defaults, **given}
 
 
-def _check_attempts(max_attempts: int) -> None:
-    if not isinstance(max_attempts, int) or isinstance(max_attempts, bool):
-        raise UsageError(f"max_attempts must be an integer, not {type(max_attempts).__name__}")
-    if not 1 <= max_attempts <= MAX_ATTEMPTS:
-        raise UsageError(f"max_attempts must be from 1 to {MAX_ATTEMPTS}")
+def _check_number(value: object, what: str, most: float, *, least: int = 0) -> None:
+    """Raise ``UsageError`` unless a value is in the range: an integer if ``most`` is one."""
+    kinds = int if isinstance(most, int) else int | float
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        expected = "an integer" if kinds is int else "a number"
+        raise UsageError(f"{what} must be {expected}, not {type(value).__name__}")
+    if not least <= value <= most:
+        raise UsageError(f"{what} must be from {least} to {int(most)}")
 
 
 def _check_start(run_at: datetime | None, delay_seconds: float) -> None:
-    if not isinstance(delay_seconds, int | float) or isinstance(delay_seconds, bool):
-        raise UsageError(f"delay_seconds must be a number, not {type(delay_seconds).__name__}")
-    if not 0 <= delay_seconds <= MAX_SECONDS:
-        raise UsageError(f"delay_seconds must be from 0 to {MAX_SECONDS:.0f}")
+    _check_number(delay_seconds, "delay_seconds", MAX_SECONDS)
     if run_at is None:
         return
     if not isinstance(run_at, datetime):
@@ -133,15 +123,6 @@ def _check_start(run_at: datetime | None, delay_seconds: float) -> None:
         (run_at + timedelta(seconds=delay_seconds)).astimezone(UTC)
     except OverflowError as error:
         raise UsageError("run_at is out of range (years 1 to 9999)") from error
-
-
-def _check_version(version: int | None) -> None:
-    if version is None:
-        return
-    if not isinstance(version, int) or isinstance(version, bool):
-        raise UsageError(f"version must be an integer, not {type(version).__name__}")
-    if not 0 <= version <= _MAX_VERSION:
-        raise UsageError(f"version must be from 0 to {_MAX_VERSION}")
 
 
 def _has_non_finite(value: Any) -> bool:
@@ -183,9 +164,10 @@ def new_job(
     run_at, delay_seconds = chosen.get("run_at"), chosen["delay_seconds"]
     _check_start(run_at, delay_seconds)
     max_attempts = chosen["max_attempts"]
-    _check_attempts(max_attempts)
+    _check_number(max_attempts, "max_attempts", MAX_ATTEMPTS, least=1)
     version = chosen.get("version")
-    _check_version(version)
+    if version is not None:
+        _check_number(version, "version", _MAX_VERSION)
     try:
         text = encode_json(payload)
         if len(text) > max_payload_bytes:

@@ -18,10 +18,9 @@ from onceward.errors import (
     StoreUnavailableError,
     UsageError,
 )
-from onceward.jobs.context import JobContext, encode_result
+from onceward.jobs.context import ContextConfig, JobContext, encode_result
 from onceward.jobs.enqueue import MAX_SECONDS
 from onceward.jobs.job import Lease
-from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry, Registration
 from onceward.jobs.sync_handler import run_in_thread
 from onceward.observability.traces import Spans
@@ -39,8 +38,6 @@ from onceward.ports import (
     UnitOfWork,
 )
 from onceward_protocol.retry import WORKER
-
-__all__ = ["FAULT_POINTS", "ExecutorConfig", "JobExecutor"]
 
 # Where tests kill a worker, delay it or raise.
 FAULT_POINTS: Final = (
@@ -65,20 +62,14 @@ class _TimeLimitError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExecutorConfig:
+class ExecutorConfig(ContextConfig):
     """What all executors of a worker share."""
 
-    job_store: JobStore
     registry: JobRegistry
     engine: Engine
     metrics: JobMetrics
     store_metrics: StoreMetrics
     clock: Clock
-    worker_name: str
-    lease_seconds: float
-    max_payload_bytes: int
-    # How many handlers may hold a transaction at once; None: no limit.
-    transaction_slots: asyncio.Semaphore | None
     # OpenTelemetry spans; None without.
     spans: Spans | None
     faults: FaultPoints | None
@@ -90,20 +81,6 @@ class ExecutorConfig:
 
 class JobExecutor:
     """One attempt at one job."""
-
-    __slots__ = (
-        "_config",
-        "_handler",
-        "_handler_ended",
-        "_is_committing",
-        "_is_lost",
-        "_is_out_of_time",
-        "_is_released",
-        "_started",
-        "context",
-        "delivery",
-        "job",
-    )
 
     def __init__(self, config: ExecutorConfig, delivery: Delivery) -> None:
         self._config = config
@@ -220,16 +197,7 @@ class JobExecutor:
 
     async def _run_handler(self, registration: Registration) -> Any:
         config = self._config
-        self.context = JobContext(
-            self.job,
-            config.job_store,
-            worker=config.worker_name,
-            idle_seconds=config.lease_seconds,
-            # Not a method of this object: the two would form a cycle for the garbage collector.
-            defaults_for=config.registry.defaults_for,
-            max_payload_bytes=config.max_payload_bytes,
-            transaction_slots=config.transaction_slots,
-        )
+        self.context = JobContext(self.job, config)
         if self._is_lost or self._is_released:
             raise asyncio.CancelledError
         limit = registration.time_limit_seconds

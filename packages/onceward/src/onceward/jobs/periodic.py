@@ -18,8 +18,6 @@ from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry, Periodic
 from onceward_protocol.ids import new_request_id
 
-__all__ = ["SYSTEM_TENANT", "PeriodicEnqueuer", "slot_job_id"]
-
 SYSTEM_TENANT: Final = "onceward"
 """The tenant of periodic jobs. No API shows jobs to a tenant of this name."""
 
@@ -56,7 +54,6 @@ class PeriodicEnqueuer:
         self._seen: dict[Periodic, datetime] = {}
 
     async def run(self) -> None:
-        """Run until cancelled."""
         if not self._schedules:
             return
         while True:

@@ -5,8 +5,6 @@ from datetime import UTC, datetime, time, timedelta
 
 from onceward.errors import ConfigurationError
 
-__all__ = ["Daily", "Every", "Schedule"]
-
 
 @dataclass(frozen=True, slots=True)
 class Every:

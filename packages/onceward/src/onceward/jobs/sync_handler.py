@@ -48,7 +48,7 @@ class SyncJobContext(JobAttributes):
             return cast("T", self._context.step(name, cast("Any", action)))
         recorded = self._calls.wait(self._context.find_step(name))
         if recorded is not None:
-            return cast("T", recorded.result)
+            return cast("T", recorded[0])
         result = action(self.step_key(name))
         if inspect.iscoroutine(result):
             result.close()

@@ -6,17 +6,18 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, TypedDict, Unpack
 
 from onceward.errors import ConfigurationError, StoreError
 from onceward.jobs.completer import Completer
+from onceward.jobs.engines import SqlEngine
 from onceward.jobs.enqueue import MAX_PAYLOAD_BYTES
 from onceward.jobs.executor import ExecutorConfig, JobExecutor
 from onceward.jobs.job import Lease, LeasedJob
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.periodic import PeriodicEnqueuer
 from onceward.jobs.registry import JobRegistry
-from onceward.jobs.sql_engine import SqlEngine
 from onceward.observability.noop import NullJobMetrics, NullStoreMetrics
 from onceward.observability.traces import Spans
 from onceward.ports import (
@@ -75,19 +76,11 @@ class WorkerOptions(TypedDict, total=False):
 
 
 _DEFAULTS: Final = WorkerOptions(
-    queues=None,
-    engine=None,
-    notifier=None,
-    name=None,
     concurrency=16,
     lease_seconds=30.0,
     poll_seconds=1.0,
     shutdown_seconds=30.0,
     max_payload_bytes=MAX_PAYLOAD_BYTES,
-    metrics=None,
-    clock=None,
-    spans=None,
-    faults=None,
 )
 # Leases are renewed before half of their time has passed, so that one renewal may fail.
 _RENEW_AFTER_SHARE: Final = 0.3
@@ -120,10 +113,11 @@ class Worker:
         self, store: Store, registry: JobRegistry, **options: Unpack[WorkerOptions]
     ) -> None:
         """Work on the jobs of ``store``, which ``start`` opens. Raises ``ConfigurationError``."""
-        if unknown := options.keys() - _DEFAULTS.keys():
+        if unknown := options.keys() - WorkerOptions.__annotations__.keys():
             raise TypeError(f"Worker() got an unexpected keyword argument {min(unknown)!r}")
         chosen = _DEFAULTS | options
-        queues, engine, metrics = chosen["queues"], chosen["engine"], chosen["metrics"]
+        queues, engine = chosen.get("queues"), chosen.get("engine")
+        metrics = chosen.get("metrics")
         self._concurrency, self._lease_seconds = chosen["concurrency"], chosen["lease_seconds"]
         self._poll_seconds = chosen["poll_seconds"]
         self._shutdown_seconds = chosen["shutdown_seconds"]
@@ -136,23 +130,16 @@ class Worker:
         store.schema.want(JOBS)
         # Jobs in the database.
         self.job_store = JobStore(store)
-        name = chosen["name"] or socket.gethostname()
+        name = chosen.get("name") or socket.gethostname()
         # Unique for every start: a restarted worker must not own the leases of its predecessor.
         self.name = f"{name}-{os.getpid()}-{new_request_id()[:8]}"
         # The queues whose jobs it runs.
         self.queues = tuple(queues) if queues is not None else registry.queues
-        self._clock = chosen["clock"] or SystemClock()
+        self._clock = chosen.get("clock") or SystemClock()
+        make_engine = engine or partial(SqlEngine, notifier=chosen.get("notifier"))
         # Delivers jobs.
-        self.engine: Engine = (
-            SqlEngine(
-                self.job_store,
-                self.queues,
-                worker=self.name,
-                lease_seconds=self._lease_seconds,
-                notifier=chosen["notifier"],
-            )
-            if engine is None
-            else engine(self.job_store, self.queues, self.name, self._lease_seconds)
+        self.engine: Engine = make_engine(
+            self.job_store, self.queues, self.name, self._lease_seconds
         )
         if isinstance(self.engine, BrokerEngine) and isinstance(metrics, BrokerMetrics):
             self.engine.report_to(metrics)
@@ -163,6 +150,7 @@ class Worker:
         self._config = ExecutorConfig(
             job_store=self.job_store,
             registry=registry,
+            defaults_for=registry.defaults_for,
             engine=self.engine,
             metrics=metrics or NullJobMetrics(),
             store_metrics=metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics(),
@@ -171,8 +159,8 @@ class Worker:
             lease_seconds=self._lease_seconds,
             max_payload_bytes=chosen["max_payload_bytes"],
             transaction_slots=_transaction_slots(store),
-            spans=chosen["spans"],
-            faults=chosen["faults"],
+            spans=chosen.get("spans"),
+            faults=chosen.get("faults"),
             complete=self._complete,
             abandon=self._abandon,
         )

@@ -10,8 +10,6 @@ from onceward.records import AuditEvent, Record, RecordId
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.ids import new_id, new_request_id
 
-__all__ = ["RecordRemoval", "Removed"]
-
 _REMOVED: str = "record.removed"
 _RUNNING: str = "a request with this key is running; try again when it has ended"
 

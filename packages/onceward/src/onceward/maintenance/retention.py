@@ -3,14 +3,16 @@
 import asyncio
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from onceward.audit.chain import NO_KEYS, AuditKeys
 from onceward.audit.seals import AuditSeals
 from onceward.errors import ConfigurationError
+from onceward.jobs.cleaner import delete_in_batches
 from onceward.ports import Store
 from onceward.stores.parts import AUDIT_SEALS, JOBS, Part
-from onceward.stores.tenant_tables import Columns, columns_of
+from onceward.stores.tenant_tables import columns_of
 
 __all__ = ["AUDIT_EVENTS", "DEAD_LETTERS", "Retention", "delete_old_rows"]
 
@@ -19,7 +21,6 @@ AUDIT_EVENTS: Final = "audit_events"
 # The table of jobs that failed for good.
 DEAD_LETTERS: Final = "dead_letters"
 
-_BATCH: Final = 500
 _PAUSE_SECONDS: Final = 0.005
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _COLUMN_OF_OWN: Final = {AUDIT_EVENTS: "created_at", DEAD_LETTERS: "died_at"}
@@ -66,26 +67,17 @@ async def delete_old_rows(
             f"{column}"
         )
     before = now - rule.keep
-    params = {"before": _in_type_of(columns.types[column], before), "limit": _BATCH}
     if is_own and rule.table == AUDIT_EVENTS:
         return await _delete_audit_events(store, before, now, keys)
     key = ", ".join(columns.key)
     where = f"SELECT {key} FROM {table} WHERE {column} < :before ORDER BY {column} LIMIT :limit"  # noqa: S608
-    return await _delete(store, table, columns, where, params)
+    sql = f"DELETE FROM {table} WHERE ({key}) IN ({where}) RETURNING 1 AS deleted"  # noqa: S608
+    params = {"before": _in_type_of(columns.types[column], before)}
 
+    async def delete(*, limit: int) -> int:
+        return len(await store.write(sql, params | {"limit": limit}))
 
-async def _delete(
-    store: Store, table: str, columns: Columns, which: str, params: dict[str, Any]
-) -> int:
-    key = ", ".join(columns.key)
-    sql = f"DELETE FROM {table} WHERE ({key}) IN ({which}) RETURNING 1 AS deleted"  # noqa: S608
-    deleted = 0
-    while True:
-        batch = len(await store.write(sql, params))
-        deleted += batch
-        if batch < _BATCH:
-            return deleted
-        await asyncio.sleep(_PAUSE_SECONDS)
+    return await delete_in_batches(delete)
 
 
 async def _delete_audit_events(
@@ -101,11 +93,7 @@ async def _delete_audit_events(
         while batch := await seals.sweep(tenant, before, now=now, keys=keys):
             deleted += batch
             await asyncio.sleep(_PAUSE_SECONDS)
-        while batch := await seals.delete_old_unsealed(tenant, before, limit=_BATCH):
-            deleted += batch
-            if batch < _BATCH:
-                break
-            await asyncio.sleep(_PAUSE_SECONDS)
+        deleted += await delete_in_batches(partial(seals.delete_old_unsealed, tenant, before))
     return deleted
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -11,8 +11,6 @@ from onceward.audit.chain import NO_KEYS, AuditKeys
 from onceward.errors import ConfigurationError, StoreError
 from onceward.maintenance.retention import Retention, delete_old_rows
 from onceward.ports import Clock, Metrics, Store, SweepMetrics
-
-__all__ = ["Sweeper"]
 
 _BATCH: Final = 500
 # Between batches the sweep sleeps as long as the batch took: at most half of one connection's time.
@@ -61,15 +59,17 @@ class Sweeper:
             )
 
     async def stop(self) -> None:
-        """Cancel the background task."""
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
-    async def sweep(self) -> int:
-        """Delete all records expired as of now; return how many."""
+    async def sweep(self, *, on_batch: Callable[[int], None] | None = None) -> int:
+        """Delete all records expired as of now; return how many.
+
+        ``on_batch`` gets the number so far.
+        """
         started = self._clock.monotonic()
         cutoff = self._clock.now()
         deleted = 0
@@ -77,6 +77,8 @@ class Sweeper:
             batch_started = self._clock.monotonic()
             batch = await self._store.sweep(cutoff, _BATCH)
             deleted += batch
+            if on_batch is not None:
+                on_batch(deleted)
             if batch < _BATCH:
                 break
             took = self._clock.monotonic() - batch_started

@@ -33,17 +33,6 @@ import msgspec
 from onceward.errors import ConfigurationError, StoreUnavailableError
 from onceward.ports import Clock
 
-__all__ = [
-    "MAX_BYTES",
-    "SAMPLE_SECRETS",
-    "UNREADABLE",
-    "KeySource",
-    "download",
-    "keys_unavailable",
-    "open_keys",
-    "usable_secret",
-]
-
 # RFC 7518 §3.2: an HMAC key must be at least as long as the hash.
 _SECRET_MIN_BYTES: Final = 32
 # NIST SP 800-131A disallows shorter RSA keys for signatures.

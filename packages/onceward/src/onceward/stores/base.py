@@ -25,8 +25,6 @@ from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Migration
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["BaseStore", "BaseUnit", "ItemUnit", "ended"]
-
 
 class BaseUnit:
     """The defaults of what not every unit of work can do."""

@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-__all__ = ["Breaker", "BreakerState"]
-
 
 class BreakerState(StrEnum):
     """CLOSED allows every call, OPEN none, HALF_OPEN one at a time as a probe.

@@ -11,14 +11,6 @@ from onceward.errors import ConfigurationError
 from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Steps
 
-__all__ = [
-    "IS_CITUS",
-    "SEQUENTIAL",
-    "distribute",
-    "is_distributed",
-    "refuse_other_nodes",
-]
-
 # Whether the extension is installed in the database.
 IS_CITUS: Final = "SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL"
 

@@ -15,29 +15,6 @@ from onceward.errors import (
 )
 from onceward.stores.rows import UNSTORABLE
 
-__all__ = [
-    "DENIED_STATES",
-    "LOST_STATES",
-    "NO_TABLE_STATES",
-    "REFUSAL_STATES",
-    "SUPERSEDED",
-    "SUPERSEDED_STATE",
-    "aborted",
-    "is_aborted",
-    "is_denied",
-    "is_outage_state",
-    "is_read_only",
-    "is_sqlite_busy",
-    "is_sqlite_outage",
-    "is_unknown_commit",
-    "raise_commit_error",
-    "raise_unstorable",
-    "state_of",
-    "statement_error",
-    "unavailable",
-    "unstorable_error",
-]
-
 # Of Onceward's functions.
 SUPERSEDED_STATE: Final = "HF002"
 _LEASE_LOST_STATE: Final = "HF003"

@@ -2,8 +2,6 @@
 
 import asyncio
 
-__all__ = ["LocalNotifier"]
-
 
 class LocalNotifier:
     """Wakes waiting workers of this process only."""

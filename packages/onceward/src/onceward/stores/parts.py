@@ -54,23 +54,6 @@ from onceward_protocol.storage.migrations import (
 )
 from onceward_protocol.storage.sql_files import without_comments
 
-__all__ = [
-    "AUDIT_SEALS",
-    "GUARD",
-    "JOBS",
-    "LIBRARY_PARTS",
-    "MIGRATION_LOCK",
-    "REQUEST_LOG",
-    "SEQUENCES",
-    "MigrationTable",
-    "Part",
-    "Schema",
-    "create_within",
-    "distribute_store",
-    "installed_parts",
-    "run_within",
-]
-
 # The advisory lock of PostgreSQL that every store takes before it migrates: "once" in ASCII.
 MIGRATION_LOCK: Final = 0x6F6E6365
 

@@ -29,20 +29,6 @@ from typing import Any, Final
 
 from onceward.errors import CommitUnknownError, StoreUnavailableError
 
-__all__ = [
-    "CONFIRMING_COMMIT",
-    "STILL_RUNNING",
-    "AbandonedCommits",
-    "CommitNotices",
-    "CommitWatch",
-    "ConfirmedCommits",
-    "Durability",
-    "ReplicationBarrier",
-    "is_replication_warning",
-    "unconfirmed",
-    "watching_commit",
-]
-
 # A commit that changes nothing, but writes WAL, and so waits for a synchronous standby. A
 # transaction that only has a number (``pg_current_xact_id``) does not wait. Run it by itself: it
 # commits at once.

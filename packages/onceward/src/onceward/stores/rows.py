@@ -13,21 +13,6 @@ from onceward.ports import Params, Row
 from onceward.records import AuditEvent, Record, RecordId, RequestFingerprint
 from onceward.stores.statements import named_parameters
 
-__all__ = [
-    "HAS_WRITTEN",
-    "UNSTORABLE",
-    "audit_values",
-    "check_storable",
-    "encode_headers",
-    "finish_values",
-    "listed_record",
-    "record_of",
-    "record_values",
-    "rows_of",
-    "to_text",
-    "to_values",
-]
-
 # No NUL, which PostgreSQL refuses, and no lone surrogates.
 UNSTORABLE = (
     "the request contains a character that a database cannot store: NUL (U+0000) or a lone "

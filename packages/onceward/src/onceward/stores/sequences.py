@@ -10,8 +10,6 @@ from onceward.stores.errors import aborted, is_aborted, unstorable_error
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.sequence import KNOWN_NUMBERS, Position, Stream
 
-__all__ = ["SequenceNumbers"]
-
 T = TypeVar("T")
 
 # Distinguishes the lock of a stream from that of a record. No endpoint has this name.

@@ -5,8 +5,6 @@ from functools import cache
 from onceward.stores.table_names import DEFAULT_NAMES, TableNames
 from onceward_protocol.storage.sql_files import Queries, read_queries
 
-__all__ = ["load_queries"]
-
 
 @cache
 def load_queries(

@@ -13,8 +13,6 @@ from typing import Any, Final
 from onceward.errors import UsageError
 from onceward.ports import Params
 
-__all__ = ["TRANSACTION_CONTROL", "named_parameters", "refuse_transaction_control", "to_pyformat"]
-
 TRANSACTION_CONTROL: Final = (
     "a handler must not begin or end the transaction: Onceward commits its rows together with the "
     "record. To undo a part, use a savepoint"

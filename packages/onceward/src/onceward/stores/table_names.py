@@ -11,8 +11,6 @@ from typing import Final, Self
 from onceward.errors import ConfigurationError
 from onceward_protocol.fingerprint import lock_number
 
-__all__ = ["DEFAULT_NAMES", "DEFAULT_PREFIX", "DEFAULT_SCHEMA", "MAX_PREFIX_LENGTH", "TableNames"]
-
 DEFAULT_PREFIX: Final = "onceward_"
 DEFAULT_SCHEMA: Final = "onceward"
 # The schema that PostgreSQL apps share.

@@ -15,8 +15,6 @@ from typing import Any, Protocol, TypeVar
 from onceward.errors import StoreUnavailableError
 from onceward.ports import Params, Row, Transaction
 
-__all__ = ["RequestThread", "StoreThreads", "SyncTransaction", "request_thread"]
-
 T = TypeVar("T")
 
 

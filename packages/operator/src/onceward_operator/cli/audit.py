@@ -20,7 +20,7 @@ from onceward.audit.chain import (
     Seal,
     instant_text,
 )
-from onceward.audit.sealer import AuditSealer
+from onceward.audit.seals import AuditSealer
 from onceward.cli.database import audit_keys, opened
 from onceward.cli.options import Target
 from onceward.guard.erasures import erased_at

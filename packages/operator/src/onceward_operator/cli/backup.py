@@ -100,9 +100,7 @@ def _sqlite_of(target: Target, postgres_command: Callable[[str], str]) -> StoreU
 
 def _of_app(app: AppTarget) -> StoreUrl:
     """Return the database of an app's store, without opening it."""
-    from onceward.cli.app_loader import load_onceward
-
-    store = load_onceward(app.name).store
+    store = app.load().store
     prefix = store.table_names.prefix
     if store.name == "postgresql":
         return StoreUrl("postgresql", "", prefix)

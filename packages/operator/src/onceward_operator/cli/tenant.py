@@ -173,9 +173,7 @@ async def _opened(
         present = await namespaces_in(store)
         tables = [table for name in declared if name in present for table in declared[name]]
         if isinstance(target, AppTarget):
-            from onceward.cli.app_loader import load_onceward
-
-            tables += load_onceward(target.name).runtime.tenant_tables
+            tables += target.load().runtime.tenant_tables
         unique = list({table.name: table for table in [*given, *tables]}.values())
         try:
             data = await TenantData.open(store, SystemClock(), unique)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from onceward.cli.database import opened
 from onceward.cli.options import Target
 from onceward.errors import StoreError
-from onceward.jobs.admin import JobAdmin, QueueDepth
+from onceward.jobs.admin import JobAdmin, PausedQueue, PausedQueues, QueueDepth
 from onceward.jobs.depth_reporter import MAX_COUNTED
-from onceward.jobs.paused_queues import PausedQueue, PausedQueues
 from onceward.ports import Store
 from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward_operator.request_counts import OUTCOMES, read_request_counts

@@ -5,8 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from onceward.app import Onceward
-from onceward.jobs.admin import JobAdmin, JobView
-from onceward.jobs.paused_queues import PausedQueues
+from onceward.jobs.admin import JobAdmin, JobView, PausedQueues
 from onceward.jobs.periodic import SYSTEM_TENANT, slot_job_id
 from onceward.jobs.registry import Periodic
 from onceward_operator.console.page import Page, PageRequest, Shown

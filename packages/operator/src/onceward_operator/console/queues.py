@@ -7,10 +7,9 @@ from typing import Any, Final
 
 from onceward.app import Onceward
 from onceward.errors import UsageError
-from onceward.jobs.admin import JobAdmin, QueueDepth
+from onceward.jobs.admin import JobAdmin, PausedQueue, PausedQueues, QueueDepth
 from onceward.jobs.depth_reporter import MAX_COUNTED
 from onceward.jobs.job_store import at
-from onceward.jobs.paused_queues import PausedQueue, PausedQueues
 from onceward.ports import Store
 from onceward.tenants import ALL_TENANTS
 from onceward_operator.console.access import Role

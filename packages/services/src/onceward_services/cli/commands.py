@@ -110,24 +110,11 @@ def serve(  # noqa: PLR0917 - typer turns them into options
     )
 
 
-def default_worker(
-    *,
-    database: str | None,
-    nats: str | None,
-    concurrency: int | None,
-    drain_seconds: float | None,
-    options: "WorkerOptions",
-) -> int:
+def default_worker(options: "WorkerOptions") -> int:
     """Run the jobs of all services: ``onceward worker`` without ``--app``."""
     from onceward_services.cli.worker import run_services_worker
 
-    return run_services_worker(
-        database=database,
-        nats=nats,
-        concurrency=concurrency,
-        drain_seconds=drain_seconds,
-        options=options,
-    )
+    return run_services_worker(options)
 
 
 def token(

@@ -14,28 +14,21 @@ from onceward_services.settings import Settings, load_settings, unknown_variable
 __all__ = ["run_services_worker"]
 
 
-def run_services_worker(
-    *,
-    database: str | None,
-    nats: str | None,
-    concurrency: int | None,
-    drain_seconds: float | None,
-    options: WorkerOptions,
-) -> int:
+def run_services_worker(options: WorkerOptions) -> int:
     """Run jobs until SIGTERM or Ctrl-C; returns the exit code."""
     settings = load_settings(
-        database_url=database,
-        nats_url=nats,
-        jobs_concurrency=concurrency,
+        database_url=options.database,
+        nats_url=options.nats,
+        jobs_concurrency=options.concurrency,
         jobs_lease_seconds=options.lease_seconds,
-        shutdown_seconds=drain_seconds,
+        shutdown_seconds=options.drain_seconds,
         require_durability=options.require_durability,
     )
     for line in unknown_variables():
         print_warning(line)
     configure_logging_from_settings(settings)
     metrics = PrometheusMetrics()
-    serve_metrics(metrics, options.metrics_port, host=options.metrics_host)
+    serve_metrics(metrics, options)
     return asyncio.run(_run(settings, metrics, options))
 
 

@@ -22,8 +22,6 @@ from onceward.stores.postgres.session import STARTUP_PARAMETERS
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.replication import is_replication_warning
 
-__all__ = ["AsyncpgDriver"]
-
 _ROLLBACK_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 10.0
 # Attributes of asyncpg's connections. Its public methods only add and remove.

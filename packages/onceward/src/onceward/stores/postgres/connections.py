@@ -25,8 +25,6 @@ from onceward.stores.replication import (
     unconfirmed,
 )
 
-__all__ = ["Connections", "sending_commit"]
-
 T = TypeVar("T")
 
 # How old a reading of the server's settings may be when a record is replayed, and how long after a

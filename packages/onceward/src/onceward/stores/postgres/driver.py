@@ -8,8 +8,6 @@ from typing import Any, Final, NoReturn, Protocol
 from onceward.ports import Notifier
 from onceward.stores.postgres.hosts import Timelines
 
-__all__ = ["NEVER", "Connection", "Deadlines", "Driver", "DriverMaker", "Pool", "Time"]
-
 # The deadline of a connection on which nothing runs.
 NEVER: Final = math.inf
 

@@ -20,8 +20,6 @@ from onceward.stores.sql_loader import load_queries
 from onceward.stores.table_names import TableNames
 from onceward_protocol.storage.migrations import Steps, run_steps, run_steps_async
 
-__all__ = ["EpochReader", "backend_of"]
-
 _log = logging.getLogger("onceward.stores")
 
 _UNKNOWN: Final = EpochReading(None)

@@ -19,18 +19,6 @@ from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit, urluns
 
 from onceward.errors import ConfigurationError
 
-__all__ = [
-    "COMPARE_SECONDS",
-    "READ_TIMELINE",
-    "ReplacedServerError",
-    "Timelines",
-    "check_dsn",
-    "connect_blocking_to_writable",
-    "connect_to_writable",
-    "host_urls",
-    "replaced",
-]
-
 # How long a first connection waits for those to the other hosts, to compare timelines.
 COMPARE_SECONDS: Final = 0.5
 

@@ -17,8 +17,6 @@ from onceward.errors import StoreError
 from onceward.stores.notifier import LocalNotifier
 from onceward_protocol.ids import new_request_id
 
-__all__ = ["Listen", "PostgresNotifier"]
-
 # Listens on a connection to a channel, and raises when the connection is lost. The first function
 # gets the payloads; the second is called once, when nothing can be missed any more.
 Listen = Callable[[Any, str, Callable[[str], None], Callable[[], None]], Awaitable[None]]

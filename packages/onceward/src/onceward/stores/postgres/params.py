@@ -20,18 +20,6 @@ from onceward.records import AuditEvent, Record
 from onceward.stores.rows import check_storable, encode_headers
 from onceward.stores.statements import named_parameters, refuse_transaction_control
 
-__all__ = [
-    "bytes_literal",
-    "claim_literals",
-    "finish_statement",
-    "instant_literal",
-    "int_literal",
-    "positional",
-    "rows_changed",
-    "text_literal",
-    "text_literals",
-]
-
 # Skips strings, quoted names, comments, dollar quotes and casts; the last group is a parameter.
 _TOKEN = re.compile(
     r"(?<!\w)[eE]'(?:[^'\\]|\\.|'')*'|'(?:[^']|'')*'|\"[^\"]*\"|--[^\n]*|/\*.*?\*/"

@@ -13,15 +13,6 @@ from typing import Any, Final
 
 from onceward.stores.postgres.driver import NEVER
 
-__all__ = [
-    "SILENT_TICKS",
-    "TICK_SECONDS",
-    "ConnectionPool",
-    "PoolTime",
-    "StatementAges",
-    "cut_connection",
-]
-
 # Between two looks at the deadlines. A timer for each statement would cost several microseconds.
 TICK_SECONDS: Final = 0.25
 # So many looks at the same statement are a second of silence.

@@ -13,8 +13,6 @@ import re
 from functools import lru_cache
 from typing import Any, Final
 
-__all__ = ["STARTUP_PARAMETERS", "UsedSession", "outlives_statement"]
-
 # The settings that Onceward's connections start with, so that RESET returns to them.
 STARTUP_PARAMETERS: Final = {"client_encoding": "UTF8", "standard_conforming_strings": "on"}
 

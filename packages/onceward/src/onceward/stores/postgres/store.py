@@ -42,8 +42,6 @@ from onceward.stores.replication import Durability
 from onceward.stores.rows import check_storable, record_of
 from onceward_protocol.storage.migrations import Migration, run_steps_async
 
-__all__ = ["BasePostgresStore", "Options", "PostgresOptions", "PostgresStore"]
-
 _log = logging.getLogger("onceward.stores")
 
 # onceward_claim returns its result as a number of rows. Claimed: whether it has an expired record.

@@ -36,7 +36,6 @@ from onceward.stores.rows import (
 if TYPE_CHECKING:
     from onceward.stores.postgres.store import BasePostgresStore
 
-__all__ = ["PostgresChunk", "PostgresTransaction", "PostgresUnit"]
 
 T = TypeVar("T")
 

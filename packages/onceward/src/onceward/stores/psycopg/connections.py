@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
@@ -25,20 +26,10 @@ from psycopg.rows import TupleRow
 
 from onceward.errors import UsageError
 from onceward.stores.postgres.driver import NEVER, Time
-from onceward.stores.psycopg.errors import ServerLostError, translating_outages
-from onceward.stores.psycopg.messages import exchange, send
+from onceward.stores.postgres.hosts import READ_TIMELINE, Timelines
+from onceward.stores.psycopg.messages import ServerLostError, exchange, send, translating_outages
 from onceward.stores.replication import CommitNotices
 from onceward.stores.threads import StoreThreads
-
-__all__ = [
-    "AsyncConnection",
-    "GuardedAsyncConnection",
-    "GuardedConnection",
-    "ThreadConnection",
-    "ThreadTime",
-    "execute",
-    "fetch",
-]
 
 T = TypeVar("T")
 
@@ -62,7 +53,6 @@ class ThreadTime:
 
     @property
     def now(self) -> float:
-        """Seconds."""
         return time.monotonic()
 
 
@@ -101,11 +91,9 @@ class GuardedAsyncConnection(_Deadline, psycopg.AsyncConnection[TupleRow]):
             self.deadline = NEVER
 
     async def commit(self) -> None:
-        """Raise ``UsageError``."""
         _refuse("commit")
 
     async def rollback(self) -> None:
-        """Raise ``UsageError``."""
         _refuse("roll back")
 
 
@@ -142,11 +130,9 @@ class GuardedConnection(_Deadline, psycopg.Connection[TupleRow]):
         self.statement_lock = threading.Lock()
 
     def commit(self) -> None:
-        """Raise ``UsageError``."""
         _refuse("commit")
 
     def rollback(self) -> None:
-        """Raise ``UsageError``."""
         _refuse("roll back")
 
 
@@ -193,69 +179,41 @@ def _terminate(raw: Any, *, is_unlocked: bool = False) -> None:
         raw.pgconn.finish()
 
 
-def _settings(raw: Any) -> dict[str, Any]:
-    """Return what a handler may set on psycopg's connection, to set it back later."""
-    return {name: getattr(raw, name) for name in _SETTINGS}
+def _delegated(path: str) -> Any:
+    """Return a property that is an attribute of an attribute."""
+    owner, name = path.split(".")
+    owner_of = attrgetter(owner)
+
+    def assign(self: Any, value: Any) -> None:
+        setattr(owner_of(self), name, value)
+
+    return property(attrgetter(path), assign)
 
 
 class _Wrapped:
-    """What both kinds of connections have in common."""
+    """What both kinds of connections have in common: see ``postgres.driver.Connection``."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.settings = _settings(raw)
+        # What a handler may set, to set it back later.
+        self.settings = {name: getattr(raw, name) for name in _SETTINGS}
         self.backend: int = raw.info.backend_pid
         self._notices = CommitNotices()
         raw.add_notice_handler(self._notices.on_diagnostic)
         # How many callbacks there are without those of a handler.
         self.own_notice_handlers = 1
 
-    @property
-    def has_warned(self) -> bool:
-        """A warning has arrived that may be about the replication of a commit."""
-        return self._notices.has_warned
-
-    @has_warned.setter
-    def has_warned(self, value: bool) -> None:
-        self._notices.has_warned = value
-
-    @property
-    def deadline(self) -> float:
-        """When the running statement is cut."""
-        deadline: float = self.raw.deadline
-        return deadline
-
-    @deadline.setter
-    def deadline(self, value: float) -> None:
-        self.raw.deadline = value
-
-    @property
-    def was_cut(self) -> bool:
-        """It was cut at its deadline."""
-        was_cut: bool = self.raw.was_cut
-        return was_cut
-
-    @was_cut.setter
-    def was_cut(self, value: bool) -> None:
-        self.raw.was_cut = value
-
-    @property
-    def is_read_only(self) -> bool:
-        """A statement has failed because the server, or the session, is read-only."""
-        is_read_only: bool = self.raw.is_read_only
-        return is_read_only
-
-    @is_read_only.setter
-    def is_read_only(self, value: bool) -> None:
-        self.raw.is_read_only = value
+    has_warned: bool = _delegated("_notices.has_warned")
+    # When the running statement is cut.
+    deadline: float = _delegated("raw.deadline")
+    was_cut: bool = _delegated("raw.was_cut")
+    is_read_only: bool = _delegated("raw.is_read_only")
 
     def is_closed(self) -> bool:
-        """Return whether it is closed or broken."""
         closed: bool = self.raw.closed
         return closed
 
     def terminate(self) -> None:
-        """Close at once."""
         _terminate(self.raw)
 
 
@@ -265,7 +223,6 @@ class AsyncConnection(_Wrapped):
     raw: GuardedAsyncConnection
 
     async def execute(self, sql: str, *values: Any) -> str:
-        """Run a statement, or several without values; return the last command tag."""
         with translating_outages(self.raw):
             if not values:  # no need for a cursor, nor to prepare it
                 async with self.raw.lock:
@@ -276,20 +233,31 @@ class AsyncConnection(_Wrapped):
                 return cursor.statusmessage or ""
 
     async def fetch(self, sql: str, *values: Any) -> Sequence[Any]:
-        """Return rows, if the statement has any."""
         with translating_outages(self.raw):
             async with AsyncRawCursor(self.raw, row_factory=_rows) as cursor:
                 await cursor.execute(sql, values or None)
                 return [] if cursor.description is None else await cursor.fetchall()
 
     async def fetchrow(self, sql: str, *values: Any) -> Any:
-        """Return the first row, or None."""
         rows = await self.fetch(sql, *values)
         return rows[0] if rows else None
 
+    async def notifications(self, seconds: float, *, stop_after: int | None = None) -> list[Any]:
+        return [each async for each in self.raw.notifies(timeout=seconds, stop_after=stop_after)]
+
     async def close(self, *, timeout: float) -> None:  # noqa: ARG002, ASYNC109 - asyncpg's name
-        """Close; nothing is waited for."""
         await self.raw.close()
+
+
+def timeline_of(raw: Any, timelines: Timelines) -> int:
+    """Read the timeline of a server; 0 if the role may not. Closes the connection if it raises."""
+    try:
+        return timelines.check(raw.execute(READ_TIMELINE).fetchone())
+    except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
+        return 0
+    except BaseException:
+        raw.close()
+        raise
 
 
 def execute(raw: GuardedConnection, sql: str, values: Sequence[Any] = ()) -> str:
@@ -321,20 +289,16 @@ class ThreadConnection(_Wrapped):
         self._threads = threads
 
     async def execute(self, sql: str, *values: Any) -> str:
-        """Run a statement, or several without values; return the last command tag."""
         return await self._run(execute, sql, values)
 
     async def fetch(self, sql: str, *values: Any) -> Sequence[Any]:
-        """Return rows, if the statement has any."""
         return await self._run(fetch, sql, values)
 
     async def fetchrow(self, sql: str, *values: Any) -> Any:
-        """Return the first row, or None."""
         rows = await self.fetch(sql, *values)
         return rows[0] if rows else None
 
     async def notifications(self, seconds: float, *, stop_after: int | None = None) -> list[Any]:
-        """Wait for notifications and return them."""
         raw = self.raw
         return await self._threads.run(
             lambda: list(raw.notifies(timeout=seconds, stop_after=stop_after)),
@@ -342,7 +306,6 @@ class ThreadConnection(_Wrapped):
         )
 
     async def close(self, *, timeout: float) -> None:  # noqa: ARG002, ASYNC109 - asyncpg's name
-        """Close; nothing is waited for."""
         self.raw.close()
 
     async def _run(

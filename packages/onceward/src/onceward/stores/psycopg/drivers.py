@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
 
@@ -30,13 +30,14 @@ from onceward.stores.psycopg.connections import (
     ThreadTime,
     execute,
     fetch,
+    timeline_of,
 )
-from onceward.stores.psycopg.errors import ServerLostError, translating_connect_errors
+from onceward.stores.psycopg.messages import ServerLostError, translating_connect_errors
 from onceward.stores.psycopg.notifier import SyncPostgresNotifier
 from onceward.stores.psycopg.thread_pool import ThreadConnectionPool
 from onceward.stores.threads import StoreThreads
 
-__all__ = ["PsycopgDriver", "PsycopgSyncTransaction", "PsycopgThreadDriver", "PsycopgTransaction"]
+T = TypeVar("T")
 
 _ROLLBACK_SECONDS: Final = 5.0
 _ALIVE_SECONDS: Final = 10.0
@@ -73,7 +74,6 @@ class _Driver:
         return False
 
     def raw(self, connection: Any) -> Any:
-        """Return psycopg's connection."""
         return connection.raw
 
     def restore(self, connection: Any) -> bool:
@@ -87,8 +87,19 @@ class _Driver:
         )
 
     def translate_error(self, error: BaseException) -> NoReturn:
-        """Raise ``StoreUnavailableError``."""
         raise unavailable(error) from error
+
+    async def is_notified(
+        self, connection: Any, channel: str, notify: Callable[[], Awaitable[None]], seconds: float
+    ) -> bool:
+        await connection.execute(f"LISTEN {channel}")
+        await notify()
+        found = await connection.notifications(seconds, stop_after=1)
+        if not found:
+            await connection.execute("SELECT 1")
+            found = await connection.notifications(_PENDING_SECONDS)
+        await connection.execute(f"UNLISTEN {channel}")
+        return bool(found)
 
 
 class PsycopgTransaction:
@@ -139,34 +150,30 @@ class PsycopgSyncTransaction:
 
     def execute(self, sql: str, params: Params = None) -> int:
         """Run a statement and return how many rows it changed."""
-        text, values = positional(sql, params)
-        self._statements.used.note_statement(sql)
-        try:
-            with self._lock:
-                return rows_changed(execute(self._statements.raw, text, values))
-        except ServerLostError as error:
-            raise unavailable(error) from error
-        except psycopg.Error as error:
-            raise_unstorable(error)
-            raise
+        return rows_changed(self._run(execute, sql, params))
 
     def fetch_all(self, sql: str, params: Params = None) -> Sequence[Row]:
         """Return all rows of a query."""
-        text, values = positional(sql, params)
-        self._statements.used.note_statement(sql)
-        try:
-            with self._lock:
-                return [dict(row) for row in fetch(self._statements.raw, text, values)]
-        except ServerLostError as error:
-            raise unavailable(error) from error
-        except psycopg.Error as error:
-            raise_unstorable(error)
-            raise
+        return [dict(row) for row in self._run(fetch, sql, params)]
 
     def fetch_one(self, sql: str, params: Params = None) -> Row | None:
         """Return the first row of a query, or None."""
         rows = self.fetch_all(sql, params)
         return rows[0] if rows else None
+
+    def _run(
+        self, run: Callable[[GuardedConnection, str, Sequence[Any]], T], sql: str, params: Params
+    ) -> T:
+        text, values = positional(sql, params)
+        self._statements.used.note_statement(sql)
+        try:
+            with self._lock:
+                return run(self._statements.raw, text, values)
+        except ServerLostError as error:
+            raise unavailable(error) from error
+        except psycopg.Error as error:
+            raise_unstorable(error)
+            raise
 
 
 class PsycopgDriver(_Driver):
@@ -179,7 +186,6 @@ class PsycopgDriver(_Driver):
         self.time = PoolTime()
 
     async def connect(self, *, is_limited: bool = True) -> AsyncConnection:
-        """Open a connection to the writable server."""
         is_first = self.deadlines.timelines.is_empty
 
         async def connect(url: str) -> tuple[int, AsyncConnection]:
@@ -220,7 +226,6 @@ class PsycopgDriver(_Driver):
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
         on_silence: Callable[[], None] | None = None,
     ) -> ConnectionPool:
-        """Return an empty pool."""
         return ConnectionPool(
             self.connect,
             limit=limit,
@@ -231,34 +236,14 @@ class PsycopgDriver(_Driver):
         )
 
     async def roll_back(self, connection: AsyncConnection, message: str) -> str:
-        """Send ROLLBACK, and wait at most five seconds."""
         return await asyncio.wait_for(connection.execute(message), timeout=_ROLLBACK_SECONDS)
 
     def handler_transaction(self, statements: PostgresTransaction) -> PsycopgTransaction:
-        """Return the transaction with psycopg's connection."""
         return PsycopgTransaction(statements)
 
     def notifier(self, run: Callable[[str], Awaitable[Any]], channel: str) -> PostgresNotifier:
-        """Return a notifier that reads psycopg's notifications."""
         errors = (*self.errors, *self.outages)
         return PostgresNotifier(self.connect, run, listen=_listen, channel=channel, errors=errors)
-
-    async def is_notified(
-        self,
-        connection: AsyncConnection,
-        channel: str,
-        notify: Callable[[], Awaitable[None]],
-        seconds: float,
-    ) -> bool:
-        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
-        await connection.execute(f"LISTEN {channel}")
-        await notify()
-        found = [one async for one in connection.raw.notifies(timeout=seconds, stop_after=1)]
-        if not found:
-            await connection.execute("SELECT 1")
-            found = [one async for one in connection.raw.notifies(timeout=_PENDING_SECONDS)]
-        await connection.execute(f"UNLISTEN {channel}")
-        return bool(found)
 
 
 class PsycopgThreadDriver(_Driver):
@@ -274,7 +259,6 @@ class PsycopgThreadDriver(_Driver):
         self._threads = StoreThreads(1, wait_seconds=deadlines.connect_seconds)
 
     async def connect(self, *, is_limited: bool = True) -> ThreadConnection:
-        """Open a connection to the writable server."""
         opened: list[GuardedConnection] = []
         try:
             await self._threads.run(
@@ -287,7 +271,6 @@ class PsycopgThreadDriver(_Driver):
         return ThreadConnection(opened[0], self._threads)
 
     def connect_blocking(self, *, is_limited: bool = True) -> GuardedConnection:
-        """Open a connection to the writable server, in this thread."""
         is_first = self.deadlines.timelines.is_empty
         wait = COMPARE_SECONDS if is_first else 0.0
         return connect_blocking_to_writable(
@@ -305,13 +288,7 @@ class PsycopgThreadDriver(_Driver):
         timeline = 0
         if len(self._urls) > 1:
             raw.statement_seconds = self.deadlines.connect_seconds
-            try:
-                timeline = self.deadlines.timelines.check(raw.execute(READ_TIMELINE).fetchone())
-            except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction):
-                pass
-            except BaseException:
-                raw.close()
-                raise
+            timeline = timeline_of(raw, self.deadlines.timelines)
         raw.statement_seconds = self.deadlines.statement_seconds if is_limited else NEVER
         return timeline, raw
 
@@ -322,38 +299,18 @@ class PsycopgThreadDriver(_Driver):
         on_connect: Callable[[Any], Awaitable[None]] | None = None,
         on_silence: Callable[[], None] | None = None,
     ) -> ThreadConnectionPool:
-        """Return an empty pool, with new threads."""
         self._threads = StoreThreads(limit, wait_seconds=math.inf)
         return ThreadConnectionPool(self.connect, self._threads, on_wait, on_connect, on_silence)
 
     async def roll_back(self, connection: ThreadConnection, message: str) -> str:
-        """Send ROLLBACK."""
         return await connection.execute(message)
 
     def handler_transaction(self, statements: PostgresTransaction) -> PsycopgSyncTransaction:
-        """Return the transaction without ``await``."""
         return PsycopgSyncTransaction(statements)
 
     def notifier(self, _run: Callable[[str], Awaitable[Any]], channel: str) -> SyncPostgresNotifier:
         """Return a notifier that may be called in any thread."""
         return SyncPostgresNotifier(self.connect_blocking, channel=channel)
-
-    async def is_notified(
-        self,
-        connection: ThreadConnection,
-        channel: str,
-        notify: Callable[[], Awaitable[None]],
-        seconds: float,
-    ) -> bool:
-        """Listen, call ``notify``, and return whether ``connection`` gets a notification."""
-        await connection.execute(f"LISTEN {channel}")
-        await notify()
-        found = await connection.notifications(seconds, stop_after=1)
-        if not found:
-            await connection.execute("SELECT 1")
-            found = await connection.notifications(_PENDING_SECONDS)
-        await connection.execute(f"UNLISTEN {channel}")
-        return bool(found)
 
 
 async def _listen(

@@ -14,11 +14,8 @@ with needs_extra("psycopg"):
     import psycopg
 
 from onceward.stores.notifier import LocalNotifier
-from onceward_protocol.ids import new_request_id
+from onceward.stores.postgres.notifier import PostgresNotifier
 
-__all__ = ["SyncPostgresNotifier"]
-
-_RECONNECT_SECONDS: Final = 1.0
 _ALIVE_SECONDS: Final = 10.0
 # Between two notifications of one process. Each makes workers look for all jobs.
 _INTERVAL_SECONDS: Final = 0.01
@@ -27,7 +24,11 @@ _CLOSE_SECONDS: Final = 2.0
 _log = logging.getLogger("onceward.jobs")
 
 
-class SyncPostgresNotifier(LocalNotifier):
+async def _run_nothing(_sql: str) -> None:
+    """Not called: ``notify`` sends in a thread."""
+
+
+class SyncPostgresNotifier(PostgresNotifier):
     """Wakes the workers of every process that uses the database.
 
     It listens on one connection, which the event loop watches, and notifies on another one in a
@@ -36,34 +37,31 @@ class SyncPostgresNotifier(LocalNotifier):
 
     def __init__(self, connect: Callable[[], psycopg.Connection[Any]], *, channel: str) -> None:
         """``connect`` opens a connection in autocommit mode; it blocks."""
-        super().__init__()
-        self._connect = connect
-        self._channel = channel
-        self._sender_id = new_request_id()
+
+        async def connect_listener() -> Any:
+            raw: Any = await asyncio.to_thread(connect)
+            raw.terminate = raw.close  # the name that asyncpg has for it
+            return raw
+
+        super().__init__(
+            connect_listener,
+            _run_nothing,
+            listen=_listen,
+            channel=channel,
+            errors=(OSError, psycopg.Error),
+        )
+        self._connect_blocking = connect
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._listener: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self._sender: threading.Thread | None = None
-        self._send_again = False
-        self._last_sent = 0.0
         self._sending_on: psycopg.Connection[Any] | None = None
 
     async def open(self) -> None:
-        """Start to listen; reconnects when the connection is lost."""
-        if self._listener is None:
-            await super().open()
-            self._loop = asyncio.get_running_loop()
-            listening = self._loop.create_future()
-            self._listener = asyncio.create_task(self._listen(listening))
-            await listening
+        self._loop = asyncio.get_running_loop()
+        await super().open()
 
     async def close(self) -> None:
-        """Stop listening; wait for a notification that is being sent."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.cancel()
-            with suppress(asyncio.CancelledError):
-                await listener
+        await super().close()
         self._loop = None
         sender = self._sender
         if sender is not None:
@@ -86,10 +84,10 @@ class SyncPostgresNotifier(LocalNotifier):
     def _wake(self) -> None:
         loop = self._loop
         if loop is None:
-            super().notify()
+            LocalNotifier.notify(self)
             return
         with suppress(RuntimeError):  # the loop was closed
-            loop.call_soon_threadsafe(super().notify)
+            loop.call_soon_threadsafe(LocalNotifier.notify, self)
 
     def _send(self) -> None:
         while True:
@@ -102,55 +100,43 @@ class SyncPostgresNotifier(LocalNotifier):
             self._last_sent = time.monotonic()
             try:
                 if self._sending_on is None or self._sending_on.closed:
-                    self._sending_on = self._connect()
+                    self._sending_on = self._connect_blocking()
                 self._sending_on.execute(
                     "SELECT pg_notify(%s, %s)", (self._channel, self._sender_id)
                 )
             except (OSError, psycopg.Error) as error:  # other processes poll
                 _log.info("could not notify other processes of jobs: %s", error)
 
-    async def _listen(self, listening: asyncio.Future[None]) -> None:
-        while True:
-            connection = None
-            try:
-                connection = await asyncio.to_thread(self._connect)
-                await asyncio.to_thread(connection.execute, f"LISTEN {self._channel}")
-                super().notify()  # one may have been missed meanwhile
-                if not listening.done():
-                    listening.set_result(None)
-                while True:
-                    await self._receive(connection)
-                    await asyncio.to_thread(connection.execute, "SELECT 1")
-            except (OSError, psycopg.Error) as error:
-                _log.info("not listening for jobs, polling once a second instead: %s", error)
-                if not listening.done():
-                    listening.set_result(None)
-            finally:
-                if connection is not None:
-                    connection.close()
-            await asyncio.sleep(_RECONNECT_SECONDS)
 
-    async def _receive(self, connection: psycopg.Connection[Any]) -> None:
-        """Read notifications for a while, without a thread. Raises if the connection is lost."""
-        loop = asyncio.get_running_loop()
-        lost: asyncio.Future[None] = loop.create_future()
-        handle = super().notify
+async def _listen(
+    raw: Any, channel: str, receive: Callable[[str], None], ready: Callable[[], None]
+) -> None:
+    """Listen until the connection is lost, then raise."""
+    await asyncio.to_thread(raw.execute, f"LISTEN {channel}")
+    ready()
+    while True:
+        await _receive(raw, receive)
+        await asyncio.to_thread(raw.execute, "SELECT 1")
 
-        def read() -> None:
-            try:
-                connection.pgconn.consume_input()
-                while notification := connection.pgconn.notifies():
-                    # This process was woken already by its own.
-                    if notification.extra.decode() != self._sender_id:
-                        handle()
-            except psycopg.Error as error:
-                if not lost.done():
-                    lost.set_exception(error)
 
-        read()
-        loop.add_reader(connection.fileno(), read)
+async def _receive(raw: psycopg.Connection[Any], receive: Callable[[str], None]) -> None:
+    """Read notifications for a while, without a thread. Raises if the connection is lost."""
+    loop = asyncio.get_running_loop()
+    lost: asyncio.Future[None] = loop.create_future()
+
+    def read() -> None:
         try:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(lost, _ALIVE_SECONDS)
-        finally:
-            loop.remove_reader(connection.fileno())
+            raw.pgconn.consume_input()
+            while notification := raw.pgconn.notifies():
+                receive(notification.extra.decode())
+        except psycopg.Error as error:
+            if not lost.done():
+                lost.set_exception(error)
+
+    read()
+    loop.add_reader(raw.fileno(), read)
+    try:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(lost, _ALIVE_SECONDS)
+    finally:
+        loop.remove_reader(raw.fileno())

@@ -10,8 +10,6 @@ from onceward.stores.psycopg.drivers import (
     PsycopgTransaction,
 )
 
-__all__ = ["PsycopgStore", "PsycopgSyncStore"]
-
 
 class PsycopgStore(BasePostgresStore[PsycopgTransaction]):
     """The PostgreSQL store on psycopg's async connections. Takes the options of ``PostgresStore``.

@@ -15,13 +15,11 @@ from onceward.stores.postgres.pool import SILENT_TICKS, TICK_SECONDS, StatementA
 from onceward.stores.psycopg.connections import ThreadConnection
 from onceward.stores.threads import StoreThreads
 
-__all__ = ["ThreadConnectionPool"]
-
 _SILENT_SECONDS: Final = 0.5
 
 
 class ThreadConnectionPool:
-    """Lends connections, last used first, up to the number of threads.
+    """A ``postgres.driver.Pool`` of as many connections as there are threads, last used first.
 
     Callers on an event loop wait there, for a slot. Callers in the thread of a request wait in
     that thread. A caller that has waited while the server was found to be silent does not connect:
@@ -61,7 +59,6 @@ class ThreadConnectionPool:
         threads.open()
 
     async def fill(self, count: int) -> None:
-        """Open connections in advance; raises what ``connect`` raises."""
         if self._timer is None and self._on_silence is not None:
             self._tick(self._on_silence)
         opened = [await self.acquire(10.0) for _ in range(min(count, self._threads.count))]
@@ -80,7 +77,6 @@ class ThreadConnectionPool:
         """Return None: a connection needs a slot of the threads."""
 
     async def acquire(self, timeout_seconds: float) -> ThreadConnection:
-        """Return an open connection. Raises ``TimeoutError`` if none is free in time."""
         if self._on_wait is None or len(self._busy) < self._threads.count:
             return await self._acquire(timeout_seconds)
         started = time.monotonic()
@@ -92,14 +88,14 @@ class ThreadConnectionPool:
     async def _acquire(self, timeout_seconds: float) -> ThreadConnection:
         started = time.monotonic()
         has_slot = await self._threads.take_slot(timeout_seconds)
+        is_counted = False
         try:
             await self._wait(timeout_seconds)
-            try:
-                connection = self._take_idle() or await self._open(started)
-            except BaseException:
-                self._free.release()
-                raise
+            is_counted = True
+            connection = self._take_idle() or await self._open(started)
         except BaseException:
+            if is_counted:
+                self._free.release()
             if has_slot:
                 self._threads.free_slot()
             raise
@@ -109,7 +105,6 @@ class ThreadConnectionPool:
         return connection
 
     def release(self, connection: ThreadConnection) -> None:
-        """Return a connection. A closed one is dropped."""
         with self._lock:
             self._busy.discard(connection)
             is_outdated = connection in self._outdated
@@ -132,10 +127,6 @@ class ThreadConnectionPool:
             self._threads.free_slot()
 
     def renew(self, *, cut: bool = False) -> None:
-        """Close idle connections now, and those in use when they are released.
-
-        With ``cut``, those on which a statement runs are cut now.
-        """
         with self._lock:
             self._outdated = set(self._busy)
             idle, self._idle = self._idle, []
@@ -147,11 +138,9 @@ class ThreadConnectionPool:
                 connection.terminate()
 
     def is_outdated(self, connection: ThreadConnection) -> bool:
-        """Check whether a connection in use was opened before ``renew``."""
         return connection in self._outdated
 
     async def close(self, timeout_seconds: float) -> None:
-        """Wait for connections in use, then close all."""
         self._is_closed = True
         try:
             await self._close(timeout_seconds)

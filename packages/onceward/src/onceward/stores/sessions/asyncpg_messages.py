@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 from sqlalchemy.util import await_only
@@ -37,24 +37,17 @@ from onceward.stores.sessions.messages import (
     SessionLimits,
     autocommit_refusal,
 )
-from onceward.stores.sessions.sqlalchemy_errors import is_outage
-
-__all__ = ["AsyncpgMessages", "SharedTransaction", "notices_of"]
+from onceward.stores.sessions.sqlalchemy_engine import is_outage
 
 T = TypeVar("T")
 
 # The key of the pool's record of a connection, for what it has warned.
 _NOTICES: Final = "onceward_notices"
+# The same, for what ends the limit of its statements.
+_LIMIT: Final = "onceward_limit"
 _ROLLBACK_SECONDS: Final = 5.0
 # How often late connections are looked for.
 _LOOK_SECONDS: Final = 0.2
-
-
-class _Watched(Protocol):
-    """Something that may be late."""
-
-    def look(self, now: float) -> None:
-        """Close the connection if it is late. ``now`` is in monotonic seconds."""
 
 
 class _LateConnections:
@@ -63,22 +56,14 @@ class _LateConnections:
     The timer runs while something is waited for. It looks a few times a second.
     """
 
-    __slots__ = ("_deadlines", "_timer", "_watched")
+    __slots__ = ("_deadlines", "_timer", "_units")
 
     def __init__(self) -> None:
+        # Of connections that wait for a response, in monotonic seconds.
         self._deadlines: dict[Any, float] = {}
-        self._watched: set[_Watched] = set()
+        # By SQLAlchemy's adapter: the unit, and what each of its statements may take.
+        self._units: dict[Any, tuple[Sent, float]] = {}
         self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self, watched: _Watched) -> None:
-        """Call ``look`` a few times a second, until ``leave``."""
-        self._watched.add(watched)
-        if self._timer is None:
-            self._look_later()
-
-    def leave(self, watched: _Watched) -> None:
-        """Call ``look`` no more."""
-        self._watched.discard(watched)
 
     def add(self, driver: Any, seconds: float) -> None:
         """Close a connection in ``seconds``, unless it is removed before."""
@@ -90,6 +75,15 @@ class _LateConnections:
         """Take a connection whose response has arrived; return False if it was late."""
         return self._deadlines.pop(driver, None) is not None
 
+    def add_unit(self, adapter: Any, unit: Sent, seconds: float) -> None:
+        """Close a connection while a statement of the unit takes longer, until it is removed."""
+        self._units[adapter] = unit, seconds
+        if self._timer is None:
+            self._look_later()
+
+    def remove_unit(self, adapter: Any) -> None:
+        self._units.pop(adapter, None)
+
     def _look_later(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look)
 
@@ -100,9 +94,12 @@ class _LateConnections:
             if deadline <= now:
                 del self._deadlines[driver]
                 driver.terminate()
-        for watched in list(self._watched):
-            watched.look(now)
-        if self._deadlines or self._watched:
+        for adapter, (unit, seconds) in list(self._units.items()):
+            # SQLAlchemy's adapter holds this lock while a statement runs.
+            running: asyncio.Lock | None = getattr(adapter, "_execute_mutex", None)
+            if now - unit.statement_at >= seconds and running is not None and running.locked():
+                adapter.driver_connection.terminate()
+        if self._deadlines or self._units:
             self._look_later()
 
 
@@ -119,49 +116,13 @@ def _late_connections() -> _LateConnections:
     return found
 
 
-class _StatementLimit:
-    """Closes the connection of a unit, or of one read, if the server does not respond."""
-
-    __slots__ = ("_adapter", "_late", "_seconds", "_unit")
-
-    def __init__(self, adapter: Any, seconds: float, unit: Sent) -> None:
-        self._adapter = adapter
-        self._seconds = seconds
-        self._unit = unit
-        self._late = _late_connections()
-        self._late.watch(self)
-
-    def look(self, now: float) -> None:
-        """Close the connection if the last statement was sent too long ago."""
-        if now - self._unit.statement_at < self._seconds:
-            return
-        # SQLAlchemy's adapter holds this lock while a statement runs.
-        running: asyncio.Lock | None = getattr(self._adapter, "_execute_mutex", None)
-        if running is not None and running.locked():
-            self._adapter.driver_connection.terminate()
-
-    def end(self) -> None:
-        """Look no more."""
-        self._late.leave(self)
-
-
-async def _in_time(driver: Any, waiting: Awaitable[T], seconds: float) -> T:
-    """Await a response; close the connection if it is late, or if this task is cancelled."""
-    late = _late_connections()
-    late.add(driver, seconds)
-    try:
-        return await waiting
-    except asyncio.CancelledError:
-        driver.terminate()
-        raise
-    finally:
-        late.remove(driver)
-
-
-async def _in_commit_time(
-    driver: Any, waiting: Awaitable[T], notices: CommitNotices, seconds: float
+async def _in_time(
+    driver: Any, waiting: Awaitable[T], seconds: float, commit: CommitNotices | None = None
 ) -> T:
-    """Await the response to COMMIT as ``_in_time`` does, and note if the connection was cut."""
+    """Await a response; close the connection if it is late, or if this task is cancelled.
+
+    ``commit`` are the notices of a connection that commits: they get whether it was cut.
+    """
     late = _late_connections()
     late.add(driver, seconds)
     try:
@@ -170,7 +131,8 @@ async def _in_commit_time(
         is_cancelled = isinstance(error, asyncio.CancelledError)
         if is_cancelled:
             driver.terminate()
-        notices.was_cut = not late.remove(driver) or is_cancelled
+        if commit is not None:
+            commit.was_cut = not late.remove(driver) or is_cancelled
         raise
     finally:
         late.remove(driver)
@@ -221,7 +183,6 @@ class SharedTransaction:
                 raise
 
     async def confirm(self) -> None:
-        """Commit what was read, so that a synchronous standby has it too. Raises if it may not."""
         self._is_over = True
         with watching_commit(self._notices, self._limits.abandoned, is_read=True):
             await self._send_commit(CONFIRM)
@@ -234,10 +195,9 @@ class SharedTransaction:
             if last is not None:
                 await _in_time(driver, driver.execute(last), limits.statement_seconds)
             ending = self._begun.commit()
-        await _in_commit_time(driver, ending, self._notices, limits.commit_seconds)
+        await _in_time(driver, ending, limits.commit_seconds, self._notices)
 
     async def rollback(self) -> None:
-        """Roll back."""
         if not self._is_over:
             begun, driver = self._begun, self._driver
             ending = driver.execute("ROLLBACK") if begun is None else begun.rollback()
@@ -264,10 +224,18 @@ class time_limit:  # noqa: N801 - used like a function; a generator would cost m
         await_only(self._timeout.__aexit__(kind, error, trace))
 
 
+def _on_checkin(_adapter: Any, record: Any) -> None:
+    """End the limit of a connection that returns to the pool; a listener of the pool."""
+    end: Callable[[], object] | None = record.info.pop(_LIMIT, None)
+    if end is not None:
+        end()
+
+
 class AsyncpgMessages(Messages):
     """Messages on the connections of an engine with asyncpg, in SQLAlchemy's greenlet."""
 
     has_limits = True
+    listeners = (("checkin", _on_checkin),)
 
     def __init__(self, limits: SessionLimits) -> None:
         self._limits = limits
@@ -279,25 +247,25 @@ class AsyncpgMessages(Messages):
         return time_limit(self._limits.claim_seconds)
 
     def rolling_back(self) -> AbstractContextManager[Any]:
-        """Limit the time of a rollback during the block."""
         return time_limit(_ROLLBACK_SECONDS + 1)
 
-    def limit(self, connection: Any, unit: Sent | None = None) -> Callable[[], object] | None:
-        """Close the connection if it does not respond to a statement of a unit, or of one read."""
-        pooled, seconds = connection.connection, self._limits.statement_seconds
+    def limit(self, connection: Any, unit: Sent | None = None) -> None:
+        pooled, late = connection.connection, _late_connections()
+        seconds = self._limits.statement_seconds
         if unit is None:
-            late, driver = _late_connections(), pooled.driver_connection
+            driver = pooled.driver_connection
             late.add(driver, seconds)
-            return partial(late.remove, driver)
-        unit.statement_at = time.monotonic()
-        return _StatementLimit(pooled.dbapi_connection, seconds, unit).end
+            pooled.info[_LIMIT] = partial(late.remove, driver)
+        else:
+            unit.statement_at = time.monotonic()
+            adapter = pooled.dbapi_connection
+            late.add_unit(adapter, unit, seconds)
+            pooled.info[_LIMIT] = partial(late.remove_unit, adapter)
 
     def notices_of(self, connection: Any) -> CommitNotices | None:
-        """Return what is noted of a connection."""
         return notices_of(connection.connection)
 
     def begin_and_claim(self, connection: Any, call: str) -> int | None:
-        """Send BEGIN and the claim in one message; return the number of rows."""
         pooled = connection.connection
         adapter: Any = pooled.dbapi_connection
         if (
@@ -318,16 +286,13 @@ class AsyncpgMessages(Messages):
             raise
 
     def refuse_autocommit(self, connection: Any) -> None:
-        """Raise ``ConfigurationError`` if a statement has not begun a transaction."""
         if not connection.connection.driver_connection.is_in_transaction():
             raise autocommit_refusal()
 
     def is_closed(self, connection: Any) -> bool:
-        """Return whether the driver has closed the connection."""
         return bool(connection.connection.driver_connection.is_closed())
 
     def confirm(self, connection: Any) -> None:
-        """Commit what was read, so that a synchronous standby has it too."""
         pooled = connection.connection
         transaction = self._limited(pooled)
         if transaction is not None:
@@ -336,10 +301,9 @@ class AsyncpgMessages(Messages):
         driver, notices, limits = pooled.driver_connection, notices_of(pooled), self._limits
         with watching_commit(notices, limits.abandoned, is_read=True):
             message = driver.execute(CONFIRM)
-            await_only(_in_commit_time(driver, message, notices, limits.commit_seconds))
+            await_only(_in_time(driver, message, limits.commit_seconds, notices))
 
     def can_finish(self, connection: Any) -> bool:
-        """Return whether the record and COMMIT can be one message."""
         adapter = connection.connection.dbapi_connection
         begun = getattr(adapter, "_transaction", None)
         return (
@@ -349,7 +313,6 @@ class AsyncpgMessages(Messages):
         )
 
     def finish_and_commit(self, connection: Any, statement: str) -> None:
-        """Run the statement that saves a record, and commit, in one message."""
         pooled = connection.connection
         adapter = pooled.dbapi_connection
         shared: SharedTransaction = adapter._transaction  # noqa: SLF001

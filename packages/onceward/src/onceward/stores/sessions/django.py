@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache, partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 
 from onceward_protocol.extras import needs_extra
 
@@ -46,15 +46,12 @@ from onceward.stores.errors import (
     is_sqlite_outage,
     state_of,
 )
-from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.messages import CONFIRM, REPLACED, Messages, SessionLimits
-from onceward.stores.sessions.store import Ran, SessionStore
-from onceward.stores.sessions.unit import SessionUnit
+from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, SessionUnit
 from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import named_parameters, refuse_transaction_control
-from onceward_protocol.storage.migrations import Migration
 
-__all__ = ["DjangoStore", "DjangoUnit"]
+__all__ = ["DjangoStore", "DjangoUnit", "SessionOptions"]
 
 T = TypeVar("T")
 
@@ -100,30 +97,18 @@ class DjangoStore(SessionStore[Any]):
         run_in_thread: RunInThread,
         *,
         using: str = "default",
-        table_prefix: str | None = None,
-        schema: str | None = None,
-        migrations: Sequence[Migration] = (),
-        **limits: float,
+        **options: Unpack[SessionOptions],
     ) -> None:
         """Use the database with the alias ``using`` in Django's settings.
 
-        On SQLite, names of Onceward's tables begin with ``table_prefix`` (default: ``onceward_``).
-        On PostgreSQL they are in ``schema`` (default: ``onceward``), with a prefix only if it is
-        given or the schema is ``public``. ``limits`` are those of ``SessionLimits``,
-        for PostgreSQL with psycopg 3.
+        The limits of ``options`` are for PostgreSQL with psycopg 3.
         """
         vendor = connections[using].vendor
         if vendor not in {"sqlite", "postgresql"}:
             raise ConfigurationError(f"{vendor} is not supported: use PostgreSQL or SQLite")
         if not django_settings.USE_TZ:
             raise ConfigurationError("Onceward needs USE_TZ = True")
-        super().__init__(
-            vendor,
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
-        )
+        super().__init__(vendor, **options)
         # The alias in ``settings.DATABASES``.
         self.using = using
         self.messages = _messages_of(using, self.limits)
@@ -135,7 +120,6 @@ class DjangoStore(SessionStore[Any]):
 
     @property
     def sqlite_path(self) -> str | None:
-        """The file in Django's settings; None on PostgreSQL, or if it is an SQLite URI."""
         name = str(connections[self.using].settings_dict["NAME"])
         return name if self.is_sqlite and not name.startswith("file:") else None
 
@@ -150,30 +134,11 @@ class DjangoStore(SessionStore[Any]):
 
     # -- in the request's thread ------------------------------------------------------------
 
-    async def run_in_unit(self, work: Callable[[], T]) -> T:
-        """Run a function in the request's thread, within the limits of statements."""
-        return await self.in_thread(work, self.limits.statement_seconds)
-
-    async def run_claim(self, work: Callable[[], T]) -> T:
-        """Do the same, within the limit of a claim."""
-        return await self.in_thread(work, self.limits.claim_seconds)
-
-    async def run_to_end(self, work: Callable[[], T]) -> T | None:  # type: ignore[override]
-        """Do the same for a rollback: what cannot be reached has rolled back."""
-        with suppress(StoreUnavailableError):
-            return await self.run_in_unit(work)
-        return None
-
-    async def _run_apart(self, work: Callable[[], T]) -> T:
-        return await self.run_in_unit(work)
-
-    async def in_thread(self, work: Callable[[], T], seconds: float) -> T:
-        """Run a function in the request's thread. Raises outages as ``StoreUnavailableError``.
-
-        ``seconds`` limits each response of PostgreSQL.
-        """
+    async def run_in_unit(self, work: Callable[[], T], *, is_claim: bool = False) -> T:
         limited: Callable[[], Any] = work
         if self.messages.has_limits:
+            limits = self.limits
+            seconds = limits.claim_seconds if is_claim else limits.statement_seconds
             limited = partial(self._run_in_time, work, seconds)
         try:
             found: T = await self._run(limited)
@@ -185,6 +150,12 @@ class DjangoStore(SessionStore[Any]):
                 f"the database is unavailable: {error}", is_outage=_is_outage(error)
             ) from error
         return found
+
+    async def run_to_end(self, work: Callable[[], T]) -> T | None:  # type: ignore[override]
+        """Do the same for a rollback: what cannot be reached has rolled back."""
+        with suppress(StoreUnavailableError):
+            return await self.run_in_unit(work)
+        return None
 
     def _run_in_time(self, work: Callable[[], Any], seconds: float) -> Any:
         """Run a function with a time limit for connecting, and for each response."""
@@ -247,17 +218,12 @@ class DjangoStore(SessionStore[Any]):
             with connection.connection.cursor() as cursor:
                 try:
                     cursor.execute(sql)
-                    row = cursor.fetchone()
-                    notices = self.messages.notices_of(connection)
-                    if notices is not None and row is not None:
-                        notices.backend = backend_of(row)
-                    return row
+                    return cursor.fetchone()
                 finally:
                     if not connection.get_autocommit():
                         connection.connection.rollback()
 
-        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
-        if reading.is_replaced:
+        if self.is_replaced(fetch_row, partial(self.messages.notices_of, connection)):
             connection.close()
             raise OperationalError(REPLACED)
 
@@ -265,7 +231,6 @@ class DjangoStore(SessionStore[Any]):
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
-        """Lend Django's connection of this thread."""
         if self.is_sqlite:
             self.leave_replaced_file()
         yield connections[self.using]
@@ -279,7 +244,6 @@ class DjangoStore(SessionStore[Any]):
 
     @contextmanager
     def migrating(self) -> Iterator[Any]:
-        """Begin a transaction, and commit at the end of the block."""
         unit = DjangoUnit(self, None, None)
         unit.start()
         try:
@@ -290,7 +254,6 @@ class DjangoStore(SessionStore[Any]):
         unit.end()
 
     def run(self, connection: Any, sql: str, values: Any = ()) -> Ran:
-        """Run one of Onceward's statements, with ``?`` or ``$1`` for its values."""
         if isinstance(values, (tuple, list)) and "$1" in sql:
             values = {f"p{index}": value for index, value in enumerate(values, 1)}
         with connection.cursor() as cursor:
@@ -299,11 +262,9 @@ class DjangoStore(SessionStore[Any]):
             return Ran(rows, max(cursor.rowcount, 0))
 
     def execute(self, connection: Any, sql: str, params: Params) -> int:
-        """Run a statement with named parameters and return how many rows it changed."""
         return self.run(connection, sql, _named(params, self.instant)).changed
 
     def fetch(self, connection: Any, sql: str, params: Params) -> list[Row]:
-        """Run a statement with named parameters and return its rows, if it has any."""
         with connection.cursor() as cursor:
             cursor.execute(_with_django_parameters(sql), _named(params, self.instant) or None)
             if cursor.description is None:
@@ -312,11 +273,9 @@ class DjangoStore(SessionStore[Any]):
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def total_changes(self, connection: Any) -> int:
-        """Return how many rows SQLite's connection has changed since it was opened."""
         return int(connection.connection.total_changes)
 
     def run_script(self, connection: Any, sql: str) -> Sequence[Any]:
-        """Run a statement of a migration as it is."""
         with connection.cursor() as cursor:
             cursor.execute(sql)
             rows: Sequence[Any] = cursor.fetchall() if cursor.description is not None else ()
@@ -334,9 +293,6 @@ class DjangoStore(SessionStore[Any]):
                 "migrate creates them"
             )
         return self.run(connection, sql, values).rows
-
-    def _epoch_row(self, connection: Any, sql: str) -> Any:
-        return self.run(connection, sql).rows[0]
 
     def _confirm(self, connection: Any) -> None:
         if not self.is_sqlite:
@@ -356,7 +312,6 @@ class DjangoStore(SessionStore[Any]):
         return self.find_on(unit.start(), record_id, now)
 
     def raise_record_error(self, connection: Any, error: Exception) -> None:  # noqa: ARG002
-        """Raise ``SupersededError`` or ``AbortedTransactionError``."""
         if state_of(error) == SUPERSEDED_STATE:
             raise SupersededError(SUPERSEDED) from None
         if is_aborted(error):
@@ -365,7 +320,6 @@ class DjangoStore(SessionStore[Any]):
             self.renew()
 
     def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
-        """Raise ``CommitUnknownError`` after an outage."""
         if isinstance(error, _OUTAGES):
             raise CommitUnknownError(str(error), is_cut=is_cut) from error
 
@@ -402,11 +356,12 @@ def _named(params: Params, instant: Callable[[datetime], Any]) -> dict[str, Any]
 class DjangoUnit(SessionUnit[Any]):
     """One ``transaction.atomic()`` around the request, in the request's thread."""
 
+    _store: DjangoStore
+
     def __init__(
         self, store: DjangoStore, record_id: RecordId | None, claimed_at: datetime | None
     ) -> None:
         super().__init__(store, record_id, claimed_at)
-        self._of = store
         self._atomic: Any = None
         self._transaction: Any = None
 
@@ -415,14 +370,11 @@ class DjangoUnit(SessionUnit[Any]):
         """Django's connection of this thread, which the ORM uses."""
         return self._transaction
 
-    @property
-    def connection(self) -> Any:
-        """The same."""
-        return self._transaction
+    connection = transaction
 
     def start(self) -> Any:
         """Begin; on SQLite with the write lock, so that a read cannot go stale before a write."""
-        store = self._of
+        store = self._store
         connection = get_connection(store.using)
         in_test = is_in_test_case(connection)
         if connection.in_atomic_block and not in_test:
@@ -448,8 +400,7 @@ class DjangoUnit(SessionUnit[Any]):
         return connection
 
     def _lock(self, connection: Any, *, in_test: bool) -> None:
-        """Take SQLite's write lock."""
-        store = self._of
+        store = self._store
         try:
             migrations = store.table_names.table("migrations")
             store.run(connection, f"UPDATE {migrations} SET name = name WHERE 0")  # noqa: S608
@@ -468,7 +419,6 @@ class DjangoUnit(SessionUnit[Any]):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection was lost in the view."""
         raw = self.transaction.connection
         return not self.has_ended and (raw is None or bool(getattr(raw, "closed", False)))
 
@@ -480,7 +430,7 @@ class DjangoUnit(SessionUnit[Any]):
         if not self.transaction.errors_occurred and not self.is_lost:  # of another database
             return None
         if is_read_only(error):
-            self._of.renew()
+            self._store.renew()
         outage = StoreUnavailableError(f"the database is unavailable: {error}")
         outage.__cause__ = error
         return outage
@@ -490,8 +440,8 @@ class DjangoUnit(SessionUnit[Any]):
         if self.has_messages:
             super().confirm()
             return
-        with self._of.messages.committing(self.transaction, is_read=True):
-            self._of.run(self.transaction, CONFIRM)
+        with self._store.messages.committing(self.transaction, is_read=True):
+            self._store.run(self.transaction, CONFIRM)
             self.end()
 
     def _prepare_commit(self) -> None:
@@ -499,14 +449,14 @@ class DjangoUnit(SessionUnit[Any]):
         if self._transaction.needs_rollback:
             raise AbortedTransactionError(_ABORTED)
 
-    def _fits_one_message(self, record: Record) -> bool:
-        return self.has_messages and super()._fits_one_message(record)
+    def _may_share_commit(self) -> bool:
+        return self.has_messages
 
     def _end_transaction(self) -> None:
         if self._is_committed:
             self.end()
             return
-        with self._of.messages.committing(self._transaction):
+        with self._store.messages.committing(self._transaction):
             self.end()
 
     def _end(self) -> None:
@@ -521,23 +471,22 @@ class DjangoUnit(SessionUnit[Any]):
             self._end_limit()
 
     def undo(self) -> None:
-        """Roll back."""
         connection = self.transaction
         if self.has_ended or connection is None:
             self.has_ended = True
             return
         self._stop_refusing()
         connection.set_rollback(True)
-        if connection.connection is not None and self._of.messages.is_closed(connection):
+        if connection.connection is not None and self._store.messages.is_closed(connection):
             connection.close()  # else Django would connect again, to set autocommit
         with suppress(DatabaseError):
             self._atomic.__exit__(None, None, None)
         self._end_limit()
-        self._of.leave_old_connection(connection)
+        self._store.leave_old_connection(connection)
 
     def _end_limit(self) -> None:
         if self._transaction.connection is not None:
-            self._of.messages.unlimit(self._transaction)
+            self._store.messages.unlimit(self._transaction)
 
     def _stop_refusing(self) -> None:
         self.has_ended = True

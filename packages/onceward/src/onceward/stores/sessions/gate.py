@@ -11,14 +11,13 @@ those that were. So operations whose dependencies or hooks take one are admitted
 import asyncio
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
 from onceward.errors import StoreUnavailableError
-
-__all__ = ["ConnectionGate", "ThreadGate", "Visit", "current_visit", "end_visit"]
 
 _visit: ContextVar["Visit | None"] = ContextVar("onceward_visit", default=None)
 
@@ -40,7 +39,6 @@ class Visit:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether it may take a connection."""
         return self._release is not None
 
     def admitted(self, release: Callable[[], None]) -> None:
@@ -72,7 +70,7 @@ def end_visit() -> None:
         _visit.set(None)
 
 
-class _Gate:
+class _Gate(ABC):
     """What the gates for tasks and for threads have in common."""
 
     def __init__(
@@ -87,6 +85,11 @@ class _Gate:
         self._on_wait = on_wait
         # Whether the last request of an operation held a connection when it claimed its key.
         self._holds: dict[str, bool] = {}
+        self._open(0 if capacity is None else max(1, capacity - 1))
+
+    @abstractmethod
+    def _open(self, slots: int) -> None:
+        """Let so many requests be admitted at once."""
 
     def before_claim(self, visit: Visit) -> None:
         """Note, at its first claim, whether it has to be admitted before its dependencies."""
@@ -130,15 +133,8 @@ class ConnectionGate(_Gate):
     such request of an operation was seen to hold no connection when it claims its key.
     """
 
-    def __init__(
-        self,
-        capacity: int | None,
-        timeout_seconds: float,
-        on_wait: Callable[[float], None] | None = None,
-    ) -> None:
-        """``capacity`` None is no limit. ``on_wait`` gets the seconds of each wait."""
-        super().__init__(capacity, timeout_seconds, on_wait)
-        self._slots = None if capacity is None else asyncio.Semaphore(max(1, capacity - 1))
+    def _open(self, slots: int) -> None:
+        self._slots = asyncio.Semaphore(slots)
 
     def begin(self) -> None:
         """Begin to count the connections of this task. ``claim`` admits it."""
@@ -152,10 +148,9 @@ class ConnectionGate(_Gate):
         _visit.set(visit)
 
     async def admit(self, visit: Visit) -> None:
-        """Wait until the request may take a connection. Does nothing if it has been admitted."""
-        slots = self._slots
-        if slots is None or visit.is_admitted:
+        if self._capacity is None or visit.is_admitted:
             return
+        slots = self._slots
         if not slots.locked():
             await slots.acquire()
             visit.admitted(slots.release)
@@ -174,17 +169,10 @@ class ConnectionGate(_Gate):
 class ThreadGate(_Gate):
     """Admits guarded requests of a sync framework, which has a thread for each. It blocks."""
 
-    def __init__(
-        self,
-        capacity: int | None,
-        timeout_seconds: float,
-        on_wait: Callable[[float], None] | None = None,
-    ) -> None:
-        """``capacity`` None is no limit. ``on_wait`` gets the seconds of each wait."""
-        super().__init__(capacity, timeout_seconds, on_wait)
+    def _open(self, slots: int) -> None:
         # Not a semaphore of ``threading``: that takes a dozen function calls per request.
         self._lock = threading.Lock()
-        self._left = 0 if capacity is None else max(1, capacity - 1)
+        self._left = slots
         # Each waiting request acquires its lock a second time; its slot is passed on to it.
         self._waiting: deque[threading.Lock] = deque()
 

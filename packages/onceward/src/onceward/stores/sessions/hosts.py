@@ -67,9 +67,9 @@ def creator(url: str, *, connect_seconds: float = 5.0, **options: Any) -> Callab
     with needs_extra("psycopg"):
         import psycopg  # noqa: PLC0415 - an optional dependency
 
+        from onceward.stores.psycopg.connections import timeline_of  # noqa: PLC0415
         from onceward.stores.sessions.psycopg_messages import limits_of  # noqa: PLC0415
     urls, timelines = host_urls(url), Timelines()
-    denied = (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedFunction)
     options.setdefault("connect_timeout", math.ceil(connect_seconds))
 
     def connect(url: str) -> tuple[int, Any]:
@@ -77,16 +77,8 @@ def creator(url: str, *, connect_seconds: float = 5.0, **options: Any) -> Callab
         if len(urls) == 1:
             return 0, connection
         limits = limits_of(connection)
-        assert limits is not None  # noqa: S101 - a connection of psycopg 3
         limits.seconds = connect_seconds
-        timeline = 0
-        try:
-            timeline = timelines.check(connection.execute(READ_TIMELINE).fetchone())
-        except denied:
-            pass
-        except BaseException:
-            connection.close()
-            raise
+        timeline = timeline_of(connection, timelines)
         connection.rollback()
         limits.seconds = None
         return timeline, connection

@@ -9,8 +9,6 @@ from typing import Any, Final, Protocol
 from onceward.errors import ConfigurationError
 from onceward.stores.replication import CONFIRMING_COMMIT, AbandonedCommits, CommitNotices
 
-__all__ = ["CONFIRM", "REPLACED", "Messages", "SessionLimits", "autocommit_refusal"]
-
 REPLACED: Final = "the server was replaced: another one has been promoted since"
 
 # Writes WAL, so that the commit after it waits for a synchronous standby, if there is to be one.
@@ -39,7 +37,6 @@ class SessionLimits:
     )
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigurationError`` unless all limits are positive and finite."""
         for name in ("claim_seconds", "statement_seconds", "commit_seconds"):
             seconds = getattr(self, name)
             if not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
@@ -49,7 +46,7 @@ class SessionLimits:
 class Sent(Protocol):
     """A unit whose statements are limited."""
 
-    # When the last statement was sent, in monotonic seconds.
+    # When the last statement was sent, in monotonic seconds; 0 if nobody looks.
     statement_at: float
 
 
@@ -61,6 +58,8 @@ class Messages:
 
     # Whether connections that do not respond are closed.
     has_limits = False
+    # Names of events of an engine, and what listens to them.
+    listeners: tuple[tuple[str, Callable[..., None]], ...] = ()
 
     def connecting(self, _pool: Any = None) -> AbstractContextManager[Any]:
         """Limit the time to connect during the block."""
@@ -74,12 +73,11 @@ class Messages:
         """Limit the time of a rollback during the block."""
         return nullcontext()
 
-    def limit(self, connection: Any, unit: Sent | None = None) -> Callable[[], object] | None:  # noqa: ARG002
+    def limit(self, connection: Any, unit: Sent | None = None) -> None:
         """Close the connection if it does not respond to a statement of a unit, or of one read.
 
-        Returns how to end this; None if that is not needed.
+        Until ``unlimit``, or until the pool has it back.
         """
-        return None
 
     def unlimit(self, connection: Any) -> None:
         """Let the app decide again what a statement may take."""

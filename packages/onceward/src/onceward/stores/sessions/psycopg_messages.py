@@ -23,9 +23,8 @@ with needs_extra("psycopg"):
 
 from onceward.errors import CommitUnknownError
 from onceward.stores.errors import is_unknown_commit
-from onceward.stores.psycopg.errors import raise_outage
-from onceward.stores.psycopg.messages import begin_statement, send
-from onceward.stores.replication import CommitNotices, watching_commit
+from onceward.stores.psycopg.messages import begin_statement, raise_outage, send
+from onceward.stores.replication import CommitNotices, CommitWatch, watching_commit
 from onceward.stores.sessions.messages import (
     CONFIRM,
     Messages,
@@ -34,39 +33,39 @@ from onceward.stores.sessions.messages import (
     autocommit_refusal,
 )
 
-__all__ = ["PsycopgLimits", "PsycopgMessages", "limits_of", "on_checkin", "on_connect"]
-
 # How often psycopg looks for Ctrl-C while it waits.
 _INTERVAL_SECONDS: Final = 0.1
 # A private name of psycopg; its public base would also be an error of a statement.
 _WaitTimeout: Final[type[Exception]] = errors._WaitTimeout  # noqa: SLF001
 _IDLE: Final = TransactionStatus.IDLE
 
-_thread = threading.local()
 
-
-class thread_limit:  # noqa: N801 - used like a function; a generator would cost more
-    """Limit each response to this thread, on connections that have no limit of their own.
+class _ThreadLimit(threading.local):
+    """What a response to this thread may take, on connections that have no limit of their own.
 
     For what a pool does before it returns a connection: tests of old connections.
     """
 
-    __slots__ = ("_before", "_seconds")
+    seconds: float | None = None
 
-    def __init__(self, seconds: float) -> None:
+
+_thread = _ThreadLimit()
+
+
+class _limited:  # noqa: N801 - used like a function; a generator would cost more
+    """Limit each response on one connection, or to this thread."""
+
+    __slots__ = ("_before", "_limits", "_seconds")
+
+    def __init__(self, limits: "PsycopgLimits | _ThreadLimit", seconds: float) -> None:
+        self._limits = limits
         self._seconds = seconds
 
     def __enter__(self) -> None:
-        self._before = self.current()
-        _thread.seconds = self._seconds
+        self._before, self._limits.seconds = self._limits.seconds, self._seconds
 
     def __exit__(self, *_: object) -> None:
-        _thread.seconds = self._before
-
-    @staticmethod
-    def current() -> float | None:
-        """Return the limit of this thread in seconds."""
-        return getattr(_thread, "seconds", None)
+        self._limits.seconds = self._before
 
 
 class PsycopgLimits(CommitNotices):
@@ -88,7 +87,7 @@ class PsycopgLimits(CommitNotices):
         """Wait for a response; close the connection if it is late, or if this thread is stopped."""
         seconds = self.seconds
         if seconds is None:
-            seconds = thread_limit.current()
+            seconds = _thread.seconds
         if seconds is None or timeout is not None:
             connection: Any = self._connection()
             return type(connection).wait(connection, generator, interval, timeout)
@@ -122,20 +121,18 @@ def limits_of(raw: Any) -> PsycopgLimits:
     return limits
 
 
-class _limited:  # noqa: N801 - used like a function
-    """Limit each response on one connection."""
+def _on_checkin(raw: Any, _record: Any) -> None:
+    """Remove the limit of a connection that returns to the pool; a listener of the pool."""
+    found = getattr(raw, "wait", None)
+    if type(found) is PsycopgLimits:
+        found.seconds = None
 
-    __slots__ = ("_before", "_limits", "_seconds")
 
-    def __init__(self, limits: PsycopgLimits, seconds: float) -> None:
-        self._limits = limits
-        self._seconds = seconds
-
-    def __enter__(self) -> None:
-        self._before, self._limits.seconds = self._limits.seconds, self._seconds
-
-    def __exit__(self, *_: object) -> None:
-        self._limits.seconds = self._before
+def _on_connect(_engine: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
+    """Limit the time to connect during a call of Onceward, unless the app does; ``do_connect``."""
+    seconds = _thread.seconds
+    if seconds is not None and "PGCONNECT_TIMEOUT" not in os.environ:
+        parameters.setdefault("connect_timeout", math.ceil(seconds))
 
 
 class _limited_commit(watching_commit):  # noqa: N801 - used like a function
@@ -168,18 +165,17 @@ class PsycopgMessages(Messages):
     """Messages on connections of psycopg 3. ``raw_of`` finds psycopg's in that of the library."""
 
     has_limits = True
+    listeners = (("checkin", _on_checkin), ("do_connect", _on_connect))
 
     def __init__(self, limits: SessionLimits, raw_of: Callable[[Any], Any]) -> None:
         self._limits = limits
         self._raw_of = raw_of
 
     def connecting(self, _pool: Any = None) -> AbstractContextManager[Any]:
-        """Limit the time to connect during the block."""
-        return thread_limit(self._limits.claim_seconds)
+        return _limited(_thread, self._limits.claim_seconds)
 
     def waiting(self, seconds: float) -> AbstractContextManager[Any]:
-        """Limit each response to this thread, where a connection has no limit of its own."""
-        return thread_limit(seconds)
+        return _limited(_thread, seconds)
 
     def begin_of(self, raw: Any) -> str | None:
         """Return the BEGIN with which a message can begin a transaction."""
@@ -193,25 +189,19 @@ class PsycopgMessages(Messages):
             raise_outage(raw, error)
             raise
 
-    def limit(self, connection: Any, unit: Sent | None = None) -> Callable[[], object] | None:  # noqa: ARG002
-        """Limit what each statement may take, until ``unlimit`` or the pool has it back."""
+    def limit(self, connection: Any, unit: Sent | None = None) -> None:  # noqa: ARG002
         limits_of(self._raw_of(connection)).seconds = self._limits.statement_seconds
-        return None
 
     def unlimit(self, connection: Any) -> None:
-        """Let the app decide again what a statement may take."""
         limits_of(self._raw_of(connection)).seconds = None
 
     def claiming(self, connection: Any) -> AbstractContextManager[Any]:
-        """Limit each response during the block, which claims a key."""
         return _limited(limits_of(self._raw_of(connection)), self._limits.claim_seconds)
 
     def notices_of(self, connection: Any) -> CommitNotices | None:
-        """Return what is noted of a connection."""
         return limits_of(self._raw_of(connection))
 
     def begin_and_claim(self, connection: Any, call: str) -> int | None:
-        """Begin and claim in one message; return the number of rows."""
         raw = self._raw_of(connection)
         begin = self.begin_of(raw)
         if begin is None:
@@ -224,33 +214,29 @@ class PsycopgMessages(Messages):
             limits.seconds = before
 
     def refuse_autocommit(self, connection: Any) -> None:
-        """Raise ``ConfigurationError`` if statements do not begin a transaction."""
         if self._raw_of(connection).autocommit:
             raise autocommit_refusal()
 
     def is_closed(self, connection: Any) -> bool:
-        """Return whether the driver has closed the connection."""
         return bool(self._raw_of(connection).closed)
 
     def confirm(self, connection: Any) -> None:
-        """Commit what was read, so that a synchronous standby has it too."""
         raw = self._raw_of(connection)
         is_idle = raw.autocommit and raw.pgconn.transaction_status == _IDLE
         with _limited_commit(raw, self._limits, is_read=True):
             self.send(connection, raw, CONFIRM if is_idle else f"{CONFIRM};COMMIT")
 
     def can_finish(self, connection: Any) -> bool:  # noqa: ARG002
-        """Return True: any transaction can end with a message."""
         return True
 
     def finish_and_commit(self, connection: Any, statement: str) -> None:
-        """Run the statement that saves a record, and commit, in one message."""
         raw = self._raw_of(connection)
         limits = limits_of(raw)
         before, limits.seconds = limits.seconds, self._limits.commit_seconds
         try:
-            with watching_commit(limits, self._limits.abandoned):
+            with CommitWatch(limits, self._limits.abandoned) as watch:
                 self.send(connection, raw, f"{statement};COMMIT")
+            watch.raise_if_unknown()
         except Exception as error:
             if raw.closed or is_unknown_commit(error):
                 lost = f"the connection was lost in COMMIT: {error}"
@@ -262,24 +248,9 @@ class PsycopgMessages(Messages):
     def committing(
         self, connection: Any, *, is_read: bool = False, seconds: float | None = None
     ) -> AbstractContextManager[Any]:
-        """Limit a COMMIT during the block; raise if it has warned."""
         raw = self._raw_of(connection)
         return _limited_commit(raw, self._limits, is_read=is_read, seconds=seconds)
 
     def needs_rollback(self, driver: Any) -> bool:
         """Return whether there may be a transaction: psycopg asks in some twenty calls."""
         return bool(driver.pgconn.transaction_status != _IDLE)
-
-
-def on_checkin(raw: Any, _record: Any) -> None:
-    """Remove the limit of a connection that returns to the pool; a listener of the pool."""
-    found = getattr(raw, "wait", None)
-    if type(found) is PsycopgLimits:
-        found.seconds = None
-
-
-def on_connect(_engine: Any, _record: Any, _args: Any, parameters: dict[str, Any]) -> None:
-    """Limit the time to connect during a call of Onceward, unless the app does; ``do_connect``."""
-    seconds = thread_limit.current()
-    if seconds is not None and "PGCONNECT_TIMEOUT" not in os.environ:
-        parameters.setdefault("connect_timeout", math.ceil(seconds))

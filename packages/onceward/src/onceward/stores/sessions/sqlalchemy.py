@@ -2,10 +2,11 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final, TypeVar, Unpack
 
 from onceward_protocol.extras import needs_extra
 
@@ -16,20 +17,14 @@ with needs_extra("sqlalchemy"):
     from sqlalchemy.orm import Session, scoped_session, sessionmaker
     from sqlalchemy.util import await_only, greenlet_spawn
 
-from onceward.errors import (
-    ConfigurationError,
-    StoreUnavailableError,
-    UsageError,
-)
+from onceward.errors import ConfigurationError, StoreUnavailableError, UsageError
 from onceward.ports import Notifier
 from onceward.records import RecordId
 from onceward.stores.notifier import LocalNotifier
-from onceward.stores.postgres.epoch import backend_of
 from onceward.stores.sessions.gate import ConnectionGate, ThreadGate, Visit, current_visit
 from onceward.stores.sessions.messages import REPLACED, Messages
-from onceward.stores.sessions.sqlalchemy_engine import SqlAlchemySessions, listen_once
-from onceward.stores.sessions.sqlalchemy_errors import (
-    raise_outage,
+from onceward.stores.sessions.sqlalchemy_engine import (
+    SqlAlchemySessions,
     refuse_connection,
     translating_outages,
     unavailable,
@@ -44,10 +39,10 @@ from onceward.stores.sessions.sqlalchemy_unit import (
     has_unflushed_changes,
     listen_to_driver_calls,
 )
+from onceward.stores.sessions.store import SessionOptions
 from onceward.stores.threads import StoreThreads, request_thread
-from onceward_protocol.storage.migrations import Migration
 
-__all__ = ["SqlAlchemyStore", "SqlAlchemySyncStore", "SqlAlchemyUnit"]
+__all__ = ["SessionOptions", "SqlAlchemyStore", "SqlAlchemySyncStore", "SqlAlchemyUnit"]
 
 T = TypeVar("T")
 
@@ -84,41 +79,22 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     def __init__(
         self,
         sessions: async_sessionmaker[AsyncSession] | AsyncEngine,
-        *,
-        table_prefix: str | None = None,
-        schema: str | None = None,
-        migrations: Sequence[Migration] = (),
-        **limits: float,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        """``sessions`` is the app's session maker, or its engine. ``open`` connects.
-
-        On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On
-        PostgreSQL they are in ``schema`` (``onceward``), with a prefix only if it is given or the
-        schema is ``public``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
-        """
+        """``sessions`` is the app's session maker, or its engine. ``open`` connects."""
         self._sessions = _session_maker(sessions)
         session = self._sessions()
         bind = session.get_bind()
         refuse_connection(bind)
-        super().__init__(
-            bind.engine,
-            {"sqlite": "aiosqlite", "postgresql": "asyncpg"},
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
-        )
+        super().__init__(bind.engine, {"sqlite": "aiosqlite", "postgresql": "asyncpg"}, **options)
         self._session_class = guarded_class(type(session.sync_session))
-        self.messages = self._new_messages()
-        self._gate = self._new_gate()
+        self._run_blocking = greenlet_spawn
         self._turn = _GreenletTurn()
         self._ending_tasks: set[asyncio.Task[Any]] = set()
         # The event loop and the engine's pool when it was last opened.
         self._opened_with: tuple[asyncio.AbstractEventLoop, Any] | None = None
 
     def _new_messages(self) -> Messages:
-        if self.is_sqlite:
-            return Messages()
         from onceward.stores.sessions.asyncpg_messages import (  # noqa: PLC0415 - of one driver
             AsyncpgMessages,
         )
@@ -128,11 +104,10 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
     def _start(self) -> None:
         self._refuse_pool_of_another_loop()
         self._turn = _GreenletTurn()  # a lock belongs to one event loop
-        self._gate = self._new_gate()
+        super()._start()
         listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
-        """Wait for transactions that are ending. The app disposes of the engine."""
         if self._is_open:
             self._is_open = False
             self._stop_listening()
@@ -141,27 +116,14 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
 
     # -- in SQLAlchemy's greenlet -------------------------------------------------------------
 
-    async def run_in_unit(self, work: Callable[[], T]) -> T:
-        """Run a function in SQLAlchemy's greenlet."""
-        with translating_outages():
-            found: T = await greenlet_spawn(work)
-        return found
-
     async def run_to_end(self, work: Callable[[], T]) -> T:
-        """Do the same, to the end even if the caller is cancelled."""
         task = asyncio.ensure_future(self.run_in_unit(work))
         self._ending_tasks.add(task)
         task.add_done_callback(self._ending_tasks.discard)
         return await asyncio.shield(task)
 
-    async def _run_apart(self, work: Callable[[], T]) -> T:
-        return await self.run_in_unit(work)
-
     async def _new_unit(
-        self,
-        record_id: RecordId | None,
-        now: datetime | None,
-        session: AsyncSession | None = None,
+        self, record_id: RecordId | None, now: datetime | None, session: AsyncSession | None = None
     ) -> SqlAlchemyUnit[AsyncSession]:
         """Return a unit for ``session``, which the request closes, or for a new one."""
         self._refuse_closed()
@@ -180,13 +142,12 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
             self,
             record_id,
             now,
-            lambda: Given(given.sync_session, given, is_shared=is_shared),
+            partial(Given, given.sync_session, given, is_shared),
             free=free,
             leave=leave,
         )
 
     def run_script(self, connection: Connection, sql: str) -> Sequence[Any]:
-        """Run a statement of a migration as it is."""
         driver: Any = connection.connection.driver_connection
         if not sql.startswith("SELECT"):
             await_only(driver.execute(sql))
@@ -197,19 +158,14 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
         from onceward.stores.sessions.asyncpg_messages import notices_of  # noqa: PLC0415
 
         def fetch_row(sql: str) -> Any:
-            row = adapted.run_async(lambda driver: driver.fetchrow(sql))
-            if row is not None:
-                notices_of(pooled).backend = backend_of(row)
-            return row
+            return adapted.run_async(lambda driver: driver.fetchrow(sql))
 
-        reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
-        if reading.is_replaced:
+        if self.is_replaced(fetch_row, lambda: notices_of(pooled)):
             adapted.driver_connection.terminate()
             raise ConnectionError(REPLACED)
 
     @property
     def gate(self) -> ConnectionGate:
-        """Limits how many guarded requests use the pool at once."""
         return self._gate
 
     # -- sessions outside a guarded handler ---------------------------------------------------
@@ -243,12 +199,6 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
 
     # -- the event loop -----------------------------------------------------------------------
 
-    def _new_gate(self) -> ConnectionGate:
-        pool: Any = self.engine.pool
-        timeout = getattr(pool, "timeout", None)
-        seconds = timeout() if timeout is not None else 30.0
-        return ConnectionGate(self.max_connections, seconds, self._pool_waited)
-
     def _refuse_pool_of_another_loop(self) -> None:
         """Raise ``ConfigurationError`` for asyncpg's connections of a loop that has ended."""
         loop, pool = asyncio.get_running_loop(), self.engine.pool
@@ -270,14 +220,11 @@ class _GreenletTurn:
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
+        self.release = self._lock.release
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: ARG002
+    def acquire(self, *, timeout: float) -> bool:  # noqa: ARG002
         """Wait for it. The time limit is that of the request."""
         return bool(await_only(self._lock.acquire()))
-
-    def release(self) -> None:
-        """Pass it on."""
-        self._lock.release()
 
 
 class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
@@ -310,25 +257,11 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
     def __init__(
         self,
         sessions: Engine | sessionmaker[Any] | scoped_session[Any],
-        *,
-        table_prefix: str | None = None,
-        schema: str | None = None,
-        migrations: Sequence[Migration] = (),
-        **limits: float,
+        **options: Unpack[SessionOptions],
     ) -> None:
-        """Take the app's engine, session maker or scoped session. ``open`` connects.
-
-        On SQLite, names of Onceward's tables begin with ``table_prefix`` (``onceward_``). On
-        PostgreSQL they are in ``schema`` (``onceward``), with a prefix only if it is given or the
-        schema is ``public``. ``limits`` are those of ``SessionLimits``, for PostgreSQL.
-        """
+        """Take the app's engine, session maker or scoped session. ``open`` connects."""
         super().__init__(
-            _engine_of(sessions),
-            {"sqlite": "pysqlite", "postgresql": "psycopg"},
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
+            _engine_of(sessions), {"sqlite": "pysqlite", "postgresql": "psycopg"}, **options
         )
         self._scoped = sessions if isinstance(sessions, scoped_session) else None
         self._sessions = (
@@ -339,27 +272,19 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             guard_sessions(self._scoped.session_factory)
         self._turn = threading.Lock()
         self._app_begins = False
-        self._wait_seconds: float = getattr(self.engine.pool, "_timeout", 30.0)
         self._threads = StoreThreads(
             self.max_connections or _MOST_CONNECTIONS,
             wait_seconds=self._wait_seconds,
             on_wait=self._pool_waited,
         )
+        self._run_blocking = self._threads.run
         self._thread_gate = ThreadGate(self.max_connections, self._wait_seconds, self._pool_waited)
-        self._gate = self._new_gate()
-        self.messages = self._new_messages()
 
     def _new_messages(self) -> Messages:
-        if self.is_sqlite:
-            return Messages()
         from onceward.stores.sessions.psycopg_messages import (  # noqa: PLC0415 - of one driver
             PsycopgMessages,
-            on_checkin,
-            on_connect,
         )
 
-        listen_once(self.engine, "checkin", on_checkin)
-        listen_once(self.engine, "do_connect", on_connect)
         return PsycopgMessages(self.limits, _raw_of)
 
     @property
@@ -372,16 +297,12 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
         """Limits how many guarded requests of a sync framework use the pool at once."""
         return self._thread_gate
 
-    def _new_gate(self) -> ConnectionGate:
-        return ConnectionGate(self.max_connections, self._wait_seconds, self._pool_waited)
-
     def _start(self) -> None:
         self._threads.open()
-        self._gate = self._new_gate()  # a semaphore belongs to one event loop
+        super()._start()
         listen_to_driver_calls(self.engine)
 
     async def close(self) -> None:
-        """Wait for running transactions. The app disposes of the engine."""
         if self._is_open:
             self._is_open = False
             await self._threads.close(_CLOSE_SECONDS)
@@ -404,51 +325,33 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
 
     # -- in threads ---------------------------------------------------------------------------
 
-    def run_in_unit(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Run a function in the thread of the request, or in one of the store."""
-
-        def run() -> T:
-            try:
-                return work()
-            except Exception as error:
-                raise_outage(error)
-                raise
-
-        return self._threads.run(run)
-
-    def run_to_end(self, work: Callable[[], T]) -> Awaitable[T]:
-        """Do the same: a thread always runs to the end."""
-        return self.run_in_unit(work)
-
     async def _run_apart(self, work: Callable[[], T]) -> T:
-        self._refuse_closed()
-
-        def run() -> T:
-            with translating_outages():
-                return work()
-
-        return await self._threads.run_with_slot(run)
+        with translating_outages():
+            return await self._threads.run_with_slot(work)
 
     async def _new_unit(
-        self,
-        record_id: RecordId | None,
-        now: datetime | None,
-        _session: Any = None,
+        self, record_id: RecordId | None, now: datetime | None, _session: Any = None
     ) -> SqlAlchemyUnit[Session]:
+        thread = request_thread.get(None)
         visit = None
         if record_id is not None:
-            self._refuse_scoped_session_elsewhere()
+            if self._scoped is not None and thread is None:
+                raise ConfigurationError(
+                    "a scoped_session belongs to the thread of a request, and an async framework "
+                    "has none: give SqlAlchemySyncStore the engine or a sessionmaker, and write in "
+                    "onceward.transaction"
+                )
             visit = current_visit()
         self._refuse_closed()
-        if visit is not None and request_thread.get(None) is None:
+        if visit is not None and thread is None:
             self._gate.before_claim(visit)
             await self._gate.admit(visit)
-        has_slot = await self._threads.take_slot()
+        has_slot = thread is None and await self._threads.take_slot()
         return SqlAlchemyUnit(
             self,
             record_id,
             now,
-            lambda: self._session_for(visit, is_in_request_thread=not has_slot),
+            partial(self._session_for, visit, is_in_request_thread=not has_slot),
             free=self._threads.free_slot if has_slot else None,
             leave=None if visit is None else visit.leave_without_connection,
             has_slot=has_slot,
@@ -459,11 +362,11 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             session: Session = self._scoped()
             refuse_connection(session.get_bind())  # a test may have bound it to one since
             self._end_earlier_transaction(session)
-            given = Given(session, is_kept=True)
+            given = Given(session, session, is_shared=True, is_kept=True)
         else:
             own: Session = self._sessions()
             refuse_connection(own.bind)
-            given = Given(own)
+            given = Given(own, own)
         # Without a slot, the transaction of the request's session has ended by now.
         if visit is not None and is_in_request_thread:
             self._thread_gate.before_claim(visit)
@@ -509,33 +412,19 @@ class SqlAlchemySyncStore(SqlAlchemySessions[Session]):
             return False
         return assigned is not None
 
-    def _refuse_scoped_session_elsewhere(self) -> None:
-        if self._scoped is not None and request_thread.get(None) is None:
-            raise ConfigurationError(
-                "a scoped_session belongs to the thread of a request, and an async framework has "
-                "none: give SqlAlchemySyncStore the engine or a sessionmaker, and write in "
-                "onceward.transaction"
-            )
-
     def run_script(self, connection: Connection, sql: str) -> Sequence[Any]:
-        """Run a statement of a migration as it is."""
         cursor = _raw_of(connection).execute(sql, prepare=False)
         return () if cursor.description is None else list(cursor)
 
     def _on_connect(self, driver: Any, _pooled: Any) -> None:
         from onceward.stores.sessions.psycopg_messages import limits_of  # noqa: PLC0415
 
-        before, driver.autocommit = driver.autocommit, True
-
         def fetch_row(sql: str) -> Any:
-            row = driver.execute(sql, prepare=False).fetchone()
-            if row is not None:
-                limits_of(driver).backend = backend_of(row)
-            return row
+            return driver.execute(sql, prepare=False).fetchone()
 
+        before, driver.autocommit = driver.autocommit, True
         try:
-            reading = self._epochs.read_blocking(self.table_names, fetch_row, (Exception,))
-            if reading.is_replaced:
+            if self.is_replaced(fetch_row, lambda: limits_of(driver)):
                 driver.close()
                 raise ConnectionError(REPLACED)
         finally:

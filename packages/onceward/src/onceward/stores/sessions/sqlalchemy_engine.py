@@ -1,12 +1,13 @@
-"""The base of the stores on async and on sync SQLAlchemy: an engine, and statements on it."""
+"""The base of the stores on async and on sync SQLAlchemy: an engine, statements on it, errors."""
 
 import logging
+import sqlite3
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any, Final, Protocol
+from typing import Any, Final, NoReturn, TypeVar, Unpack
 
 from onceward_protocol.extras import needs_extra
 
@@ -23,30 +24,26 @@ from onceward.errors import (
 )
 from onceward.ports import DurabilityMetrics, Params, Row, StoreMetrics, TransactionT_co
 from onceward.records import AuditEvent, Record, RecordId
-from onceward.stores.errors import SUPERSEDED, state_of
+from onceward.stores.errors import (
+    REFUSAL_STATES,
+    SUPERSEDED,
+    SUPERSEDED_STATE,
+    aborted,
+    is_aborted,
+    is_outage_state,
+    is_sqlite_outage,
+    raise_unstorable,
+    state_of,
+)
 from onceward.stores.postgres.params import positional
 from onceward.stores.rows import to_text, to_values
 from onceward.stores.sessions.gate import ConnectionGate
 from onceward.stores.sessions.messages import Messages
-from onceward.stores.sessions.sqlalchemy_errors import (
-    SUPERSEDED_STATES,
-    driver_error,
-    is_outage,
-    raise_aborted,
-    raise_without_statement,
-    translating_outages,
-    translating_refusals,
-)
-from onceward.stores.sessions.sqlalchemy_unit import (
-    is_lost,
-)
-from onceward.stores.sessions.store import Ran, SessionStore
-from onceward.stores.sessions.unit import SessionUnit
+from onceward.stores.sessions.store import Ran, SessionOptions, SessionStore, SessionUnit
 from onceward.stores.sqlite.store import file_identity
 from onceward.stores.statements import to_pyformat
-from onceward_protocol.storage.migrations import Migration
 
-__all__ = ["SqlAlchemySessions", "Turn", "listen_once"]
+T = TypeVar("T")
 
 _log = logging.getLogger("onceward.stores")
 
@@ -54,38 +51,16 @@ _TURN_SECONDS: Final = 30.0
 _SYNCHRONOUS_FULL: Final = 2
 # The key of ``ConnectionPoolEntry.info`` for the SQLite file of the connection.
 _FILE: Final = "onceward_file"
+# Onceward's SQLSTATE, and the one of PostgreSQL if the engine is REPEATABLE READ.
+_SUPERSEDED_STATES: Final = frozenset({SUPERSEDED_STATE, "40001"})
+# SQLAlchemy's code for a session that was rolled back because a flush failed.
+_FAILED_FLUSH: Final = "7s2a"
+# How a handler writes a savepoint.
+_SAVEPOINT: Final = "`session.begin_nested()`"
 
 
-class Turn(Protocol):
-    """The turn to write to an SQLite file. Blocks."""
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Wait for it."""
-
-    def release(self) -> None:
-        """Pass it on."""
-
-
-class _ReplacedFile:
-    """Notices that an SQLite file was replaced: open connections would go on using the old one."""
-
-    def __init__(self, path: str | None) -> None:
-        self._path = path
-        # Of an engine.
-        self.listeners = (("connect", self._on_connect), ("checkout", self._on_checkout))
-
-    def _on_connect(self, _driver: Any, pooled: Any) -> None:
-        pooled.info[_FILE] = file_identity(self._path)
-
-    def _on_checkout(self, _driver: Any, pooled: Any, _proxy: Any) -> None:
-        found = file_identity(self._path)
-        if found is not None and pooled.info.setdefault(_FILE, found) != found:
-            # SQLAlchemy closes the connection and opens another one.
-            raise sa_errors.DisconnectionError(f"{self._path} was replaced by another file")
-
-
-class SqlAlchemySessions(SessionStore[TransactionT_co]):
-    """The base of the stores on async and on sync engines."""
+class _EngineStore(SessionStore[TransactionT_co]):
+    """An engine of the app: its pool, its listeners, its connections, and statements on them."""
 
     # How a handler flushes its session, for messages.
     flush_hint: str
@@ -96,37 +71,41 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     is_gated = True
 
     def __init__(
-        self,
-        engine: Any,
-        supported: dict[str, str],
-        *,
-        table_prefix: str | None,
-        schema: str | None,
-        migrations: Sequence[Migration],
-        limits: dict[str, float],
+        self, engine: Any, supported: dict[str, str], **options: Unpack[SessionOptions]
     ) -> None:
         """``supported`` are drivers by database; of another engine it says what they are."""
         _refuse_engine(engine, supported)
         # The engine of the app.
         self.engine: Engine = engine
-        super().__init__(
-            engine.dialect.name,
-            table_prefix=table_prefix,
-            schema=schema,
-            migrations=migrations,
-            limits=limits,
-        )
+        super().__init__(engine.dialect.name, **options)
         self._metrics: StoreMetrics | None = None
         self.limits.abandoned.limit_to_half_of(self.max_connections)
-        self._turn: Turn
-        self._replaced_file = _ReplacedFile(self.sqlite_path)
-        # Now: hooks of the request that opens the store hold connections already.
-        listen_once(engine, "checkout", ConnectionGate.on_checkout)
-        listen_once(engine, "checkin", ConnectionGate.on_checkin)
+        # Runs a function where the engine blocks.
+        self._run_blocking: Callable[[Callable[[], Any]], Awaitable[Any]]
+        # The turn to write to an SQLite file: a lock whose ``acquire`` blocks.
+        self._turn: Any
+        self._file = self.sqlite_path
+        # How long a caller waits for a connection.
+        self._wait_seconds: float = getattr(engine.pool, "_timeout", 30.0)
+        self._gate = self._new_gate()
+        self.messages = Messages() if self.is_sqlite else self._new_messages()
+        # Now: hooks of the request that opens the store hold connections already. Not undone:
+        # another store may have the same engine.
+        listeners: tuple[tuple[str, Callable[..., None]], ...] = (
+            ("checkout", ConnectionGate.on_checkout),
+            ("checkin", ConnectionGate.on_checkin),
+            *self.messages.listeners,
+        )
+        for name, listener in listeners:
+            if not event.contains(engine, name, listener):
+                event.listen(engine, name, listener)
+
+    @abstractmethod
+    def _new_messages(self) -> Messages:
+        """Return those of the driver of PostgreSQL."""
 
     @property
     def sqlite_path(self) -> str | None:
-        """The file of the engine; None on PostgreSQL, or if its URL is an SQLite URI."""
         url = self.engine.url
         return url.database if self.is_sqlite and "uri" not in url.query else None
 
@@ -138,10 +117,15 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         return None if overflow < 0 else pool.size() + overflow
 
     def report_to(self, metrics: StoreMetrics) -> None:
-        """Report waits for a connection of the engine's pool to ``metrics``."""
         self._metrics = metrics
         if isinstance(metrics, DurabilityMetrics):
             self.limits.abandoned.report = metrics.commits_abandoned
+
+    def _new_gate(self) -> ConnectionGate:
+        return ConnectionGate(self.max_connections, self._wait_seconds, self._pool_waited)
+
+    def _start(self) -> None:
+        self._gate = self._new_gate()  # a semaphore belongs to one event loop
 
     def _pool_waited(self, seconds: float) -> None:
         if self._metrics is not None:
@@ -153,7 +137,19 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         """Return the listeners of an open store."""
         if not self.is_sqlite:
             return (("connect", self._on_connect),)
-        return () if self.sqlite_path is None else self._replaced_file.listeners
+        if self._file is None:
+            return ()
+        return (("connect", self._note_file), ("checkout", self._refuse_replaced_file))
+
+    def _note_file(self, _driver: Any, pooled: Any) -> None:
+        pooled.info[_FILE] = file_identity(self._file)
+
+    def _refuse_replaced_file(self, _driver: Any, pooled: Any, _proxy: Any) -> None:
+        """Notice that the SQLite file was replaced: connections would go on using the old one."""
+        found = file_identity(self._file)
+        if found is not None and pooled.info.setdefault(_FILE, found) != found:
+            # SQLAlchemy closes the connection and opens another one.
+            raise sa_errors.DisconnectionError(f"{self._file} was replaced by another file")
 
     async def _listen(self) -> None:
         for name, listener in self._listeners():
@@ -179,10 +175,17 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
                 "acknowledged requests together with their records"
             )
 
+    async def run_in_unit(self, work: Callable[[], T], *, is_claim: bool = False) -> T:  # noqa: ARG002
+        try:
+            found: T = await self._run_blocking(work)
+        except Exception as error:
+            raise_outage(error)
+            raise
+        return found
+
     # -- connections --------------------------------------------------------------------------
 
     def connect(self, session: Session) -> Connection:
-        """Return the session's connection; report the wait if none was free."""
         pool: Any = self.engine.pool
         limit = None if self._metrics is None else self.max_connections
         with self.messages.connecting(pool):
@@ -194,40 +197,35 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             finally:
                 self._pool_waited(time.monotonic() - started)
 
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        """Lend a connection for statements of Onceward."""
+    def _connection(self) -> Connection:
+        """Return a connection for statements of Onceward."""
         self._refuse_closed()
         if self.is_sqlite:
-            with self.engine.connect() as connection:
-                yield connection
-            return
+            return self.engine.connect()
         with self.messages.connecting():
             connection = self.engine.connect()
-        with connection:
-            end_limit = self.messages.limit(connection)
-            try:
-                yield connection
-            except BaseException:
-                if is_lost(connection, self.messages):
-                    connection.invalidate()
-                raise
-            finally:
-                if end_limit is not None:
-                    end_limit()
+        self.messages.limit(connection)
+        return connection
 
-    @contextmanager
-    def reading(self) -> Iterator[Connection]:
-        """Lend a connection for a statement that needs no transaction."""
-        with self._connection() as connection:
-            # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
-            if not self.is_sqlite:
-                connection.execution_options(isolation_level="AUTOCOMMIT")
-            yield connection
+    def reading(self) -> Connection:
+        connection = self._connection()
+        # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
+        if not self.is_sqlite:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+        return connection
+
+    def _confirm(self, connection: Connection) -> None:
+        if self.is_sqlite:
+            return
+        try:
+            self.messages.confirm(connection)
+        except BaseException:
+            if is_lost(connection, self.messages):
+                connection.invalidate()
+            raise
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Lend a connection with a transaction, which commits at the end of the block."""
         if self.is_sqlite:
             self._refuse_closed()
             self.take_turn()
@@ -250,7 +248,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
                 raise StoreUnavailableError(str(error)) from error
 
     def run(self, connection: Connection, sql: str, values: Any = ()) -> Ran:
-        """Run one of Onceward's statements, with ``?`` or ``$1`` for its values."""
         if not self.is_sqlite and not self.is_async:
             sql, values = to_pyformat(sql, values)
         result = connection.exec_driver_sql(sql, values)
@@ -267,24 +264,15 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         return connection.exec_driver_sql(*to_pyformat(text, values))
 
     def execute(self, connection: Connection, sql: str, params: Params) -> int:
-        """Run a statement with named parameters and return how many rows it changed."""
         return max(int(self._run_named(connection, sql, params).rowcount), 0)
 
     def fetch(self, connection: Connection, sql: str, params: Params) -> list[Row]:
-        """Run a statement with named parameters and return its rows, if it has any."""
         result = self._run_named(connection, sql, params)
         return [dict(row) for row in result.mappings()] if result.returns_rows else []
 
     def total_changes(self, connection: Connection) -> int:
-        """Return how many rows SQLite's connection has changed since it was opened."""
         driver: Any = connection.connection.driver_connection
         return int(driver.total_changes)
-
-    def _epoch_row(self, connection: Connection, sql: str) -> Any:
-        with translating_outages():
-            return connection.exec_driver_sql(sql).first()
-
-    # -- blocking, for units ------------------------------------------------------------------
 
     def take_turn(self) -> None:
         """Wait until no other session of this process writes to the SQLite file."""
@@ -294,7 +282,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
             )
 
     def pass_turn_on(self) -> None:
-        """Let the next session write."""
         self._turn.release()
 
     def begin_immediate(
@@ -313,36 +300,31 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
         values = (*record_id, to_text(claimed_at))
         return connection.exec_driver_sql(self.sql["find_record"], values).first() is not None
 
+
+class SqlAlchemySessions(_EngineStore[TransactionT_co]):
+    """The base of the stores on async and on sync engines: what their units do, all blocking."""
+
     def save(self, connection: Connection, record: Record | None, audit: AuditEvent | None) -> None:
-        """Write record and audit event in the session's transaction."""
         super().save(connection, record, audit)
         if self.is_sqlite:
             self.run(connection, "RELEASE onceward")
 
     def raise_record_error(self, connection: Connection, error: Exception) -> None:
-        """Raise ``SupersededError`` if another request was first."""
-        if state_of(error) in SUPERSEDED_STATES:
+        if state_of(error) in _SUPERSEDED_STATES:
             raise SupersededError(SUPERSEDED) from error
         with suppress(sa_errors.SQLAlchemyError):
             _discard_lost(connection, self.messages)
 
     def raise_commit_error(self, error: Exception, *, is_cut: bool) -> None:
-        """Raise ``CommitUnknownError`` after an outage, and ``SupersededError``."""
-        if state_of(error) in SUPERSEDED_STATES:
+        if state_of(error) in _SUPERSEDED_STATES:
             raise SupersededError(SUPERSEDED) from error
         raise_aborted(error)
         if is_outage(error):
             lost = f"the connection was lost in COMMIT: {driver_error(error)}"
             raise_without_statement(CommitUnknownError(lost, is_cut=is_cut), error)
 
-    def _send_claim(
-        self, unit: SessionUnit[Any], connection: Connection, record_id: RecordId, now: datetime
-    ) -> int:
-        try:
-            return super()._send_claim(unit, connection, record_id, now)
-        except Exception:
-            _discard_lost(connection, self.messages)
-            raise
+    def _claim_failed(self, connection: Connection) -> None:
+        _discard_lost(connection, self.messages)
 
     def _begin(self, unit: SessionUnit[Any]) -> None:
         super()._begin(unit)
@@ -360,12 +342,6 @@ class SqlAlchemySessions(SessionStore[TransactionT_co]):
     async def _migrate(self) -> None:
         with translating_refusals():
             await super()._migrate()
-
-
-def listen_once(engine: Engine, name: str, listener: Callable[..., Any]) -> None:
-    """Listen to an engine; not undone: another store may have the same one."""
-    if not event.contains(engine, name, listener):
-        event.listen(engine, name, listener)
 
 
 def _discard_lost(connection: Connection, messages: Messages) -> None:
@@ -389,3 +365,127 @@ def _refuse_engine(engine: Any, supported: dict[str, str]) -> None:
             "this engine shares one connection, and so one transaction, between all requests: "
             "use a SQLite file"
         )
+
+
+def is_lost(connection: Connection, messages: Messages) -> bool:
+    """Return whether the driver has closed a connection, and SQLAlchemy does not know it."""
+    if connection.closed or connection.invalidated:
+        return False
+    return messages.is_closed(connection)
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+
+def refuse_connection(bind: Any) -> None:
+    """Raise if sessions are bound to a connection, not to an engine."""
+    if isinstance(bind, Connection):
+        raise ConfigurationError(
+            "the sessions are bound to one Connection, and Onceward would commit the transaction "
+            "that was begun on it: bind them to the engine. In tests, do not roll back an outer "
+            "transaction, but create a database for each test or delete its rows"
+        )
+
+
+def is_outage(error: BaseException) -> bool:
+    """Check whether an error is about the database, not about a statement."""
+    if isinstance(error, OSError | sa_errors.TimeoutError | sa_errors.PendingRollbackError):
+        return not _is_aborted(error)
+    cause: BaseException | None = error
+    if isinstance(error, sa_errors.DBAPIError):
+        if error.connection_invalidated:
+            return True
+        cause = error.orig
+    if isinstance(cause, sqlite3.OperationalError):
+        return is_sqlite_outage(cause) or "no such savepoint: onceward" in str(cause)
+    if type(cause).__name__ == "InternalClientError":
+        # asyncpg's "cannot switch to state": the server died while the connection was idle.
+        return True
+    state = getattr(cause, "sqlstate", None)
+    if state is None:  # psycopg knows no SQLSTATE if it cannot connect
+        return isinstance(error, sa_errors.OperationalError)
+    return is_outage_state(state)
+
+
+def driver_error(error: BaseException) -> BaseException:
+    """Return the driver's error of an error of SQLAlchemy, or the error itself.
+
+    SQLAlchemy's contains the statement and its parameters, which may be a caller's secret. Messages
+    and causes of outages are logged, so they are made of this one.
+    """
+    return getattr(error, "orig", None) or error
+
+
+def raise_without_statement(known: BaseException, error: BaseException) -> NoReturn:
+    """Raise ``known`` because of the driver's error of ``error``, without a reference to that."""
+    try:
+        raise known from driver_error(error)
+    finally:
+        known.__context__ = None  # Python sets it to SQLAlchemy's error
+
+
+def unavailable(error: BaseException) -> StoreUnavailableError:
+    """Return the client's error for an outage."""
+    found = StoreUnavailableError(f"the database is unavailable: {driver_error(error)}")
+    found.__cause__ = driver_error(error)
+    return found
+
+
+def _is_aborted(error: BaseException) -> bool:
+    """Check whether an earlier statement or flush has failed, and its error was ignored."""
+    if isinstance(error, sa_errors.PendingRollbackError):
+        return error.code == _FAILED_FLUSH
+    return is_aborted(error)
+
+
+def raise_aborted(error: BaseException) -> None:
+    """Raise ``AbortedTransactionError`` if an earlier error was ignored."""
+    if _is_aborted(error):
+        raise aborted(_SAVEPOINT) from error
+
+
+def raise_outage(error: Exception) -> None:
+    """Raise an outage as ``StoreUnavailableError``; return if it is another error."""
+    if is_outage(error):
+        raise_without_statement(unavailable(error), error)
+    raise_aborted(error)
+    raise_unstorable(error)
+
+
+class translating_outages:  # noqa: N801 - used like a function; a generator would cost more
+    """Raise outages as ``StoreUnavailableError`` and other errors unchanged."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, Exception):
+            raise_outage(error)
+
+
+@contextmanager
+def translating_refusals() -> Iterator[None]:
+    """Raise ``ConfigurationError`` if the server refuses the first connection for good."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if _is_refusal(cause):
+                why = str(getattr(cause, "orig", cause)).strip()
+                raise ConfigurationError(f"cannot connect to PostgreSQL: {why}") from error
+            cause = cause.__cause__
+        raise
+
+
+def _is_refusal(error: BaseException) -> bool:
+    error = getattr(error, "orig", None) or error
+    if type(error).__module__.partition(".")[0] == "psycopg":
+        from psycopg import OperationalError  # noqa: PLC0415 - psycopg is optional
+
+        from onceward.stores.psycopg.messages import is_refusal  # noqa: PLC0415
+
+        return isinstance(error, OperationalError) and is_refusal(error)
+    return getattr(error, "sqlstate", None) in REFUSAL_STATES

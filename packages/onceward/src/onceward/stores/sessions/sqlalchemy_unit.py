@@ -15,37 +15,26 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial, wraps
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, RootTransaction, event
 from sqlalchemy.orm import Session, make_transient
 
-from onceward.errors import (
-    NoTransactionError,
-    StoreUnavailableError,
-    SupersededError,
-    UsageError,
-)
+from onceward.errors import StoreUnavailableError, SupersededError, UsageError
 from onceward.ports import TransactionT_co
-from onceward.records import Record, RecordId
+from onceward.records import RecordId
+from onceward.stores.base import ended
 from onceward.stores.errors import SUPERSEDED, is_read_only
-from onceward.stores.sessions.messages import Messages
-from onceward.stores.sessions.sqlalchemy_errors import is_outage, translating_outages, unavailable
-from onceward.stores.sessions.unit import ENDED, SessionUnit
+from onceward.stores.sessions.sqlalchemy_engine import (
+    SqlAlchemySessions,
+    is_lost,
+    is_outage,
+    translating_outages,
+    unavailable,
+)
+from onceward.stores.sessions.store import SessionUnit
 from onceward.stores.statements import TRANSACTION_CONTROL, refuse_transaction_control
-
-__all__ = [
-    "OUTAGE",
-    "Given",
-    "SqlAlchemyUnit",
-    "end_transaction",
-    "guard_sessions",
-    "guarded_class",
-    "has_unflushed_changes",
-    "is_lost",
-    "listen_to_driver_calls",
-]
 
 _log = logging.getLogger("onceward.stores")
 
@@ -70,62 +59,26 @@ _SESSION_IN_USE: Final = "isce"
 _DRIVER_CALLS: Final = ("do_execute", "do_executemany", "do_execute_no_params")
 
 
-class Given:
+class Given(NamedTuple):
     """The session of a unit, and who else uses it."""
 
-    __slots__ = ("handle", "is_kept", "is_shared", "session")
-
-    def __init__(
-        self,
-        session: Session,
-        handle: Any = None,
-        *,
-        is_shared: bool = False,
-        is_kept: bool = False,
-    ) -> None:
-        """``handle`` is what handlers get, if that is not the session.
-
-        With ``is_shared`` the request goes on using it after the end, with ``is_kept`` without it
-        being closed.
-        """
-        self.session = session
-        self.handle: Any = session if handle is None else handle
-        self.is_shared = is_shared or is_kept
-        self.is_kept = is_kept
-
-
-class _UnitStore(Protocol):
-    """What a unit needs of its store, besides what ``SessionUnit`` does. All of it blocks."""
-
-    # How a handler flushes its session, for messages.
-    flush_hint: str
-    # How it uses the session without closing it.
-    close_hint: str
-
-    # The engine of the app.
-    engine: Engine
-
-    def connect(self, session: Session) -> Connection:
-        """Return the session's connection, in time."""
-
-    def take_turn(self) -> None:
-        """Wait until no other session of this process writes to the SQLite file."""
-
-    def pass_turn_on(self) -> None:
-        """Let the next session write."""
-
-    def begin_immediate(
-        self, connection: Connection, record_id: RecordId | None, claimed_at: datetime | None
-    ) -> bool:
-        """Begin on SQLite; return whether the key has a record by now."""
+    session: Session
+    # What handlers get.
+    handle: Any
+    # The request goes on using it after the end.
+    is_shared: bool = False
+    # It is not closed at the end, either.
+    is_kept: bool = False
 
 
 class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     """The session of one guarded request or job. Only Onceward commits or ends it."""
 
+    _store: SqlAlchemySessions[Any]
+
     def __init__(
         self,
-        store: Any,
+        store: SqlAlchemySessions[Any],
         record_id: RecordId | None,
         claimed_at: datetime | None,
         given: Callable[[], Given],
@@ -140,11 +93,12 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         of the store, which the handler may abandon, else in that of the request.
         """
         super().__init__(store, record_id, claimed_at)
-        self._of: _UnitStore = store
         # The handler uses ``transaction`` without ``await``.
         self.is_sync = not store.is_async
         self._give = given
         self._given: Given | None = None
+        # Of ``_given``.
+        self._session: Any = None
         self._on_free = free
         self._on_leave = leave
         self._has_slot = has_slot
@@ -163,36 +117,29 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         self._statement_thread = 0
         # Of the claim, on PostgreSQL; None once a handler has ended that transaction.
         self._connection: Connection | None = None
-        # Ends the limit of statements.
-        self._limit: Callable[[], object] | None = None
-        # When the last statement was sent, in monotonic seconds.
+        # When the last statement was sent, in monotonic seconds; 0 if nobody looks.
         self.statement_at = 0.0
         # Whether the connection was lost, or the database failed, in a statement.
         self._is_lost = False
 
     @property
-    def session(self) -> Session:
-        """The session to write in, without ``await``."""
-        if self._given is None:
-            raise NoTransactionError(ENDED)
-        return self._given.session
-
-    @property
     def transaction(self) -> TransactionT_co:
-        """The session to write in, as handlers get it."""
         if self._given is None:
-            raise NoTransactionError(ENDED)
+            raise ended()
         handle: TransactionT_co = self._given.handle
         return handle
 
     @property
     def connection(self) -> Connection:
-        """The session's connection."""
-        return self._connection or self.session.connection()
+        if self._connection is not None:
+            return self._connection
+        if self._session is None:
+            raise ended()
+        connection: Connection = self._session.connection()
+        return connection
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection was lost, or the database failed, in a statement."""
         return self._is_lost
 
     def outage_of(self, error: Exception) -> StoreUnavailableError | None:
@@ -204,14 +151,15 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     def start(self) -> Any:
         """Get the session, which only this unit ends from now on; on PostgreSQL its connection."""
         self._given = given = self._give()
-        given.session.info[_UNIT] = self
+        self._session = session = given.session
+        session.info[_UNIT] = self
         if self._store.is_sqlite:
             return None
-        self._connection = self._of.connect(given.session)
+        self._connection = self._store.connect(session)
         return self._connection
 
     def _has_written(self) -> bool:
-        session = self.session
+        session = self._session
         if has_unflushed_changes(session):
             return True
         self._look_at_connections()
@@ -226,32 +174,29 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         if self._closed_by_handler:
             raise UsageError(
                 "the handler closed Onceward's session, which rolled it back: "
-                f"use it {self._of.close_hint}"
+                f"use it {self._store.close_hint}"
             )
         if self._ended_by_connection:
             raise UsageError(TRANSACTION_CONTROL)
-        self.session.flush()
+        self._session.flush()
 
-    def _fits_one_message(self, record: Record) -> bool:
-        """Check whether COMMIT may be sent with the record, before ``session.commit()``.
+    def _may_share_commit(self) -> bool:
+        """Check whether COMMIT may be sent before ``session.commit()``.
 
         Not if the app may write there: in a listener to ``before_commit``, or because one to a
         flush has left something to flush.
         """
-        session = self.session
+        session = self._session
         return (
-            not self._store.is_sqlite
-            and len(session.dispatch.before_commit) == 1
+            len(session.dispatch.before_commit) == 1
             and session.get_nested_transaction() is None
             and session._is_clean()  # noqa: SLF001 - the public ways take a dozen calls
-            and super()._fits_one_message(record)
         )
 
     def _end_transaction(self) -> None:
-        self.session.commit()
+        self._session.commit()
 
     def undo(self) -> None:
-        """Roll back; close the connection if that fails."""
         with self._lock:
             if self.has_ended:
                 return
@@ -315,25 +260,19 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
             else:
                 info[_UNIT] = None  # not the unit, which refers to the session
         self._leave_turn()
-        self._end_limit()
-
-    def _end_limit(self) -> None:
-        end, self._limit = self._limit, None
-        if end is not None:
-            end()
 
     def _leave_turn(self) -> None:
         with self._lock:
             had_turn, self._has_turn = self._has_turn, False
         if had_turn:
-            self._of.pass_turn_on()
+            self._store.pass_turn_on()
 
     # -- called by the listeners below ------------------------------------------------------
 
     def prepare(self) -> None:
         """Wait for the turn to write, on SQLite. Called before a connection is taken."""
         if self.has_ended:
-            raise NoTransactionError(ENDED)
+            raise ended()
         if self._store.is_sqlite:
             self._take_turn()
 
@@ -342,7 +281,9 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
 
         Raises ``SupersededError`` if the key has a record by now.
         """
-        if connection.dialect is not self._of.engine.dialect:  # a session may have several engines
+        if (
+            connection.dialect is not self._store.engine.dialect
+        ):  # a session may have several engines
             return
         # Not in its execution options, which take a dozen function calls per request.
         setattr(connection, _UNIT, self)
@@ -359,14 +300,13 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         pooled: Any = connection.connection
         pooled.commit = partial(self._commit_driver, connection, pooled.dbapi_connection)
         if not store.is_sqlite:
-            self._end_limit()
-            self._limit = store.messages.limit(connection, self)
+            store.messages.limit(connection, self)
             pooled.rollback = partial(self._roll_back_driver, pooled.dbapi_connection)
 
     def _begin_immediate(self, connection: Connection) -> None:
         self._take_turn()
         with translating_outages():
-            taken = self._of.begin_immediate(connection, self.record_id, self.claimed_at)
+            taken = self._store.begin_immediate(connection, self.record_id, self.claimed_at)
         self._changes_before = self._store.total_changes(connection)
         if taken:
             self.superseded = True
@@ -393,11 +333,11 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
                 self._ended_by_connection = not self._may_end
 
     def refuse_commit(self, session: Session) -> None:
-        """Raise if the handler commits."""
+        """Raise ``UsageError`` if the handler commits."""
         if not self._may_end and session.get_nested_transaction() is None:
             raise UsageError(
                 "a guarded handler must not commit: Onceward commits its rows together with the "
-                f"record. Use `{self._of.flush_hint}` to have ids assigned"
+                f"record. Use `{self._store.flush_hint}` to have ids assigned"
             )
 
     def note_rollback(self, session: Session) -> None:
@@ -418,19 +358,19 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
     def _take_turn(self) -> None:
         if self._has_turn:
             return
-        self._of.take_turn()
+        self._store.take_turn()
         with self._lock:
             self._has_turn = not self.has_ended
         if not self._has_turn:  # rolled back by another thread while this one waited
-            self._of.pass_turn_on()
-            raise NoTransactionError(ENDED)
+            self._store.pass_turn_on()
+            raise ended()
 
     def before_statement(self, sql: str, *, is_insert: bool) -> None:
         """Refuse a statement that begins or ends the transaction, or runs outside it.
 
         ``is_insert`` says that SQLAlchemy has written an INSERT by itself.
         """
-        if self._limit is not None:
+        if self.statement_at:
             self.statement_at = time.monotonic()
         if not self._may_end and not self._is_beginning:
             self._look_at_connections()
@@ -446,7 +386,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         self._statement.acquire()
         if self.has_ended:
             self._statement.release()
-            raise NoTransactionError(ENDED)
+            raise ended()
         self._statement_thread = threading.get_ident()
 
     def note_error(self, *, is_outage: bool) -> None:
@@ -551,7 +491,7 @@ def _before_flush(session: Session, *_: Any) -> None:
     if _UNIT in session.info:
         unit: SqlAlchemyUnit[Any] | None = session.info[_UNIT]
         if unit is None:
-            raise NoTransactionError(ENDED)
+            raise ended()
         unit.prepare()
 
 
@@ -562,7 +502,7 @@ def _after_begin(session: Session, transaction: Any, connection: Connection) -> 
     if unit is None or unit.has_ended:
         # It ended after this thread's check in ``prepare``: nothing else returns the connection.
         connection.close()
-        raise NoTransactionError(ENDED)
+        raise ended()
     unit.begin_on(connection)
 
 
@@ -623,13 +563,6 @@ def end_transaction(session: Session) -> bool:
             session.expunge(instance)
             make_transient(instance)
     return inserted is None
-
-
-def is_lost(connection: Connection, messages: Messages) -> bool:
-    """Return whether the driver has closed a connection, and SQLAlchemy does not know it."""
-    if connection.closed or connection.invalidated:
-        return False
-    return messages.is_closed(connection)
 
 
 def has_unflushed_changes(session: Session) -> bool:

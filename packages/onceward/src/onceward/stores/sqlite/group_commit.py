@@ -34,8 +34,6 @@ from typing import Any, Final, TypeVar
 from onceward.errors import StoreUnavailableError
 from onceward.stores.errors import is_sqlite_busy
 
-__all__ = ["ConnectionThread", "Writer"]
-
 T = TypeVar("T")
 
 _Job = tuple[Callable[[sqlite3.Connection], object], asyncio.Future[object]]

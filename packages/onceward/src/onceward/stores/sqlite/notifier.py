@@ -17,8 +17,6 @@ from typing import Any, Final
 from onceward.stores.notifier import LocalNotifier
 from onceward.stores.table_names import DEFAULT_NAMES
 
-__all__ = ["SocketNotifier"]
-
 _FAMILY: Final = getattr(socket, "AF_UNIX", None)
 _DEFAULT_CHANNEL: Final = DEFAULT_NAMES.channel
 

@@ -28,8 +28,6 @@ from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import Migration, run_steps
 from onceward_protocol.storage.private_files import create_database_file
 
-__all__ = ["FileIdentity", "SqliteStore", "file_identity", "open_exclusively", "reading_of"]
-
 T = TypeVar("T")
 
 _log = logging.getLogger("onceward.stores")

@@ -20,8 +20,6 @@ from onceward.stores.sqlite.group_commit import Writer
 from onceward.stores.statements import refuse_transaction_control
 from onceward_protocol.storage.sql_files import Queries
 
-__all__ = ["SqliteChunk", "SqliteTransaction", "SqliteUnit", "exists", "find_any"]
-
 _INSERTS_VALUES: Final = re.compile(
     r"\s*INSERT\s+(OR\s+\w+\s+)?INTO\s+\w+\s*(\([^)]*\))?\s*VALUES\b", re.IGNORECASE
 )
