@@ -1,7 +1,8 @@
 """Griffe extension: reads our docstrings as Markdown, and comments of fields as docstrings.
 
 A literal block (``::`` and indented text) becomes fenced code. A field, constant or enum member
-without a docstring gets the comment above it or behind it.
+without a docstring gets the comment above it or behind it. A method of ``AsyncOutbox`` that is made
+of one of ``Outbox`` gets a reference to that.
 """  # noqa: INP001 - a script beside the pages
 
 import ast
@@ -15,6 +16,7 @@ from griffe import Attribute, Docstring, Extension, Object
 _BLOCK = re.compile(r"^(?P<before>.*)::\n\n(?P<code>(?:    .*\n?|\s*\n)+)", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*#:? (?!noqa|type:|fmt:|--)(.*)$")
 _BEHIND = re.compile(r"\s#:? (?!noqa|type:|fmt:)(.*)$")
+_MADE_OF = re.compile(r"^_on_thread\((\w+\.\w+)\)$")
 
 
 def with_fences(text: str) -> str:
@@ -58,6 +60,8 @@ class Docstrings(Extension):
         if attr.docstring is None and attr.lineno is not None:
             lines = attr.lines_collection[attr.filepath]  # type: ignore[index]
             comment = comment_of(lines, attr.lineno, attr.endlineno or attr.lineno)
+            if made_of := _MADE_OF.match(str(attr.value)):
+                comment = f"`{made_of[1]}`, to be awaited."
             if comment:
                 attr.docstring = Docstring(comment, lineno=attr.lineno, parent=attr)
 

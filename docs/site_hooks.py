@@ -92,7 +92,8 @@ def with_operations_linked(page: str) -> str:
     before, heading, rest = page.partition("## Operations\n")
     section, end, after = rest.partition("\n### ")
     folder = ROOT / "packages/outbox/src/onceward_outbox"
-    sources = [(folder / name).read_text(encoding="utf-8") for name in ("queue.py", "queries.py")]
+    files = ("entries.py", "maintenance.py", "queue.py")
+    sources = [(folder / name).read_text(encoding="utf-8") for name in files]
     names = {name for source in sources for name in _METHOD.findall(source)}
 
     def linked_name(found: re.Match[str]) -> str:

@@ -19,6 +19,7 @@ from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import DrainReport, Ended
 from onceward_outbox.entry import Status
 from onceward_outbox.errors import FileBusyError
+from onceward_outbox.events import AsyncEventStream
 from onceward_outbox.outbox import AsyncOutbox, Outbox
 from onceward_outbox.transport import NoResponse, Request, Response
 from onceward_protocol.retry import Jitter, RetryPolicy
@@ -414,6 +415,15 @@ def test_open_adds_the_users_and_an_invalid_url_creates_no_file(
     assert not (tmp_path / "no.db").exists()
 
 
+def test_open_refuses_a_misspelt_option(tmp_path: Path) -> None:
+    misspelt: dict[str, Any] = {"pass_phrase": KEY}
+    with pytest.raises(TypeError, match="pass_phrase"):
+        OutboxQueue.open(tmp_path / "o.db", **misspelt)
+    with pytest.raises(TypeError, match="pass_phrase"):
+        Outbox.open(tmp_path / "o.db", server="http://127.0.0.1:9", **misspelt)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_open_passes_the_queues_options_on(tmp_path: Path) -> None:
     path = tmp_path / "outbox.db"
     with Outbox.open(path, server="http://127.0.0.1:9", users=["ada"], passphrase=KEY) as outbox:
@@ -443,6 +453,43 @@ async def test_the_async_outbox_does_the_same(make: Make) -> None:
     await outbox.enqueue_many([activity("ada", "two")])
     report = await outbox.drain("ada")
     assert (report.ended, report.succeeded) == (Ended.EMPTY, 1)
+
+
+async def test_events_of_the_async_outbox_are_an_iterator_that_ends_when_it_is_closed(
+    make: Make,
+) -> None:
+    kinds: list[EventKind] = []
+
+    async def read(events: AsyncEventStream) -> None:
+        kinds.extend([event.kind async for event in events])
+
+    async with AsyncOutbox(make(lambda _: response(201, {"id": 1}))) as outbox:
+        left_early = outbox.events()
+        reading = asyncio.create_task(read(outbox.events()))
+        await outbox.enqueue(activity("ada", "one"))
+        async for event in left_early:
+            assert event.kind is EventKind.ENQUEUED
+            break
+        await outbox.start()
+        await outbox.online()
+        entry = (await outbox.entries("ada"))[0]
+        assert (await outbox.wait(entry.id, 20)).status is Status.SUCCEEDED
+    await asyncio.wait_for(reading, 20)
+    assert kinds[0] is EventKind.ENQUEUED
+    assert EventKind.SUCCEEDED in kinds
+    with pytest.raises(UsageError, match="closed"):
+        await outbox.enqueue(activity("ada", "two"))
+    await asyncio.sleep(0)
+    assert left_early.is_closed
+
+
+async def test_the_async_outbox_has_the_methods_of_the_outbox() -> None:
+    methods = {
+        name
+        for name in dir(Outbox)
+        if not name.startswith("_") and name not in {"open", "queue", "user_id"}
+    }
+    assert methods <= set(dir(AsyncOutbox))
 
 
 async def test_the_async_outbox_runs_again_after_a_cancellation(make: Make) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from onceward_outbox.cli.header_command import HeaderCommands, parse_header_command
+from onceward_outbox.cli.commands import HeaderCommands, parse_header_command
 from onceward_outbox.entry import Entry
 from onceward_protocol.cli.output import CommandError
 from packages.outbox.tests.samples import entry

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from onceward.errors import ConfigurationError
-from onceward_outbox import EventKind, OutboxQueue, pruning
+from onceward_outbox import EventKind, OutboxQueue, maintenance
 from onceward_outbox.entry import Status
 from onceward_outbox.errors import DiskFullError, FileBusyError, OutboxFileError
 from onceward_outbox.outbox import Outbox
@@ -39,7 +39,7 @@ def count(lab: Lab) -> int:
 def test_the_background_drain_prunes_everything_at_its_start(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "PRUNE_BATCH", 3)
+    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 3)
     settled(lab, 10)
     lab.clock.pass_by(days=8)
     settled(lab, 2)
@@ -50,7 +50,7 @@ def test_the_background_drain_prunes_everything_at_its_start(
 def test_new_entries_are_sent_before_pruning_continues(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "PRUNE_BATCH", 1)
+    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 1)
     settled(lab, 10)
     lab.clock.pass_by(days=8)
     kinds: list[EventKind] = []
@@ -71,7 +71,7 @@ def test_a_drain_prunes_at_most_once_an_hour(
     lab: Lab, outbox: Outbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000_000.0
-    monkeypatch.setattr("onceward_outbox.queue.monotonic", lambda: now)
+    monkeypatch.setattr("onceward_outbox.maintenance.monotonic", lambda: now)
     settled(lab, 2)
     assert lab.queue.cancel(lab.add().id).status is Status.DISCARDED
     outbox.drain("ada")

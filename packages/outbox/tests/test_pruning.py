@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from onceward_outbox import EventKind, QueueSettings, Status, pruning
+from onceward_outbox import EventKind, QueueSettings, Status, maintenance
 from onceward_outbox.errors import EntryNotFoundError
 from onceward_outbox.versions import Produced
 from packages.outbox.tests.outcomes import fail, record_conflict, succeed
@@ -142,7 +142,7 @@ def test_a_mapping_is_announced_and_removed_when_no_entry_refers_to_it(lab: Lab)
 def test_versions_are_removed_unless_an_unsettled_entry_is_about_the_entity(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pruning, "PRUNE_BATCH", 2)
+    monkeypatch.setattr(maintenance, "PRUNE_BATCH", 2)
     for number in range(5):
         lab.add(operation="patch", endpoint=f"/api/v1/activities/{number}")
         succeed(lab.queue, lab.claim(), produced=Produced('"1"', "{}"))
@@ -159,7 +159,7 @@ def test_versions_are_removed_unless_an_unsettled_entry_is_about_the_entity(
 
 def test_pruning_in_passing_finds_all_of_these(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_000_000.0
-    monkeypatch.setattr("onceward_outbox.queue.monotonic", lambda: now)
+    monkeypatch.setattr("onceward_outbox.maintenance.monotonic", lambda: now)
     lab.add()
     fail(lab.queue, lab.claim())
     lab.queue.map_local_id("ada", local(), 1, entity_type="activity")

@@ -20,7 +20,6 @@ from onceward_outbox import (
     OutboxQueue,
     Reason,
     Status,
-    UserOutbox,
     outcome_wait,
 )
 from onceward_outbox.errors import EntryInvalidError, EntryNotFoundError, TransitionError
@@ -54,7 +53,7 @@ def soon(action: Callable[[], object]) -> Iterator[None]:
 
 # -- one user -------------------------------------------------------------------------------------
 
-OF_AN_ENTRY: dict[str, Callable[[UserOutbox, str], object]] = {
+OF_AN_ENTRY: dict[str, Callable[[Outbox, str], object]] = {
     "get": lambda mine, entry_id: mine.get(entry_id),
     "entries": lambda mine, entry_id: mine.entries(after=entry_id),
     "dependents": lambda mine, entry_id: mine.dependents(entry_id),
@@ -80,7 +79,7 @@ def test_an_entry_of_another_user_is_not_found(outbox: Outbox, name: str) -> Non
 def test_every_method_with_an_entry_id_is_tested() -> None:
     taking = {
         name
-        for name, method in inspect.getmembers(UserOutbox, inspect.isfunction)
+        for name, method in inspect.getmembers(Outbox, inspect.isfunction)
         if not name.startswith("_")
         and {"entry_id", "after"} & set(inspect.signature(method).parameters)
     }
@@ -102,8 +101,26 @@ def test_queries_of_a_user_leave_out_entries_of_others(outbox: Outbox) -> None:
     assert mine.get(own.id).status is Status.PENDING
     assert mine.drain().succeeded == 1
     outbox.queue.retry_all("ada")
-    mine.purge()
+    mine.purge_user()
     assert theirs.get(other.id).status is Status.SUCCEEDED
+
+
+def test_an_outbox_that_is_bound_to_a_user_refuses_the_name_of_another(outbox: Outbox) -> None:
+    mine = outbox.for_user("ada")
+    assert (mine.unsent("ada"), mine.stats("ada").unsent) == (0, 0)
+    calls: list[Callable[[], object]] = [
+        lambda: mine.unsent("bo"),
+        lambda: mine.entries("bo"),
+        lambda: mine.stats("bo"),
+        lambda: mine.drain("bo"),
+        lambda: mine.purge_user("bo", force=True),
+        lambda: mine.retry_all("bo"),
+        lambda: mine.queue,
+        outbox.unsent,
+    ]
+    for call in calls:
+        with pytest.raises(UsageError):
+            call()
 
 
 def test_a_user_cannot_queue_for_another_or_depend_on_their_entries(outbox: Outbox) -> None:

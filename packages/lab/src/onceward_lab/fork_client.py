@@ -21,7 +21,7 @@ ONCEWARD: Final = "onceward_protocol.cli.main:main"
 
 _PRELOADED: Final = (
     "onceward.cli.commands",
-    "onceward_outbox.cli.work",
+    "onceward_outbox.cli.commands",
     "onceward_services.cli.serve",
     "onceward_services.app",
     # Imported by a server and a worker when they start.

@@ -2,14 +2,15 @@
 
 ::
 
-    Outbox         a file, a server, and the drain between them; AsyncOutbox for asyncio
-    UserOutbox     the same for one user, who sees no other's entries; AsyncUserOutbox for asyncio
+    Outbox         a file, a server, and the drain between them, for all users or bound to one,
+                   who sees no other's entries; AsyncOutbox is the same for asyncio
     OutboxQueue    the file alone: every operation on it, for apps that send themselves
     Drain          sends what one user's queue holds, when the app calls it
     Outcome        what came of a send, for apps that send themselves
     Profile        the rules of one API: order, retries, codes, request format
     NewEntry       what to queue; Entry, Attempt and Stats are what comes back
-    Event          what happened, for a screen or telemetry; EventStream is an iterator of them
+    Event          what happened, for a screen or telemetry; EventStream and AsyncEventStream are
+                   iterators of them
     HttpTransport  sends requests to the server; Transport is the protocol of another way
 """
 
@@ -33,10 +34,9 @@ from onceward_outbox.entry import (
     StatusName,
     Transition,
 )
-from onceward_outbox.event_stream import EventStream
-from onceward_outbox.events import Event, EventKind, Listener
+from onceward_outbox.events import AsyncEventStream, Event, EventKind, EventStream, Listener
 from onceward_outbox.maintenance import PayloadMigration
-from onceward_outbox.outbox import AsyncOutbox, AsyncUserOutbox, Outbox, OutboxOptions
+from onceward_outbox.outbox import AsyncOutbox, OpenOptions, Outbox, OutboxOptions
 from onceward_outbox.outcome import (
     AttemptResult,
     Conflicted,
@@ -57,19 +57,18 @@ from onceward_outbox.profile import (
     Send,
     TimestampsInBody,
 )
-from onceward_outbox.queue import OutboxQueue, Stats
+from onceward_outbox.queue import OutboxQueue, QueueOptions, Stats
 from onceward_outbox.resolution import Rewrite
 from onceward_outbox.sender import AtSend, Token
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
-from onceward_outbox.user_outbox import UserOutbox
 from onceward_protocol.fault_points import SyncFaultPoints
 from onceward_protocol.operation import Operation, OperationName
 
 __all__ = [
     "AppConnection",
+    "AsyncEventStream",
     "AsyncOutbox",
-    "AsyncUserOutbox",
     "AtSend",
     "Attempt",
     "AttemptResult",
@@ -96,6 +95,7 @@ __all__ = [
     "Merge",
     "NewEntry",
     "NoResponse",
+    "OpenOptions",
     "Operation",
     "OperationName",
     "Outbox",
@@ -105,6 +105,7 @@ __all__ = [
     "Park",
     "PayloadMigration",
     "Profile",
+    "QueueOptions",
     "QueueSettings",
     "Reason",
     "ReasonName",
@@ -127,5 +128,4 @@ __all__ = [
     "Token",
     "Transition",
     "Transport",
-    "UserOutbox",
 ]

@@ -4,18 +4,19 @@ import logging
 from collections.abc import Callable
 from random import random
 from threading import Event as Flag
+from threading import Lock, RLock, Thread
 from time import monotonic
 from typing import Final, NamedTuple
 
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import DrainReport, Ended
-from onceward_outbox.errors import FileBusyError
+from onceward_outbox.errors import FileBusyError, UsageError
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.queue import OutboxQueue
 from onceward_outbox.sender import Token, bearer_token
 from onceward_protocol.retry import DEVICE, RetryPolicy
 
-__all__ = ["IDLE_SECONDS", "BackgroundDrain"]
+__all__ = ["IDLE_SECONDS", "BackgroundDrain", "Run"]
 
 IDLE_SECONDS: Final = 900.0
 """The queue is checked every quarter of an hour even without an event."""
@@ -45,8 +46,33 @@ class _BackOff(NamedTuple):
     until: float
 
 
+class Run:
+    """One run in the background. It may be stopped before its thread has started."""
+
+    def __init__(self, work: Callable[[Flag], None], turn: Lock) -> None:
+        self.stop = Flag()
+        self._work = work
+        self._turn = turn
+        # Held while it runs; reentrant, because a signal handler of this thread may stop it.
+        self._running = RLock()
+
+    def __call__(self) -> None:
+        # The run before this one may still be sending its last entry.
+        with self._running, self._turn:
+            try:
+                if not self.stop.is_set():
+                    self._work(self.stop)
+            finally:
+                self.stop.set()
+
+    def wait(self) -> None:
+        """Return when it is not running."""
+        with self._running:
+            return
+
+
 class BackgroundDrain:
-    """Drains all users of a queue, again and again, on the thread that calls ``run``.
+    """Drains all users of a queue, again and again: on a thread of its own, or on the caller's.
 
     Each user backs off separately: a token that cannot be obtained for one says nothing about the
     others; and if the network is down, each of them finds that out once.
@@ -76,6 +102,11 @@ class BackgroundDrain:
         # By user, and used by the running thread only.
         self._backing_off: dict[str, _BackOff] = {}
         self._refused: dict[str, str | None] = {}
+        self._is_closed = False
+        self._lock = Lock()
+        self._turn = Lock()
+        self._current: Run | None = None
+        self._thread: Thread | None = None
 
     # ------------------------------------------------------------------ called from any thread
 
@@ -101,9 +132,50 @@ class BackgroundDrain:
         """Note that the network is down: send nothing until ``online``."""
         self._is_online = False
 
+    def start(self) -> None:
+        """Begin a run on a new thread."""
+        if self._is_closed:
+            raise UsageError("the outbox is closed")
+        thread = Thread(target=self.new_run(), name="outbox", daemon=True)
+        thread.start()
+        self._thread = thread  # not before: a thread that has not started cannot be joined
+
+    def new_run(self) -> Run:
+        """Return a run, to be called once; after ``close`` it returns at once."""
+        with self._lock:
+            if self._current is not None and not self._current.stop.is_set():
+                raise UsageError("the outbox is running")
+            self._current = Run(self._loop, self._turn)
+            if self._is_closed:
+                self._current.stop.set()
+            return self._current
+
+    def request_stop(self) -> Run | None:
+        """Ask the current run to end after the entry that is being sent."""
+        run = self._current
+        if run is not None:
+            run.stop.set()
+            self.wake()
+        return run
+
+    def stop(self) -> None:
+        """Stop after the entry that is being sent; returns when that has happened."""
+        run = self.request_stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        if run is not None:
+            run.wait()
+
+    def close(self) -> None:
+        """Stop for good. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+        self.stop()
+
     # ------------------------------------------------------------------ the loop
 
-    def run(self, stop: Flag) -> None:
+    def _loop(self, stop: Flag) -> None:
         """Send, and wait for more, until ``stop`` is set and ``wake`` called.
 
         Starts without back-off each time; ``offline`` stays in effect. One thread at a time.

@@ -6,7 +6,9 @@ Multiple Ciphers, in SQLCipher's format). Only this module knows the two drivers
 """
 
 import importlib
+import logging
 import os
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,7 +29,6 @@ from onceward_outbox.errors import (
     UsageError,
     WrongPassphraseError,
 )
-from onceward_outbox.passphrase import check_new_passphrase, warn_of_weak_passphrase
 from onceward_protocol.storage.busy_retry import until_free
 from onceward_protocol.storage.migrations import (
     Applied,
@@ -44,6 +45,7 @@ __all__ = [
     "AppConnection",
     "Database",
     "Driver",
+    "check_new_passphrase",
     "open_database",
     "rekey",
 ]
@@ -52,6 +54,9 @@ __all__ = [
 Driver = Literal["auto", "sqlite3", "apsw"]
 
 _RAW_KEY_BYTES: Final = 32
+_MIN_PASSPHRASE: Final = 12
+# SQLCipher takes such a text as the key itself, without stretching it.
+_RAW_KEY: Final = re.compile(r"x'.*'\Z|raw:", re.IGNORECASE | re.DOTALL)
 # For RETURNING, and recursive queries with several recursive parts.
 _MIN_SQLITE: Final = (3, 35, 0)
 _FULL: Final = 2
@@ -82,6 +87,8 @@ _PRAGMAS: Final = (
     # 8 MB: the inner pages of every index stay in memory with a million entries.
     "PRAGMA cache_size = -8192",
 )
+
+_log = logging.getLogger(__name__)
 
 
 class AppConnection(Protocol):
@@ -213,7 +220,9 @@ def open_database(
         # derived with ours does not fit it.
         return opened()
     if not is_new and passphrase is not None and not allow_weak_passphrase:
-        warn_of_weak_passphrase(passphrase, path)
+        reason = _weakness(passphrase)
+        if reason is not None:  # refusing it would lock its owner out
+            _log.warning("the passphrase of %s %s: change it with change_passphrase", path, reason)
     return database
 
 
@@ -388,6 +397,26 @@ def key_text(passphrase: str | bytes) -> str:
     if not passphrase or "\0" in passphrase:
         raise ConfigurationError("a passphrase needs at least one character, and no NUL")
     return passphrase
+
+
+def check_new_passphrase(passphrase: str | bytes, *, allow_weak: bool) -> None:
+    """Raise ``ConfigurationError`` for a weak one. Keys of type bytes are not passphrases."""
+    reason = _weakness(passphrase)
+    if reason is not None and not allow_weak:
+        raise ConfigurationError(
+            f"the passphrase {reason}: use a longer one, or a key of 32 random bytes "
+            "(allow_weak_passphrase=True, or --allow-weak-passphrase, accepts it)"
+        )
+
+
+def _weakness(passphrase: str | bytes) -> str | None:
+    if isinstance(passphrase, bytes):
+        return None
+    if _RAW_KEY.match(passphrase):
+        return "has the form of a raw key (x'…' or raw:…), which is not stretched"
+    if len(passphrase) < _MIN_PASSPHRASE:
+        return f"has fewer than {_MIN_PASSPHRASE} characters"
+    return None
 
 
 # -- the schema ------------------------------------------------------------------------------------

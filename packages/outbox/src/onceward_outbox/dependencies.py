@@ -3,7 +3,8 @@
 All traversals are loops or recursive queries: a chain of any length uses no stack.
 """
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
@@ -18,12 +19,12 @@ from onceward_protocol.local_ids import References
 from onceward_protocol.operation import Operation
 
 __all__ = [
-    "BatchIndex",
     "Dependencies",
     "EntryRef",
     "bind_chain",
     "check_acyclic",
     "find_dependencies",
+    "find_entity",
     "free_dependents",
     "is_overtaken",
     "keep_version",
@@ -41,6 +42,11 @@ _LAST: Final = "$[#-1]"
 _BEFORE_LAST: Final = "$[#-2]"
 """Positions in the list of versions that this device has produced."""
 
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
+
+# Path segments with a digit look like ids; the version of an API does not.
+_HAS_DIGIT: Final = re.compile(r"^(?!v[0-9]+$).*[0-9]")
+
 _EXIST: Final = "dependency_ids_must_exist_in_queue"
 _ACYCLIC: Final = "dependency_ids_must_not_be_cyclic"
 
@@ -54,14 +60,6 @@ class Dependencies(NamedTuple):
     awaited: tuple[str, ...]
     # The entry is parked at once.
     has_dead_parent: bool
-
-
-class BatchIndex(NamedTuple):
-    """Entries of the same transaction that are not in the queue yet."""
-
-    # Entry ids by entry id and by the local id that the entry creates.
-    ids: Mapping[str, str] = MappingProxyType({})
-    dead: Container[str] = ()
 
 
 class EntryRef(msgspec.Struct, frozen=True):
@@ -84,24 +82,27 @@ def find_dependencies(
     entry: EntryRef,
     depends_on: Sequence[str],
     refers_to: References,
-    batch: BatchIndex,
+    later: Mapping[str, str] = _NONE,
 ) -> Dependencies:
-    """Look up what an entry depends on, or raise ``EntryInvalidError``."""
+    """Look up what an entry depends on, or raise ``EntryInvalidError``.
+
+    ``later`` are entries of the same transaction that are not written yet: their ids by id and by
+    the local id that they create.
+    """
     ids: dict[str, None] = {}
     awaited: dict[str, None] = {}
     dead = False
     for wanted in depends_on:
-        found, status = _parent(tx, entry, wanted, batch)
+        found, status = _parent(tx, entry, wanted, later)
         if found is not None:
             ids[found] = None
             if status is not Status.SUCCEEDED:
                 awaited[found] = None
-                dead = dead or status in _DEAD or found in batch.dead
-    refs = _local_refs(tx, entry, refers_to, batch)
+                dead = dead or status in _DEAD
+    refs = _local_refs(tx, entry, refers_to, later)
     for local_id in refs:
-        if local_id in batch.ids:
+        if local_id in later:
             awaited[awaited_local(entry.user_id, local_id)] = None
-            dead = dead or batch.ids[local_id] in batch.dead
             continue
         server_id, _, status_text = tx.rows(
             "local_state", user_id=entry.user_id, local_id=local_id
@@ -119,14 +120,14 @@ def find_dependencies(
 
 
 def _parent(
-    tx: Transaction, entry: EntryRef, wanted: str, batch: BatchIndex
+    tx: Transaction, entry: EntryRef, wanted: str, later: Mapping[str, str]
 ) -> tuple[str | None, Status]:
     """Return the entry that an id or a local id means; None if only a mapping is left of it."""
     # An update's own local id means the entry that creates the entity, which is another one.
     if wanted in (entry.id, entry.creates):
         raise EntryInvalidError(_ACYCLIC, "an entry cannot depend on itself")
-    if wanted in batch.ids:
-        return batch.ids[wanted], Status.PENDING
+    if wanted in later:
+        return later[wanted], Status.PENDING
     found = tx.rows("status_of", id=wanted, user_id=entry.user_id)
     if found:
         return wanted, Status(found[0][0])
@@ -139,7 +140,7 @@ def _parent(
 
 
 def _local_refs(
-    tx: Transaction, entry: EntryRef, refers_to: References, batch: BatchIndex
+    tx: Transaction, entry: EntryRef, refers_to: References, later: Mapping[str, str]
 ) -> tuple[str, ...]:
     """Return the local ids in the request that are replaced by server ids.
 
@@ -150,7 +151,7 @@ def _local_refs(
     refs = set(refers_to.placeholders)
     unsure = refers_to.candidates - refs - {entry.creates}
     if unsure:
-        refs.update(local_id for local_id in unsure if local_id in batch.ids)
+        refs.update(local_id for local_id in unsure if local_id in later)
         known = tx.rows(
             "known_locals",
             user_id=entry.user_id,
@@ -309,3 +310,47 @@ def revive_dependents(tx: Transaction, parent: Entry) -> list[Entry]:
         revived += children
         back += children
     return revived
+
+
+# -- the entity that an entry is about -------------------------------------------------------------
+
+
+def find_entity(
+    tx: Transaction,
+    *,
+    user_id: str,
+    entity_type: str,
+    endpoint: str,
+    local_id: str | None,
+    server_id: str | int | None,
+) -> tuple[str, str]:
+    """Return the name of the entity, and of what the path names: the entity or a part of it.
+
+    Both are the same for all entries about one entity, whichever of its ids they use. An entry
+    about a part of the entity, such as ``/notes/5/pin``, names another thing, with its own version.
+    """
+    path = endpoint.partition("?")[0]
+    text = _entity_in(path) if server_id is None else str(server_id)
+    named = local_id
+    if named is None:
+        number = int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None  # noqa: PLR2004
+        found = tx.rows("local_of_server_id", user_id=user_id, text=text, number=number)
+        named = found[0][0] if found else text
+    entity = f"{entity_type}/{named}"
+    return entity, entity + _part_in(path, str(named), text)
+
+
+def _part_in(path: str, *names: str) -> str:
+    """Return what follows the entity in a path: ``/pin`` in ``/notes/5/pin``, often nothing."""
+    parts = path.rstrip("/").split("/")
+    for place in range(len(parts) - 1, -1, -1):
+        if parts[place].removeprefix("{local:").removesuffix("}") in names:
+            return "".join(f"/{part}" for part in parts[place + 1 :])
+    return ""
+
+
+def _entity_in(path: str) -> str:
+    """Return what names the entity in a path: ``5`` in ``/notes/5`` and in ``/notes/5/pin``."""
+    parts = path.split("/")
+    named = (part for part in reversed(parts) if _HAS_DIGIT.search(part))
+    return next(named, parts[-1])

@@ -4,21 +4,20 @@ Coalescing never reorders: it changes only entries that were never claimed, only
 lane, and only those that no entry of another lane waits for.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from onceward_outbox.dependencies import (
-    BatchIndex,
     Dependencies,
     EntryRef,
     check_acyclic,
     find_dependencies,
+    find_entity,
     park_dependents,
 )
-from onceward_outbox.entities import find_entity
 from onceward_outbox.entry import Entry, NewEntry, Reason, Status
 from onceward_outbox.errors import EntryInvalidError, QueueFullError
 from onceward_outbox.events import EventKind
@@ -55,7 +54,7 @@ class QueueQuota:
 
     def check(self, tx: Transaction, user_id: str, last: int) -> None:
         """Raise ``QueueFullError`` if the user cannot add an entry after number ``last``."""
-        if self.is_certain(user_id, last):
+        if last < self._limits.get(user_id, self._max):
             return
         entries = tx.rows("count_open", user_id=user_id)[0][0]
         if entries >= self._max:
@@ -64,10 +63,6 @@ class QueueQuota:
                 "discard some first"
             )
         self._limits[user_id] = last + self._max - entries
-
-    def is_certain(self, user_id: str, last: int) -> bool:
-        """Return whether ``check`` would pass without counting."""
-        return last < self._limits.get(user_id, self._max)
 
 
 def add_user(tx: Transaction, user_id: str) -> None:
@@ -78,32 +73,38 @@ def add_user(tx: Transaction, user_id: str) -> None:
 
 def enqueue(tx: Transaction, draft: Draft, quota: QueueQuota, *, coalesce: bool) -> Entry:
     """Write one entry, or merge it into an earlier one."""
-    if not coalesce and _is_simple(draft):
-        return _insert_simple(tx, draft, quota)
-    batch = Batch(tx, quota, (draft,))
-    entry = batch.add(draft, batch.ids[0], coalesce=coalesce)
-    batch.write()
-    return entry
+    new = draft.new
+    is_simple = new.key is None and new.id is None and new.once is None and not _may_depend(draft)
+    if coalesce or not is_simple:
+        return enqueue_many(tx, [draft], quota, coalesce=coalesce)[0]
+    # As most are: it can be written without reading other entries.
+    return _write(tx, draft, quota, new_id(tx.now), _place_of(tx, draft))
 
 
 def enqueue_many(
     tx: Transaction, drafts: Sequence[Draft], quota: QueueQuota, *, coalesce: bool
 ) -> list[Entry]:
     """Write entries in this order; they may depend on each other in any order."""
-    batch = Batch(tx, quota, drafts)
-    entries = []
-    for draft, entry_id in zip(drafts, batch.ids, strict=True):
-        entries.append(batch.add(draft, entry_id, coalesce=coalesce))
-        if coalesce:
-            batch.write()  # the next one may be merged into it
-    batch.write()
+    # New ids ascend, because an index grows fastest at its end.
+    made = iter(sorted(new_id(tx.now) for draft in drafts if draft.new.id is None))
+    members = [(draft, draft.new.id or next(made)) for draft in drafts]
+    names = _names_of(members)
+    if names:
+        _check_order(tx, members, names)
+    later = dict(names)
+    entries: list[Entry] = []
+    dead: list[Entry] = []
+    for draft, entry_id in members:
+        for name in _own_names(draft, entry_id):
+            later.pop(name, None)
+        entry = _add(tx, draft, entry_id, quota, later, coalesce=coalesce)
+        entries.append(entry)
+        if entry.id == entry_id and entry.status is Status.FAILED:
+            dead.append(entry)
+    # Members may have been added before the dead one that they depend on.
+    for entry in dead if names else ():
+        park_dependents(tx, entry)
     return entries
-
-
-def _is_simple(draft: Draft) -> bool:
-    """Return whether the entry can be written without reading other entries, as most can."""
-    new = draft.new
-    return new.key is None and new.id is None and new.once is None and not _may_depend(draft)
 
 
 def _may_depend(draft: Draft) -> bool:
@@ -111,206 +112,115 @@ def _may_depend(draft: Draft) -> bool:
     return bool(draft.new.depends_on or refers_to.placeholders or refers_to.candidates)
 
 
-def _insert_simple(tx: Transaction, draft: Draft, quota: QueueQuota) -> Entry:
+def _own_names(draft: Draft, entry_id: str) -> Iterator[str]:
+    """Yield the names by which another member may depend on this one."""
+    yield entry_id
+    if draft.local_id is not None and draft.operation is Operation.CREATE:
+        yield draft.local_id
+
+
+def _names_of(members: Sequence[tuple[Draft, str]]) -> dict[str, str]:
+    """Return the ids of entries by their names; empty if none depends on another."""
+    if len(members) == 1 or not any(_may_depend(draft) for draft, _ in members):
+        return {}
+    return {name: entry_id for draft, entry_id in members for name in _own_names(draft, entry_id)}
+
+
+def _add(
+    tx: Transaction,
+    draft: Draft,
+    entry_id: str,
+    quota: QueueQuota,
+    later: Mapping[str, str],
+    *,
+    coalesce: bool,
+) -> Entry:
+    """Write one entry.
+
+    Returns another one if that has its key or its ``once`` already, or takes its change. ``later``
+    are the ids of members that are not written yet.
+    """
     new = draft.new
+    known = _find_known(tx, draft)
+    if known is not None:
+        return known
     place = _place_of(tx, draft)
-    last, taken, seen = _read_position(tx, new.user_id, place)
-    number = _next_number(last, new)
-    quota.check(tx, new.user_id, last)
-    entry = _new_entry(
-        tx, draft, _NO_DEPENDENCIES, place, seen, id=new_id(tx.now), sequence_number=number
-    )
-    tx.run("insert_entry", _row_of(tx, entry, turn=not taken))
+    dependencies = _NO_DEPENDENCIES
+    if _may_depend(draft):
+        is_strict = draft.profile.strict_order
+        ref = EntryRef(entry_id, new.user_id, draft.operation, draft.local_id, is_strict)
+        dependencies = find_dependencies(tx, ref, new.depends_on, draft.request.refers_to, later)
+    if coalesce and not dependencies.has_dead_parent:
+        merged = _coalesce(tx, draft, place.lane, dependencies)
+        if merged is not None:
+            return merged
+    if new.id is not None and tx.rows("get", id=entry_id):
+        raise EntryInvalidError("id_must_be_unique", f"there is an entry {entry_id} already")
+    entry = _write(tx, draft, quota, entry_id, place, dependencies=dependencies)
+    if dependencies.awaited:
+        tx.many("insert_wait", [(awaited, entry_id) for awaited in dependencies.awaited])
+    if dependencies.has_dead_parent:
+        tx.emit(EventKind.FAILED, entry, detail="an entry it depends on will not succeed")
+    return entry
+
+
+def _write(
+    tx: Transaction,
+    draft: Draft,
+    quota: QueueQuota,
+    entry_id: str,
+    place: "_Place",
+    *,
+    dependencies: Dependencies = _NO_DEPENDENCIES,
+) -> Entry:
+    """Give an entry its number and write it."""
+    user_id = draft.new.user_id
+    found = tx.rows("place", user_id=user_id, lane=place.lane, entity=place.entity)
+    if not found:
+        raise EntryInvalidError(
+            "user_id_must_reference_existing_user", f"there is no user {user_id}: add_user first"
+        )
+    last, is_taken, seen = found[0]
+    number = _next_number(last, draft.new)
+    quota.check(tx, user_id, last)
+    entry = _new_entry(tx, draft, dependencies, place, seen, id=entry_id, sequence_number=number)
+    tx.run("insert_entry", _row_of(tx, entry, turn=not is_taken))
     tx.emit(EventKind.ENQUEUED, entry)
     return entry
 
 
-class Batch:
-    """Entries that are written together."""
-
-    def __init__(self, tx: Transaction, quota: QueueQuota, drafts: Sequence[Draft]) -> None:
-        """Raise ``EntryInvalidError`` if members depend on each other in a cycle."""
-        self._tx = tx
-        self._quota = quota
-        self.ids = _new_ids(tx, drafts)
-        self._rows: list[tuple[Any, ...]] = []
-        self._waits: list[tuple[str, str]] = []
-        self._dead: list[Entry] = []
-        self._dead_ids: set[str] = set()
-        self._last: dict[str, int] = {}
-        # Versions seen last, by user and entity; complete for the entities of this batch.
-        self._seen: dict[tuple[str, str], str] | None = None
-        self._drafts = drafts
-        # Lanes with an unsettled entry, and lanes that were looked up.
-        self._taken_lanes: set[tuple[str, str]] = set()
-        self._known_lanes: set[tuple[str, str]] = set()
-        self._keys: dict[str, Entry] = {}
-        self._once: dict[tuple[str, str], Entry] = {}
-        self._given_ids: set[str] = set()
-        # Entry ids by entry id and by the local id that the entry creates.
-        self._members: dict[str, str] = {}
-        if len(drafts) > 1:
-            if any(_may_depend(draft) for draft in drafts):
-                for draft, entry_id in zip(drafts, self.ids, strict=True):
-                    self._members[entry_id] = entry_id
-                    if draft.local_id is not None and draft.operation is Operation.CREATE:
-                        self._members[draft.local_id] = entry_id
-                self._check_order(drafts)
-            self._look_up_lanes(drafts)
-
-    def add(self, draft: Draft, entry_id: str, *, coalesce: bool) -> Entry:
-        """Add one entry.
-
-        Returns another one if that has its key or its ``once`` already, or takes its change.
-        """
-        tx, new = self._tx, draft.new
-        known = self._find_known(draft)
+def _find_known(tx: Transaction, draft: Draft) -> Entry | None:
+    """Return the entry that has the key of a new one, or its ``once``."""
+    new = draft.new
+    if new.key is not None:
+        # First what the key was given for, if the entry was merged or has another key since.
+        for changed, *before in tx.rows("former_key", key=draft.key):
+            return _same_request(tx.entry(changed), tuple(before), draft)
+        known = tx.one("by_key", key=draft.key)
         if known is not None:
-            return known
-        place = _place_of(tx, draft)
-        lane = place.lane
-        dependencies = self._dependencies_of(draft, entry_id)
-        if coalesce and not dependencies.has_dead_parent:
-            merged = _coalesce(tx, draft, lane, dependencies)
-            if merged is not None:
-                return merged
-        number, turn, seen = self._position(new, place)
-        if new.id is not None:
-            self._check_id(new.id)
-        entry = _new_entry(
-            tx, draft, dependencies, place, seen, id=entry_id, sequence_number=number
-        )
-        self._rows.append(_row_of(tx, entry, turn=turn))
-        self._waits += [(awaited, entry_id) for awaited in dependencies.awaited]
-        if new.key is not None:
-            self._keys[draft.key] = entry
-        if new.once is not None:
-            self._once[new.user_id, new.once] = entry
-        tx.emit(EventKind.ENQUEUED, entry)
-        if dependencies.has_dead_parent:
-            self._dead.append(entry)
-            self._dead_ids.add(entry.id)
-            tx.emit(EventKind.FAILED, entry, detail="an entry it depends on will not succeed")
-        return entry
+            queued = (known.user_id, known.operation.value, known.endpoint, known.payload)
+            return _same_request(known, queued, draft)
+    return None if new.once is None else tx.one("by_once", user_id=new.user_id, once=new.once)
 
-    def _find_known(self, draft: Draft) -> Entry | None:
-        """Return the entry that has the key of a new one, or its ``once``."""
-        tx, new = self._tx, draft.new
-        if new.key is not None:
-            # First what the key was given for, if the entry was merged or has another key since.
-            for changed, *before in tx.rows("former_key", key=draft.key):
-                return _same_request(tx.entry(changed), tuple(before), draft)
-            known = self._keys.get(draft.key) or tx.one("by_key", key=draft.key)
-            if known is not None:
-                queued = (known.user_id, known.operation.value, known.endpoint, known.payload)
-                return _same_request(known, queued, draft)
-        if new.once is None:
-            return None
-        added = self._once.get((new.user_id, new.once))
-        return added or tx.one("by_once", user_id=new.user_id, once=new.once)
 
-    def write(self) -> None:
-        """Write the rows added since the last call."""
-        if not self._rows:
-            return
-        self._tx.many("insert_entry", self._rows)
-        if self._waits:
-            self._tx.many("insert_wait", self._waits)
-        # Members may have been added before the dead one they depend on.
-        for entry in self._dead if self._members else ():
-            park_dependents(self._tx, entry)
-        self._rows, self._waits, self._dead = [], [], []
-
-    def _position(self, new: NewEntry, place: "_Place") -> tuple[int, bool, str | None]:
-        """Return the entry's number, whether it has the turn, and the version seen last."""
-        tx, user_id, lane = self._tx, new.user_id, place.lane
-        last = self._last.get(user_id)
-        seen: str | None
-        if last is None:
-            last, taken, seen = _read_position(tx, user_id, place)
-        else:
-            taken = lane is not None and self._is_taken(user_id, lane)
-            seen = None if place.entity is None else self._seen_version(user_id, place.entity)
-        number = _next_number(last, new)
-        if not self._quota.is_certain(user_id, last):
-            self.write()  # so that the count includes this batch
-            self._quota.check(tx, user_id, last)
-        self._last[user_id] = number
-        if lane is not None:
-            self._taken_lanes.add((user_id, lane))
-        return number, not taken, seen
-
-    def _seen_version(self, user_id: str, entity: str) -> str | None:
-        if self._seen is None:
-            self._seen = {}
-            entities: dict[str, set[str]] = {}
-            for draft in self._drafts:
-                place = _place_of(self._tx, draft)
-                if place.entity is not None:
-                    entities.setdefault(draft.new.user_id, set()).add(place.entity)
-            for user, names in entities.items():
-                found = self._tx.rows(
-                    "seen_versions", user_id=user, entities=msgspec.json.encode(names).decode()
-                )
-                self._seen |= {(user, name): seen for name, seen in found}
-        return self._seen.get((user_id, entity))
-
-    def _is_taken(self, user_id: str, lane: str) -> bool:
-        if (user_id, lane) in self._taken_lanes:
-            return True
-        if (user_id, lane) in self._known_lanes:
-            return False
-        return bool(self._tx.rows("lane_taken", user_id=user_id, lane=lane)[0][0])
-
-    def _look_up_lanes(self, drafts: Sequence[Draft]) -> None:
-        """Look up all lanes at once that follow from the entries alone."""
-        lanes: dict[str, set[str]] = {}
-        for draft in drafts:
-            lane = _explicit_lane(draft)
-            if lane is not None:
-                lanes.setdefault(draft.new.user_id, set()).add(lane)
-        for user_id, names in lanes.items():
-            found = self._tx.rows(
-                "lanes_taken", user_id=user_id, lanes=msgspec.json.encode(names).decode()
-            )
-            self._taken_lanes.update((user_id, row[0]) for row in found)
-            self._known_lanes.update((user_id, name) for name in names)
-
-    def _dependencies_of(self, draft: Draft, entry_id: str) -> Dependencies:
-        if not _may_depend(draft):
-            return _NO_DEPENDENCIES
-        ref = EntryRef(
-            entry_id,
-            draft.new.user_id,
-            draft.operation,
-            draft.local_id,
-            strict_order=draft.profile.strict_order,
-        )
-        batch = BatchIndex(self._members, self._dead_ids)
+def _check_order(
+    tx: Transaction, members: Sequence[tuple[Draft, str]], names: Mapping[str, str]
+) -> None:
+    """Raise if members depend on each other in a cycle; only forward references can."""
+    nodes, seen, has_forward = [], set[str](), False
+    for draft, entry_id in members:
         refers_to = draft.request.refers_to
-        return find_dependencies(self._tx, ref, draft.new.depends_on, refers_to, batch)
-
-    def _check_id(self, entry_id: str) -> None:
-        if entry_id in self._given_ids or self._tx.rows("get", id=entry_id):
-            raise EntryInvalidError("id_must_be_unique", f"there is an entry {entry_id} already")
-        self._given_ids.add(entry_id)
-
-    def _check_order(self, drafts: Sequence[Draft]) -> None:
-        """Raise if members depend on each other in a cycle; only forward references can."""
-        nodes, seen, forward = [], set[str](), False
-        for draft, entry_id in zip(drafts, self.ids, strict=True):
-            refers_to = draft.request.refers_to
-            own = draft.local_id if draft.operation is Operation.CREATE else None
-            names = {*draft.new.depends_on, *refers_to.placeholders, *refers_to.candidates} - {own}
-            parents = {self._members[name] for name in names if name in self._members}
-            seen.add(entry_id)
-            forward = forward or not parents <= seen
-            nodes.append((entry_id, draft, parents))
-        if forward:
-            check_acyclic(
-                (entry_id, (draft.new.user_id, _place_of(self._tx, draft).lane), parents)
-                for entry_id, draft, parents in nodes
-            )
+        own = draft.local_id if draft.operation is Operation.CREATE else None
+        wanted = {*draft.new.depends_on, *refers_to.placeholders, *refers_to.candidates} - {own}
+        parents = {names[name] for name in wanted if name in names}
+        seen.add(entry_id)
+        has_forward = has_forward or not parents <= seen
+        nodes.append((entry_id, draft, parents))
+    if has_forward:
+        check_acyclic(
+            (entry_id, (draft.new.user_id, _place_of(tx, draft).lane), parents)
+            for entry_id, draft, parents in nodes
+        )
 
 
 def _same_request(known: Entry, queued: tuple[Any, ...], draft: Draft) -> Entry:
@@ -331,17 +241,6 @@ def _canonical(payload: str | None) -> bytes | None:
 
 
 # -- lanes and numbers ----------------------------------------------------------------------------
-
-
-def _read_position(tx: Transaction, user_id: str, place: "_Place") -> tuple[int, bool, str | None]:
-    """Return the user's last number, whether the lane is taken, and the version seen last."""
-    found = tx.rows("place", user_id=user_id, lane=place.lane, entity=place.entity)
-    if not found:
-        raise EntryInvalidError(
-            "user_id_must_reference_existing_user", f"there is no user {user_id}: add_user first"
-        )
-    last, taken, seen = found[0]
-    return last, bool(taken), seen
 
 
 def _next_number(last: int, new: NewEntry) -> int:
@@ -402,12 +301,6 @@ def _explicit_lane(draft: Draft) -> str | None:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _new_ids(tx: Transaction, drafts: Sequence[Draft]) -> list[str]:
-    """Return an id for each draft; new ones ascend, because an index grows fastest at its end."""
-    made = iter(sorted(new_id(tx.now) for draft in drafts if draft.new.id is None))
-    return [draft.new.id or next(made) for draft in drafts]
-
-
 def _new_entry(
     tx: Transaction,
     draft: Draft,
@@ -434,14 +327,9 @@ def _new_entry(
         headers=draft.request.headers,
         idempotency_key=draft.key,
         status=Status.FAILED if is_dead else Status.PENDING,
-        attempt_count=0,
         max_attempts=new.max_attempts,
-        next_retry_at=None,
-        last_error=None,
-        last_error_code=None,
         dependency_ids=dependencies.dependency_ids,
         created_at=tx.now,
-        synced_at=None,
         conflict_resolution=draft.conflict_resolution,
         priority=draft.priority,
         client_generated_at=tx.server_now() if made_at is None else made_at.astimezone(UTC),
@@ -451,17 +339,9 @@ def _new_entry(
         payload_version=draft.payload_version,
         base=draft.base,
         base_version=draft.base_version or seen,
-        theirs=None,
-        theirs_version=None,
-        conflict_fields=(),
         entity=place.entity,
         chain=draft.profile.chain_of(draft.request.endpoint, draft.request.payload),
-        sent_version=None,
         lane=place.lane,
-        left_lane=None,
-        forced=False,
-        outcome_unknown=False,
-        claim_number=0,
         waiting_for=len(dependencies.awaited),
         enqueued_ms=tx.ms,
         once=draft.new.once,

@@ -1,4 +1,4 @@
--- Enqueueing. ENTRY is replaced by the columns of an entry, in the order of sql.py; IS_OPEN by the
+-- Enqueueing. ENTRY is replaced by the columns of an entry, IS_OPEN by the
 -- condition on unsettled statuses, written as in the partial index.
 
 -- name: place
@@ -11,15 +11,6 @@ SELECT max(sequence_floor, coalesce((
                 WHERE user_id = :user_id AND lane = :lane AND IS_OPEN),
        (SELECT seen FROM entity_versions WHERE user_id = :user_id AND entity = :entity)
   FROM users WHERE id = :user_id;
-
--- name: lane_taken
-SELECT EXISTS (SELECT 1 FROM offline_sync_queue
-                WHERE user_id = :user_id AND lane = :lane AND IS_OPEN);
-
--- name: lanes_taken
-SELECT wanted.value FROM json_each(:lanes) AS wanted
- WHERE EXISTS (SELECT 1 FROM offline_sync_queue
-                WHERE user_id = :user_id AND lane = wanted.value AND IS_OPEN);
 
 -- name: insert_entry
 -- In the order of enqueue.py.

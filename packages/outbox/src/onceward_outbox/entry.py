@@ -353,15 +353,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # Where it is in its life.
     status: Status
     # Sends; those during outages and with responses of others are included.
-    attempt_count: int
+    attempt_count: int = 0
     # Attempts after which it fails. Outages and responses of others do not count for it.
     max_attempts: int
     # On the device's clock, for people. Decisions use the elapsed clock.
-    next_retry_at: datetime | None
+    next_retry_at: datetime | None = None
     # The last error, in one line.
-    last_error: str | None
+    last_error: str | None = None
     # The last HTTP status.
-    last_error_code: int | None
+    last_error_code: int | None = None
     # The server's code in that response.
     last_code: str | None = None
     # The position in the user's order.
@@ -373,7 +373,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # The same in milliseconds of the outbox's own clock, which cannot be set.
     enqueued_ms: int = 0
     # When it succeeded.
-    synced_at: datetime | None
+    synced_at: datetime | None = None
     # The strategy; None uses the profile's.
     conflict_resolution: ConflictResolution | None
     # A higher number is sent first.
@@ -398,9 +398,9 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # The version of ``base``, as ``If-Match`` takes it; the one seen last, unless the app set one.
     base_version: str | None
     # The server's side of a conflict, and its version.
-    theirs: str | None
+    theirs: str | None = None
     # The version of ``theirs``.
-    theirs_version: str | None
+    theirs_version: str | None = None
     # JSON Pointers of what both sides of a conflict have changed, if both are JSON objects.
     conflict_fields: tuple[str, ...] = ()
     # The entity whose version is checked; None for a create.
@@ -410,11 +410,11 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     # ``If-Match`` of the last send, which every later send repeats; empty if it had none.
     sent_version: str | None = None
     # Sent once without a version check: the device's side has won.
-    forced: bool
+    forced: bool = False
     # Sent without a conclusive response. Only the same key and body may be sent again.
-    outcome_unknown: bool
+    outcome_unknown: bool = False
     # Number of claims: the fencing token of the last one.
-    claim_number: int
+    claim_number: int = 0
     # How many of its dependencies are not met.
     waiting_for: int
     # The user has no other unsettled entry with this name; None for none.

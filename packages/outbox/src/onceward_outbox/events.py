@@ -1,19 +1,35 @@
-"""Events about the queue, delivered after the commit. They never hold a payload or a token."""
+"""Events about the queue, delivered after the commit. They never hold a payload or a token.
 
+An app gets them by a function that is called with each, or by an iterator that waits for the next.
+"""
+
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
-from threading import Lock
+from threading import Condition, Lock
+from typing import Final, Protocol, Self, TypedDict
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
-from onceward_outbox.entry import Entry, Reason, Status
+from onceward_outbox.entry import Reason, Status
 from onceward_protocol.operation import Operation
 
-__all__ = ["Event", "EventKind", "Events", "Listener", "event_about"]
+__all__ = [
+    "AsyncEventStream",
+    "Event",
+    "EventFacts",
+    "EventKind",
+    "EventStream",
+    "Events",
+    "Listener",
+]
+
+_MAX_WAITING: Final = 10_000
+"""Events kept for a slow reader; beyond that the oldest are dropped."""
 
 _log = logging.getLogger(__name__)
 
@@ -119,46 +135,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     detail: str | None = None
 
 
+class EventFacts(TypedDict, total=False):
+    """What an event about an entry says besides the entry itself."""
+
+    http_status: int | None
+    code: str | None
+    delay_seconds: float | None
+    detail: str | None
+
+
 # A function that is called with every event.
 Listener = Callable[[Event], None]
-
-
-def event_about(
-    kind: EventKind,
-    entry: Entry,
-    at: datetime,
-    *,
-    age_seconds: float | None = None,
-    http_status: int | UnsetType | None = UNSET,
-    code: str | UnsetType | None = UNSET,
-    cause: str | None = None,
-    delay_seconds: float | None = None,
-    detail: str | None = None,
-) -> Event:
-    """Return an event about an entry as it is now.
-
-    ``http_status`` and ``code`` are those of its last error, unless the response is given.
-    """
-    return Event(
-        kind=kind,
-        at=at,
-        user_id=entry.user_id,
-        entry_id=entry.id,
-        entity_type=entry.entity_type,
-        operation=entry.operation,
-        local_id=entry.local_id,
-        server_id=entry.server_id,
-        status=entry.status,
-        reason=entry.reason,
-        attempt=entry.attempt_count,
-        endpoint=entry.endpoint,
-        http_status=entry.last_error_code if http_status is UNSET else http_status,
-        code=entry.last_code if code is UNSET else code,
-        cause=cause,
-        age_seconds=age_seconds,
-        delay_seconds=delay_seconds,
-        detail=detail,
-    )
 
 
 class Events:
@@ -170,18 +157,30 @@ class Events:
     """
 
     def __init__(self, listeners: Iterable[Listener] = ()) -> None:
-        self._listeners = list(listeners)
+        # Each with what is called when the queue is closed.
+        self._listeners: list[tuple[Listener, Callable[[], object] | None]] = [
+            (listener, None) for listener in listeners
+        ]
         self._waiting: deque[Event] = deque()
         self._delivering = Lock()
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(
+        self, listener: Listener, at_close: Callable[[], object] | None = None
+    ) -> Callable[[], None]:
         """Add a listener and return a function that removes it."""
-        self._listeners = [*self._listeners, listener]
+        added = (listener, at_close)
+        self._listeners = [*self._listeners, added]
 
         def unsubscribe() -> None:
-            self._listeners = [kept for kept in self._listeners if kept is not listener]
+            self._listeners = [kept for kept in self._listeners if kept is not added]
 
         return unsubscribe
+
+    def close(self) -> None:
+        """Tell the listeners that want to know that no more events will come."""
+        for _, at_close in self._listeners:
+            if at_close is not None:
+                at_close()
 
     @property
     def has_listeners(self) -> bool:
@@ -203,8 +202,107 @@ class Events:
                 self._delivering.release()
 
     def _call_listeners(self, event: Event) -> None:
-        for listener in self._listeners:
+        for listener, _ in self._listeners:
             try:
                 listener(event)
             except Exception:  # noqa: BLE001 - the app's own code may raise anything
                 _log.exception("a listener failed on the event %s", event.kind)
+
+
+class _Publisher(Protocol):
+    def subscribe(
+        self, listener: Listener, at_close: Callable[[], object]
+    ) -> Callable[[], None]: ...
+
+
+class EventStream:
+    """Events as an iterator that waits; it ends when the stream or the outbox is closed."""
+
+    def __init__(self, publisher: _Publisher) -> None:
+        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
+        self._changed = Condition()
+        # True after ``close``; events that have arrived can still be read.
+        self.is_closed = False
+        self._unsubscribe = publisher.subscribe(self._on_event, self.close)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self.is_closed)
+            if not self._waiting:
+                raise StopIteration
+            return self._waiting.popleft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening; events that have arrived can still be read."""
+        self._unsubscribe()
+        with self._changed:
+            self.is_closed = True
+            self._changed.notify_all()
+
+    def _on_event(self, event: Event) -> None:
+        with self._changed:
+            self._waiting.append(event)
+            self._changed.notify()
+
+
+class AsyncEventStream:
+    """Events as an asynchronous iterator; it ends when the stream or the outbox is closed.
+
+    It listens from its construction on, in the running loop. Used with ``async with``, it stops
+    listening when a loop over it is left early.
+    """
+
+    def __init__(self, publisher: _Publisher) -> None:
+        self._waiting: deque[Event] = deque(maxlen=_MAX_WAITING)
+        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        # True after ``close``; events that have arrived can still be read.
+        self.is_closed = False
+        self._unsubscribe = publisher.subscribe(self._on_event, self.close)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._waiting:
+            if self.is_closed:
+                raise StopAsyncIteration
+            self._changed.clear()
+            await self._changed.wait()
+        return self._waiting.popleft()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Stop listening; events that have arrived can still be read. May be called anywhere."""
+        self._unsubscribe()
+        self._call_in_loop(self._end)
+
+    def _on_event(self, event: Event) -> None:
+        self._call_in_loop(self._add, event)
+
+    def _call_in_loop(self, change: Callable[..., None], *args: Event) -> None:
+        # Events arrive on the threads that commit; everything else happens in the loop.
+        with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
+            self._loop.call_soon_threadsafe(change, *args)
+
+    def _add(self, event: Event) -> None:
+        self._waiting.append(event)
+        self._changed.set()
+
+    def _end(self) -> None:
+        self.is_closed = True
+        self._changed.set()

@@ -1,37 +1,43 @@
-"""Maintenance of the queue: server time, expiry, purging, files of earlier versions."""
+"""Upkeep of a queue: age and server time, payloads of earlier versions, removal of what is old.
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+Settled entries are removed without notice. Failed entries and conflicts are a person's work, and a
+mapping may still be in use in the app's own tables: their removal is announced by the event
+``pruning``, and happens only if the announcement was long enough ago. Everything is removed in
+small transactions, so that each takes milliseconds.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from time import monotonic
+from typing import Any, Final
+
+import msgspec
 
 from onceward_outbox.clock import update_from_server
+from onceward_outbox.database import check_new_passphrase, rekey
+from onceward_outbox.entries import Entries, QueueFile
 from onceward_outbox.entry import Entry, Reason, Status
-from onceward_outbox.errors import EntryInvalidError, UnsentEntriesError
+from onceward_outbox.errors import EntryInvalidError, OutboxFileError
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.resolution import Rewrite, park, settle_unclaimed
 from onceward_outbox.settings import QueueSettings
-from onceward_outbox.sql import json_text
-from onceward_outbox.transaction import Transaction
+from onceward_outbox.sql import entry_of, json_text
+from onceward_outbox.transaction import Transaction, Write
 from onceward_outbox.validation import Request
 from onceward_protocol.ids import new_uuid4
+from onceward_protocol.local_ids import is_local_id
 
 __all__ = [
     "KEY_EXPIRED",
+    "PRUNE_BATCH",
+    "Maintenance",
     "PayloadMigration",
     "expire_stale",
-    "expires_soon",
-    "key_expired",
-    "key_may_be_expired",
-    "learn_server_time",
     "migrate_payloads",
-    "purge_user",
-    "warn_of_expiry",
 ]
-
-Write = Callable[[str], AbstractContextManager[Transaction]]
-"""Begins a transaction of its own for the named operation."""
 
 KEY_EXPIRED: Final = (
     "it was sent, no response came, and the server no longer knows its key: look whether it "
@@ -39,38 +45,184 @@ KEY_EXPIRED: Final = (
 )
 """Error of an entry whose outcome can no longer be found out."""
 
+PRUNE_BATCH: Final = 500
+"""Rows removed per commit."""
+
+_PRUNE_INTERVAL_SECONDS: Final = 3600.0
 _MAX_TRANSIT: Final = timedelta(minutes=10)
 """A request may reach the server this long after it was claimed."""
 
-_MILLISECOND: Final = timedelta(milliseconds=1)
 _WARN_EVERY_MS: Final = 86_400_000
 _PAGE: Final = 200
 _MIGRATION_BATCH: Final = 200
+_SETTLED: Final = (Status.SUCCEEDED, Status.DISCARDED, Status.EXPIRED)
+_strings = msgspec.json.Decoder(tuple[str, ...]).decode
+
+_log = logging.getLogger(__name__)
 
 
-# -- keys that the server may have expired ---------------------------------------------------------
+class Maintenance(Entries):
+    """The upkeep of a queue: the part of ``OutboxQueue`` that is about time and the file."""
+
+    def __init__(self, file: QueueFile, passphrase: str | bytes | None) -> None:
+        super().__init__(file)
+        # Limits and times of this queue.
+        self.settings = file.settings
+        self._passphrase = passphrase
+        self._prune_at = 0.0
+
+    # ------------------------------------------------------------------ time and age
+
+    def has_gap(self) -> bool:
+        """Return whether the device was off for a time that is not known yet."""
+        with self._read() as tx:
+            return tx.clock.row.gap_ms is not None
+
+    def server_now(self) -> datetime:
+        """Return the server's time as far as it is known, otherwise the device's."""
+        with self._read() as tx:
+            return tx.server_now()
+
+    def learn_server_time(self, server_now: datetime) -> bool:
+        """Store the ``Date`` of a response that the server has just sent.
+
+        Cheap to call with every response: it is written only when it changes something. Returns
+        whether the device was off for longer than was counted: entries are older than recorded.
+        """
+        with self._read() as tx:
+            update = update_from_server(tx.clock, server_now)
+        if update is None:
+            return False
+        with self._write("learn_server_time") as tx:
+            update = update_from_server(tx.clock, server_now)
+            if update is None:
+                return False
+            if update.missed_ms:
+                for name in ("shift_since", "shift_settled", "shift_maybe"):
+                    tx.rows(name, by_ms=update.missed_ms, since_ms=update.since_ms)
+                tx.rows("shift_leases", by_ms=update.missed_ms)
+            if update.gap_unknown:
+                server_ms = update.row.server_ms
+                tx.rows("age_maybe", ms=tx.ms, server_ms=server_ms, since_ms=update.since_ms)
+            tx.set_clock(update.row)
+            return update.missed_ms > 0
+
+    def key_expired(self, entry: Entry) -> bool:
+        """Return whether an entry may have happened, and its key no longer protects it.
+
+        So much time has certainly passed since it was first sent that the server may have expired
+        the key: sent again, it might happen a second time.
+        """
+        with self._read() as tx:
+            found = tx.rows("maybe_since", id=entry.id)
+            return bool(found) and _key_expired(tx, entry, found[0][0])
+
+    def key_may_be_expired(self, entry: Entry) -> bool:
+        """Like ``key_expired``, but by the wall clock, which a user can change.
+
+        For when the time that the device was off is unknown.
+        """
+        with self._read() as tx:
+            found = tx.rows("maybe_since", id=entry.id)
+            if not found or found[0][1] is None:
+                return False
+            lifetime = _certain_lifetime(tx, entry)
+            return lifetime is not None and tx.now - datetime.fromisoformat(found[0][1]) >= lifetime
+
+    def expire_stale(self, user_id: str) -> list[Entry]:
+        """Expire what has been pending for longer than the cap (7 days), and park its dependents.
+
+        If entries will pass the cap within 48 hours, an event ``expiring`` is emitted, once a day.
+
+        Age is time that has certainly passed: by a clock that cannot be set while the device is
+        on, and by the server's ``Date`` (``learn_server_time``) across the times when it was off.
+        The wall clock is not used. Entries whose outcome is unknown are kept as long as the server
+        certainly knows their keys.
+        """
+        with self._write("expire_stale") as tx:
+            return expire_stale(tx, user_id, self.settings)
+
+    # ------------------------------------------------------------------ removal
+
+    def prune(self, *, limit: int | None = None) -> int:
+        """Remove what succeeded 7 days ago and what was otherwise settled 30 days ago.
+
+        Also failed entries, conflicts, mappings and versions of entities that are older than the
+        settings say and that nothing refers to; the first three only if the event ``pruning`` has
+        announced it. Works in small transactions; ``limit`` bounds how many entries are removed.
+        Returns how many were.
+        """
+        removed = _prune_settled(self._write, self.settings, limit)
+        for user_id in self.users():
+            left = None if limit is None else limit - removed
+            removed += _prune_stuck(self._write, self.settings, user_id, left)
+            for step in (_prune_mappings, _prune_versions):
+                _repeat(self._write, step, self.settings, user_id)
+        return removed
+
+    def prune_if_due(self) -> bool:
+        """Prune a batch if the last check was an hour ago; returns whether there is more to prune.
+
+        For idle time: it is cheap when called often, and prunes only if the oldest
+        entries can be removed. Errors of the file are logged, and it is tried again in an hour.
+        """
+        if monotonic() < self._prune_at:
+            return False
+        self._prune_at = monotonic() + _PRUNE_INTERVAL_SECONDS
+        try:
+            with self._read() as tx:
+                users = [user_id for (user_id,) in tx.rows("users")]
+                is_due = any(_may_prune(tx, self.settings, user_id) for user_id in users)
+                warned = [
+                    user_id
+                    for user_id in users
+                    if tx.has_listeners and _expires_soon(tx, user_id, self.settings)
+                ]
+            for user_id in warned:
+                with self._write("warn_of_expiry") as tx:
+                    _warn_of_expiry(tx, user_id, self.settings)
+            has_more = is_due and self.prune(limit=PRUNE_BATCH) == PRUNE_BATCH
+        except OutboxFileError as error:
+            _log.warning("nothing was pruned: %s", error)
+            return False
+        if has_more:
+            self._prune_at = 0.0
+        return has_more
+
+    # ------------------------------------------------------------------ the file
+
+    def users(self) -> list[str]:
+        """Return the known users, sorted."""
+        with self._read() as tx:
+            return [str(row[0]) for row in tx.rows("users")]
+
+    def change_passphrase(
+        self, passphrase: str | bytes, *, allow_weak_passphrase: bool = False
+    ) -> None:
+        """Encrypt the file under another passphrase; a plain file opened with ``apsw`` too.
+
+        No other process may have the file open: ``FileBusyError`` otherwise. A crash leaves the
+        old passphrase or the new one, never a mixture. Needs free disk space of the file's size.
+        A weak passphrase is refused as for a new file; see ``open``.
+        """
+        check_new_passphrase(passphrase, allow_weak=allow_weak_passphrase)
+        with self._file.transactions.exclusive() as database:
+            rekey(database, self._passphrase, passphrase)
+            self._passphrase = passphrase
+
+    def check_integrity(self) -> None:
+        """Read the whole file and raise ``FileDamagedError`` if a part of it is damaged."""
+        self._file.transactions.check_integrity()
 
 
-def key_expired(tx: Transaction, entry: Entry) -> bool:
-    """Return whether an entry may have happened so long ago that its key no longer protects it."""
-    found = tx.rows("maybe_since", id=entry.id)
-    return bool(found) and _key_expired(tx, entry, found[0][0])
-
-
-def key_may_be_expired(tx: Transaction, entry: Entry) -> bool:
-    """Like ``key_expired``, by the wall clock: for when the time the device was off is unknown."""
-    found = tx.rows("maybe_since", id=entry.id)
-    if not found or found[0][1] is None:
-        return False
-    lifetime = _certain_lifetime(tx, entry)
-    return lifetime is not None and tx.now - datetime.fromisoformat(found[0][1]) >= lifetime
+# -- age ------------------------------------------------------------------------------------------
 
 
 def _key_expired(tx: Transaction, entry: Entry, maybe_since_ms: int | None) -> bool:
     if maybe_since_ms is None:  # a person has checked, and wants it to be sent
         return False
     lifetime = _certain_lifetime(tx, entry)
-    return lifetime is not None and tx.ms - maybe_since_ms >= lifetime // _MILLISECOND
+    return lifetime is not None and maybe_since_ms <= tx.ago(lifetime)
 
 
 def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
@@ -79,23 +231,21 @@ def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
     return None if profile is None else profile.key_lifetime - _MAX_TRANSIT
 
 
-# -- time and age ---------------------------------------------------------------------------------
-
-
 def expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> list[Entry]:
     """Expire what has been pending for longer than the cap, and warn of what soon will be.
 
     Entries that may have happened are kept as long as the server certainly knows their keys.
     """
-    limit = tx.ms - settings.stale_after // _MILLISECOND
+    limit = tx.ago(settings.stale_after)
+    warned = tx.ago(settings.stale_after - settings.warn_before)
     expired: list[Entry] = []
     after = 0
     while True:
         page = tx.rows("pending_by_age", user_id=user_id, after=after, limit=_PAGE)
         for rowid, entry_id, enqueued_ms, outcome_unknown, maybe_since_ms in page:
             if enqueued_ms >= limit:
-                if enqueued_ms < limit + settings.warn_before // _MILLISECOND:
-                    warn_of_expiry(tx, user_id, settings)
+                if enqueued_ms < warned:
+                    _warn_of_expiry(tx, user_id, settings)
                 return expired
             after = rowid
             entry = tx.entry(entry_id)
@@ -108,24 +258,19 @@ def expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> list
             return expired
 
 
-def expires_soon(tx: Transaction, user_id: str, settings: QueueSettings) -> bool:
+def _expires_soon(tx: Transaction, user_id: str, settings: QueueSettings) -> bool:
     """Return whether the user's oldest pending entry expires soon."""
     found = tx.rows("oldest_unsent", user_id=user_id)[0][0]
-    span = settings.stale_after - settings.warn_before
-    return found is not None and found < tx.ms - span // _MILLISECOND
+    return found is not None and found < tx.ago(settings.stale_after - settings.warn_before)
 
 
-def warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> None:
+def _warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> None:
     """Emit ``expiring`` if entries pass the cap soon; once a day, and only if it is listened to."""
     if not tx.has_listeners:
         return
-    expired_before = tx.ms - settings.stale_after // _MILLISECOND
-    found = tx.rows(
-        "expiring",
-        user_id=user_id,
-        since=expired_before,
-        before=expired_before + settings.warn_before // _MILLISECOND,
-    )
+    expired_before = tx.ago(settings.stale_after)
+    soon = tx.ago(settings.stale_after - settings.warn_before)
+    found = tx.rows("expiring", user_id=user_id, since=expired_before, before=soon)
     if not found or not tx.rows("warn", user_id=user_id, ms=tx.ms, before=tx.ms - _WARN_EVERY_MS):
         return
     oldest = min(row[2] for row in found)
@@ -142,42 +287,7 @@ def warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> No
     )
 
 
-def learn_server_time(tx: Transaction, server_now: datetime) -> bool:
-    """Store the server's time and fill the gap before it; returns whether there was one."""
-    update = update_from_server(tx.clock, server_now)
-    if update is None:
-        return False
-    if update.missed_ms:
-        tx.rows("shift_since", by_ms=update.missed_ms, since_ms=update.since_ms)
-        tx.rows("shift_settled", by_ms=update.missed_ms, since_ms=update.since_ms)
-        tx.rows("shift_maybe", by_ms=update.missed_ms, since_ms=update.since_ms)
-        tx.rows("shift_leases", by_ms=update.missed_ms)
-    if update.gap_unknown:
-        tx.rows("age_maybe", ms=tx.ms, server_ms=update.row.server_ms, since_ms=update.since_ms)
-    tx.set_clock(update.row)
-    return update.missed_ms > 0
-
-
-# -- removal --------------------------------------------------------------------------------------
-
-
-def purge_user(tx: Transaction, user_id: str, *, force: bool) -> int:
-    """Remove a user with all entries, attempts and mappings."""
-    unsent = tx.rows("count_unsent", user_id=user_id)[0][0]
-    if unsent and not force:
-        raise UnsentEntriesError(
-            f"{user_id} has {unsent} unsettled entries, which would be lost: send them, or use "
-            "force",
-            unsent=unsent,
-        )
-    tx.rows("purge_waits", user_id=user_id)
-    tx.rows("purge_attempts", user_id=user_id)
-    removed = len(tx.rows("purge_entries", user_id=user_id))
-    tx.rows("purge_mappings", user_id=user_id)
-    tx.rows("purge_versions", user_id=user_id)
-    tx.rows("purge_user", user_id=user_id)
-    tx.events.append(Event(kind=EventKind.PURGED, at=tx.now, user_id=user_id, count=removed))
-    return removed
+# -- payloads of earlier versions of the app ------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,3 +359,179 @@ def _migrate(tx: Transaction, entry: Entry, migration: PayloadMigration) -> None
         local_refs=json_text(entry.local_refs),
         version=migration.version,
     )
+
+
+# -- pruning --------------------------------------------------------------------------------------
+
+
+def _may_prune(tx: Transaction, settings: QueueSettings, user_id: str) -> bool:
+    """Return whether there is something to announce, or the oldest of something can be removed."""
+    for status in _SETTLED:
+        oldest = tx.rows("oldest_settled", user_id=user_id, status=status.value)[0][0]
+        if oldest is not None and oldest <= tx.ago(_kept_for(settings, status)):
+            return True
+    if settings.keep_failed is not None and tx.rows(
+        "has_stuck",
+        user_id=user_id,
+        stuck_notice=tx.ago(settings.keep_failed - settings.prune_notice),
+        stuck_before=tx.ago(settings.keep_failed),
+        noticed_before=tx.ago(settings.prune_notice),
+    ):
+        return True
+    if tx.rows("has_mappings", user_id=user_id, **_mapping_times(tx, settings)):
+        return True
+    before = tx.ago(settings.keep_versions)
+    return bool(tx.rows("has_versions", user_id=user_id, seen_before=before))
+
+
+def _prune_settled(write: Write, settings: QueueSettings, limit: int | None) -> int:
+    removed = 0
+    for status in _SETTLED:
+        position, has_more = 0, True
+        while has_more and (limit is None or removed < limit):
+            size = PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed)
+            with write("prune") as tx:
+                before = tx.ago(_kept_for(settings, status))
+                page = tx.rows(
+                    "prunable",
+                    status=status.value,
+                    after=position,
+                    settled_before=before,
+                    limit=size,
+                )
+                _remove(tx, [entry_of(row[1:]) for row in page])
+                if page:
+                    tx.rows("forget_bodies", before=before)
+            removed += len(page)
+            has_more = len(page) == size
+            position = page[-1][0] if page else position
+    return removed
+
+
+def _kept_for(settings: QueueSettings, status: Status) -> timedelta:
+    return settings.keep_succeeded if status is Status.SUCCEEDED else settings.keep_settled
+
+
+def _prune_stuck(write: Write, settings: QueueSettings, user_id: str, limit: int | None) -> int:
+    """Announce and remove failed entries and conflicts; returns how many were removed."""
+    if settings.keep_failed is None:
+        return 0
+    _repeat(write, _announce_stuck, settings, user_id)
+    removed, has_more = 0, True
+    while has_more and (limit is None or removed < limit):
+        with write("prune") as tx:
+            # Those that others depend on follow in the next round.
+            page = tx.entries(
+                "prunable_stuck",
+                user_id=user_id,
+                limit=PRUNE_BATCH if limit is None else min(PRUNE_BATCH, limit - removed),
+                stuck_before=tx.ago(settings.keep_failed),
+                noticed_before=tx.ago(settings.prune_notice),
+            )
+            for entry in page:
+                settle_unclaimed(tx, entry, Status.DISCARDED, Reason.STALE, None)
+            _remove(tx, page)
+        removed += len(page)
+        has_more = bool(page)
+    return removed
+
+
+def _announce_stuck(tx: Transaction, settings: QueueSettings, user_id: str) -> int:
+    assert settings.keep_failed is not None  # noqa: S101 - checked by the caller
+    noted = tx.rows("note_stuck", user_id=user_id, ms=tx.ms, limit=PRUNE_BATCH)
+    found = tx.entries(
+        "announce_stuck",
+        user_id=user_id,
+        ms=tx.ms,
+        stuck_before=tx.ago(settings.keep_failed - settings.prune_notice),
+        limit=PRUNE_BATCH,
+    )
+    for entry in found:
+        tx.emit(EventKind.PRUNING, entry, delay_seconds=settings.prune_notice.total_seconds())
+    return len(noted) + len(found)
+
+
+def _remove(tx: Transaction, entries: Sequence[Entry]) -> None:
+    """Delete entries, and emit how many of each user."""
+    for entry in entries:
+        tx.rows("raise_floor", user_id=entry.user_id, sequence_number=entry.sequence_number)
+        tx.rows("forget_awaited", id=entry.id)
+        tx.rows("remove", id=entry.id)
+        names = _names_in(entry.local_id, entry.local_refs, entry.lane, entry.left_lane)
+        if names:
+            tx.rows("use_mappings", user_id=entry.user_id, ms=tx.ms, local_ids=_json(names))
+    for user_id, count in Counter(entry.user_id for entry in entries).items():
+        tx.events.append(Event(kind=EventKind.PRUNED, at=tx.now, user_id=user_id, count=count))
+
+
+def _prune_mappings(tx: Transaction, settings: QueueSettings, user_id: str) -> int:
+    """Announce and remove mappings that no entry refers to; returns how many were changed."""
+    noted = len(tx.rows("note_mappings", user_id=user_id, ms=tx.ms, limit=PRUNE_BATCH))
+    times = _mapping_times(tx, settings)
+    found = tx.rows("old_mappings", user_id=user_id, limit=PRUNE_BATCH, **times)
+    if not found:
+        return noted
+    used: set[str] = set()
+    for local_id, refs, *lanes in tx.rows("referring", user_id=user_id):
+        used |= _names_in(local_id, _strings(refs) if refs else (), *lanes)
+    changes: dict[str, list[str]] = {
+        "use_mappings": [name for name, _ in found if name in used],
+        "announce_mappings": [name for name, known in found if not known and name not in used],
+        "remove_mappings": [name for name, known in found if known and name not in used],
+    }
+    for name, local_ids in changes.items():
+        params: dict[str, Any] = {} if name == "remove_mappings" else {"ms": tx.ms}
+        if local_ids:
+            tx.rows(name, user_id=user_id, local_ids=_json(local_ids), **params)
+    if changes["announce_mappings"]:
+        tx.events.append(
+            Event(
+                kind=EventKind.PRUNING,
+                at=tx.now,
+                user_id=user_id,
+                delay_seconds=settings.prune_notice.total_seconds(),
+                count=len(changes["announce_mappings"]),
+                detail="id mappings",
+            )
+        )
+    return noted + len(found)
+
+
+def _mapping_times(tx: Transaction, settings: QueueSettings) -> dict[str, int]:
+    return {
+        "used_notice": tx.ago(settings.keep_mappings - settings.prune_notice),
+        "used_before": tx.ago(settings.keep_mappings),
+        "noticed_before": tx.ago(settings.prune_notice),
+    }
+
+
+def _names_in(local_id: str | None, local_refs: Iterable[str], *lanes: str | None) -> set[str]:
+    """Return the local ids that an entry refers to; its lane may be named after one."""
+    names = {*local_refs}
+    if local_id is not None:
+        names.add(local_id)
+    for lane in lanes:
+        names.update(part for part in (lane or "").split("/") if is_local_id(part))
+    return names
+
+
+def _prune_versions(tx: Transaction, settings: QueueSettings, user_id: str) -> int:
+    before = tx.ago(settings.keep_versions)
+    return len(tx.rows("prune_versions", user_id=user_id, seen_before=before, limit=PRUNE_BATCH))
+
+
+def _repeat(
+    write: Write,
+    step: Callable[[Transaction, QueueSettings, str], int],
+    settings: QueueSettings,
+    user_id: str,
+) -> None:
+    """Repeat a step, each time in a transaction of its own, until it changes nothing."""
+    changed = True
+    while changed:
+        with write("prune") as tx:
+            changed = step(tx, settings, user_id) > 0
+
+
+def _json(names: Iterable[str]) -> str:
+    return msgspec.json.encode(sorted(names)).decode()

@@ -3,8 +3,7 @@
 
 -- name: prunable
 -- Settled long enough ago, and no unsettled entry depends on it.
-SELECT rowid, id, user_id, sequence_number, local_id, local_refs, lane, left_lane
-  FROM offline_sync_queue
+SELECT rowid, ENTRY FROM offline_sync_queue
  WHERE status = :status AND rowid > :after AND settled_ms <= :settled_before
    AND NOT EXISTS (
        SELECT 1 FROM entry_waits AS wait

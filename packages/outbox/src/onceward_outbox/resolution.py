@@ -7,16 +7,15 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from onceward_outbox.dependencies import (
-    BatchIndex,
     EntryRef,
     find_dependencies,
+    find_entity,
     keep_version,
     leave_lane,
     park_dependents,
     rejoin_lane,
     revive_dependents,
 )
-from onceward_outbox.entities import find_entity
 from onceward_outbox.entry import Entry, Reason, Resolution, Status, Transition, after
 from onceward_outbox.errors import OutcomeUnknownError, TransitionError, UsageError
 from onceward_outbox.events import EventKind
@@ -220,7 +219,7 @@ def _rewrite(
     strict_order = tx.profiles.get(entry.profile).strict_order
     ref = EntryRef(entry.id, entry.user_id, entry.operation, entry.local_id, strict_order)
     wanted = entry.dependency_ids if depends_on is UNSET else tuple(depends_on)
-    dependencies = find_dependencies(tx, ref, wanted, request.refers_to, BatchIndex())
+    dependencies = find_dependencies(tx, ref, wanted, request.refers_to)
     _check_still_acyclic(tx, entry, dependencies.awaited)
     entry = _about_another_entity(tx, entry, request.endpoint)
     tx.rows("forget_waits", entry_id=entry.id)

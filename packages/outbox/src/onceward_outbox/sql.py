@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward_outbox.entry import Attempt, ConflictResolution, Entry, Reason, Status, Transition
+from onceward_outbox.entry import Attempt, ConflictResolution, Entry, Reason, Status
 from onceward_outbox.errors import ConfigurationError
 from onceward_protocol.operation import Operation
 from onceward_protocol.storage.sql_files import read_queries
@@ -28,8 +28,6 @@ __all__ = [
 COLUMNS: Final = Entry.__struct_fields__
 """The columns of an entry, which are named as its fields."""
 
-# -- statements -----------------------------------------------------------------------------------
-
 _FILES: Final = (
     "enqueue.sql",
     "claims.sql",
@@ -39,89 +37,6 @@ _FILES: Final = (
     "pruning.sql",
     "versions.sql",
     "sequences.sql",
-)
-
-_DEAD: Final = "('failed', 'discarded', 'expired')"
-# Replaced in the SQL of the files.
-_MACROS: Final = (
-    (re.compile(r"\bENTRY\b"), ", ".join(COLUMNS)),
-    # Spelled as in the partial index on lanes, or SQLite would not use that index.
-    (
-        re.compile(r"\bIS_OPEN\b"),
-        "status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired'",
-    ),
-    # The version to send: that of the last send, else the base followed along own successes. Empty
-    # if the last success did not name one, NULL if nothing is known.
-    (
-        re.compile(r"\bVERSION_TO_SEND\b"),
-        # Without IS NULL, which is always false of a column in RETURNING (seen in SQLite 3.40).
-        """CASE operation WHEN 'create' THEN NULL ELSE coalesce(
-                sent_version,
-                (SELECT CASE coalesce(base_version, '') WHEN ''
-                        THEN coalesce(json_extract(known.own, '$[0].before'), known.version)
-                        ELSE known.version END
-                   FROM entity_versions AS known
-                  WHERE known.user_id = offline_sync_queue.user_id
-                    AND known.entity = offline_sync_queue.entity
-                    AND CASE coalesce(base_version, '') WHEN '' THEN known.own <> '[]'
-                        ELSE EXISTS (SELECT 1 FROM json_each(known.own)
-                                      WHERE value = base_version) END),
-                base_version) END""",
-    ),
-    # What the entry waits for, as ``entry_waits`` names it: a JSON array.
-    (
-        re.compile(r"\bWAITS_FOR\b"),
-        """(SELECT json_group_array(wait.awaited) FROM entry_waits AS wait
-             WHERE wait.entry_id = offline_sync_queue.id AND wait.met = 0)""",
-    ),
-    # Patterns of endpoints, as the claims pass them: read once, not for each of the entries.
-    (
-        re.compile(r"\bHELD_PATTERNS\b"),
-        """held AS MATERIALIZED (
-               SELECT json_extract(value, '$[0]') AS pattern, json_extract(value, '$[1]') AS deeper
-                 FROM json_each(:held))""",
-    ),
-    # Whether the path matches a pattern, and has no more segments than that.
-    (
-        re.compile(r"\bIS_HELD\b"),
-        """EXISTS (SELECT 1 FROM held
-                   WHERE HELD_PATH GLOB held.pattern AND NOT HELD_PATH GLOB held.deeper)""",
-    ),
-    (
-        re.compile(r"\bHELD_PATH\b"),
-        """CASE instr(endpoint, '?') WHEN 0 THEN endpoint
-                ELSE substr(endpoint, 1, instr(endpoint, '?') - 1) END""",
-    ),
-    # No other entry about the same entity is in flight: a retry of that one must send the version
-    # of its first send, and another lane, or another process, must not produce a newer one.
-    (
-        re.compile(r"\bENTITY_IS_FREE\b"),
-        # Not correlated: the few claims are read once, from their index.
-        """(entity IS NULL OR (user_id, entity) NOT IN (
-               SELECT sent.user_id, sent.entity
-                 FROM offline_sync_queue AS sent INDEXED BY idx_offline_sync_queue_lease
-                WHERE sent.lease_ms IS NOT NULL AND sent.entity IS NOT NULL))""",
-    ),
-    # Not as two conditions with OR, for which SQLite would read the whole table.
-    (
-        re.compile(r"\bMAYBE_SENT\b"),
-        """rowid IN (SELECT rowid FROM offline_sync_queue WHERE outcome_unknown = 1
-           UNION ALL SELECT rowid FROM offline_sync_queue WHERE lease_ms IS NOT NULL)""",
-    ),
-    (
-        re.compile(r"\bCREATED_BY\((\w+)\)"),
-        r"CASE WHEN \1.operation = 'create' THEN 'local/' || \1.user_id || '/' || \1.local_id END",
-    ),
-    (
-        re.compile(r"\bIS_DEAD\(([\w.]+)\)"),
-        # The statuses are constants.
-        rf"""(EXISTS (SELECT 1 FROM offline_sync_queue AS dead
-                       WHERE dead.id = \1 AND dead.status IN {_DEAD})
-           OR (SELECT maker.status FROM offline_sync_queue AS maker
-                WHERE maker.local_id = substr(\1, -36) AND maker.operation = 'create'
-                  AND 'local/' || maker.user_id || '/' || maker.local_id = \1
-                ORDER BY maker.sequence_number DESC LIMIT 1) IN {_DEAD})""",  # noqa: S608
-    ),
 )
 
 
@@ -143,8 +58,12 @@ def _statements() -> dict[str, str]:
 
 
 def _expand(sql: str) -> str:
-    for pattern, replacement in _MACROS:
-        sql = pattern.sub(replacement, sql)
+    """Replace the names of macros, in the order of their file; see there."""
+    sql = re.sub(r"\bENTRY\b", ", ".join(COLUMNS), sql)
+    for name, text in read_queries("onceward_outbox", "macros.sql").items():
+        for found in reversed([*re.finditer(rf"\b{name}\b(?:\(([\w.]+)\))?", sql)]):
+            expanded = text.replace("ARGUMENT", found[1] or "")
+            sql = sql[: found.start()] + expanded + sql[found.end() :]
     return sql
 
 
@@ -224,15 +143,4 @@ def entry_of(row: Sequence[Any]) -> Entry:
 
 def attempt_of(row: Sequence[Any]) -> Attempt:
     """Return a row of ``attempts``."""
-    entry_id, number, started_at, ended_at, outcome, status, code, request_id, error = row
-    return Attempt(
-        entry_id=entry_id,
-        number=number,
-        started_at=datetime.fromisoformat(started_at),
-        ended_at=datetime.fromisoformat(ended_at),
-        outcome=Transition(outcome),
-        status=status,
-        code=code,
-        request_id=request_id,
-        error=error,
-    )
+    return msgspec.convert(dict(zip(Attempt.__struct_fields__, row, strict=True)), Attempt)

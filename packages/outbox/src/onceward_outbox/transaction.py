@@ -1,14 +1,13 @@
 """Transactions on the outbox's file: one writer at a time, events delivered after the commit."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from threading import RLock, get_ident
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from onceward_outbox.clock import (
     ClockReading,
@@ -27,15 +26,16 @@ from onceward_outbox.errors import (
     OutboxFileError,
     UsageError,
 )
-from onceward_outbox.events import Event, EventKind, Events, event_about
+from onceward_outbox.events import Event, EventFacts, EventKind, Events
 from onceward_outbox.failure_cause import failure_cause
 from onceward_outbox.profile import ProfileRegistry
 from onceward_outbox.sql import entry_of, instant, statement
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
 
-__all__ = ["Transaction", "Transactions"]
+__all__ = ["Transaction", "Transactions", "Write"]
 
+_MILLISECOND: Final = timedelta(milliseconds=1)
 _CLOSED: Final = "the outbox is closed"
 
 
@@ -45,10 +45,10 @@ class Transaction:
     __slots__ = (
         "_clock",
         "_database",
-        "_has_listeners",
         "_now_text",
         "_reading",
         "events",
+        "has_listeners",
         "profiles",
     )
 
@@ -62,7 +62,8 @@ class Transaction:
     ) -> None:
         self._database = database
         self._clock = clock
-        self._has_listeners = has_listeners
+        # Whether events are delivered to anyone.
+        self.has_listeners = has_listeners
         self._reading: ClockReading | None = None
         self._now_text: str | None = None
         self.profiles = profiles
@@ -144,6 +145,10 @@ class Transaction:
         """Elapsed time of this file in ms. Decisions use it, not the wall clock (see ``now``)."""
         return self.clock.ms
 
+    def ago(self, span: timedelta) -> int:
+        """Return what ``ms`` was this long ago."""
+        return self.ms - span // _MILLISECOND
+
     def server_now(self) -> datetime:
         """Return the server's time as far as it is known."""
         return server_time(self.clock)
@@ -171,49 +176,45 @@ class Transaction:
 
     # ------------------------------------------------------------------ events
 
-    def emit(
-        self,
-        kind: EventKind,
-        entry: Entry,
-        *,
-        http_status: int | UnsetType | None = UNSET,
-        code: str | UnsetType | None = UNSET,
-        delay_seconds: float | None = None,
-        detail: str | None = None,
-    ) -> None:
-        """Deliver an event about an entry after the commit.
+    def emit(self, kind: EventKind, entry: Entry, **facts: Unpack[EventFacts]) -> None:
+        """Deliver an event about an entry after the commit."""
+        if self.has_listeners:
+            self.events.append(self.event(kind, entry, **facts))
+
+    def event(self, kind: EventKind, entry: Entry, **facts: Unpack[EventFacts]) -> Event:
+        """Return an event about an entry as it is now.
 
         ``http_status`` and ``code`` are those of its last error, unless the response is given.
         """
-        if self._has_listeners:
-            self.events.append(
-                event_about(
-                    kind,
-                    entry,
-                    self.now,
-                    age_seconds=self.age_seconds(entry),
-                    http_status=http_status,
-                    code=code,
-                    cause=self.cause_of(entry) if kind is EventKind.FAILED else None,
-                    delay_seconds=delay_seconds,
-                    detail=detail,
-                )
-            )
-
-    @property
-    def has_listeners(self) -> bool:
-        """Whether events are delivered to anyone."""
-        return self._has_listeners
-
-    def age_seconds(self, entry: Entry) -> float:
-        """Return how long ago an entry was queued, as far as is certain."""
-        return max(0, self.ms - entry.enqueued_ms) / 1000
+        facts.setdefault("http_status", entry.last_error_code)
+        facts.setdefault("code", entry.last_code)
+        return Event(
+            kind=kind,
+            at=self.now,
+            user_id=entry.user_id,
+            entry_id=entry.id,
+            entity_type=entry.entity_type,
+            operation=entry.operation,
+            local_id=entry.local_id,
+            server_id=entry.server_id,
+            status=entry.status,
+            reason=entry.reason,
+            attempt=entry.attempt_count,
+            endpoint=entry.endpoint,
+            cause=self.cause_of(entry) if kind is EventKind.FAILED else None,
+            age_seconds=max(0, self.ms - entry.enqueued_ms) / 1000,
+            **facts,
+        )
 
     def cause_of(self, entry: Entry) -> str:
         """Return the class of cause of a failed entry."""
         profile = self.profiles.find(entry.profile)
         causes = {} if profile is None else profile.causes
         return failure_cause(entry.reason, entry.last_code, entry.last_error_code, causes)
+
+
+Write = Callable[[str], AbstractContextManager[Transaction]]
+"""Begins a transaction of its own for the named operation."""
 
 
 class Transactions:

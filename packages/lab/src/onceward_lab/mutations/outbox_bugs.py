@@ -229,17 +229,16 @@ def same_key_queued_twice() -> list[Replacement]:
     class _AgainError(Exception):
         pass
 
-    right = ENQUEUE.Batch.add
+    right = ENQUEUE._add
 
-    def add(self: Any, draft: Any, entry_id: str, *, coalesce: bool) -> Any:
+    def add(tx: Any, draft: Any, *args: Any, **options: Any) -> Any:
         try:
-            return right(self, draft, entry_id, coalesce=coalesce)
+            return right(tx, draft, *args, **options)
         except _AgainError:
             key = f"{draft.key[:-2]}{'00' if draft.key[-2:] != '00' else '01'}"
-            fresh = msgspec.structs.replace(draft, key=key)
-            return right(self, fresh, entry_id, coalesce=coalesce)
+            return right(tx, msgspec.structs.replace(draft, key=key), *args, **options)
 
-    return [(ENQUEUE, "_same_request", another), (ENQUEUE.Batch, "add", add)]
+    return [(ENQUEUE, "_same_request", another), (ENQUEUE, "_add", add)]
 
 
 @bug
@@ -254,7 +253,7 @@ def unknown_outcomes_forgotten() -> list[Replacement]:
 def forgotten_keys_sent_again() -> list[Replacement]:
     # Sends without a response are repeated, even after the server has forgotten the key.
     never = lambda *_: False  # noqa: E731
-    return [(MAINTENANCE, "key_expired", never), (MAINTENANCE, "_key_expired", never)]
+    return [(MAINTENANCE, "_key_expired", never)]
 
 
 @bug

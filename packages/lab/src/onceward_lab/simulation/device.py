@@ -444,7 +444,7 @@ class AppProcess:
     def _close(self) -> None:
         if self.queue is not None:
             # Only the connection: a killed process does not checkpoint its file.
-            database: Any = self.queue._transactions._database  # noqa: SLF001
+            database: Any = self.queue._file.transactions._database  # noqa: SLF001
             with suppress(apsw.ConnectionClosedError):
                 database.connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             database.close()
