@@ -107,6 +107,7 @@ class StoreUnavailableError(StoreError):
     ``is_outage`` is False if the database has responded, with an error of one statement.
     """
 
+    # The row of ``error_codes.CODES``.
     kind = "store_unavailable"
 
     def __init__(

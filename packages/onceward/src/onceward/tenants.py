@@ -5,6 +5,17 @@ from typing import Final, Literal, TypeAlias
 
 from onceward.errors import UsageError
 
+__all__ = [
+    "ALL_TENANTS",
+    "OPERATOR_TENANT",
+    "SINGLE_TENANT",
+    "AllTenants",
+    "SingleTenant",
+    "TenantFilter",
+    "Tenants",
+    "tenant_or_none",
+]
+
 
 class Tenants(Enum):
     """The type of ``SINGLE_TENANT`` and ``ALL_TENANTS``."""

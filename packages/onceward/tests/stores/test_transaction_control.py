@@ -12,6 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from onceward.errors import NoTransactionError, UsageError
 from onceward.stores.sessions.sqlalchemy import SqlAlchemyStore, SqlAlchemySyncStore
+from onceward.stores.sessions.sqlalchemy_unit import listen_to_driver_calls
 from onceward.stores.statements import refuse_transaction_control
 from onceward_testing.samples import NOW, a_record, claimed, commit
 
@@ -41,6 +42,17 @@ def test_transaction_control_is_refused(sql: str) -> None:
 @pytest.mark.parametrize("sql", ALLOWED)
 def test_savepoints_and_quoted_text_are_allowed(sql: str) -> None:
     refuse_transaction_control(sql)
+
+
+def test_engine_at_the_address_of_a_collected_one_is_listened_to() -> None:
+    """A dialect outlives its engine, for example in a connection that is still open."""
+    dialects = []
+    for _ in range(200):
+        engine = create_engine("sqlite://")
+        listen_to_driver_calls(engine)
+        assert len(engine.dialect.dispatch.do_execute) == 1
+        dialects.append(engine.dialect)
+        del engine
 
 
 # -- sessions of SQLAlchemy -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import Any, Final, NoReturn, TypeVar, Unpack
+from weakref import WeakKeyDictionary
 
 from onceward_protocol.extras import needs_extra
 
@@ -59,6 +60,19 @@ _FAILED_FLUSH: Final = "7s2a"
 _SAVEPOINT: Final = "`session.begin_nested()`"
 
 
+# What listens to each engine. ``event.contains`` knows an engine by its address, which another one
+# may get after it was collected.
+_listening: "WeakKeyDictionary[Any, set[tuple[str, Callable[..., Any]]]]" = WeakKeyDictionary()
+
+
+def listen_once(engine: Any, name: str, listener: Callable[..., Any]) -> None:
+    """Add a listener to an engine, unless it listens already: two stores may have one engine."""
+    known = _listening.setdefault(engine, set())
+    if (name, listener) not in known:
+        known.add((name, listener))
+        event.listen(engine, name, listener)
+
+
 class _EngineStore(SessionStore[TransactionT_co]):
     """An engine of the app: its pool, its listeners, its connections, and statements on them."""
 
@@ -97,8 +111,7 @@ class _EngineStore(SessionStore[TransactionT_co]):
             *self.messages.listeners,
         )
         for name, listener in listeners:
-            if not event.contains(engine, name, listener):
-                event.listen(engine, name, listener)
+            listen_once(engine, name, listener)
 
     @abstractmethod
     def _new_messages(self) -> Messages:

@@ -30,6 +30,7 @@ from onceward.stores.sessions.sqlalchemy_engine import (
     SqlAlchemySessions,
     is_lost,
     is_outage,
+    listen_once,
     translating_outages,
     unavailable,
 )
@@ -444,10 +445,8 @@ def listen_to_driver_calls(engine: Engine) -> None:
     Not undone: another store may have the same engine.
     """
     for name in _DRIVER_CALLS:
-        if not event.contains(engine, name, _before_driver_call):
-            event.listen(engine, name, _before_driver_call)
-    if not event.contains(engine, "handle_error", _after_error):
-        event.listen(engine, "handle_error", _after_error)
+        listen_once(engine, name, _before_driver_call)
+    listen_once(engine, "handle_error", _after_error)
 
 
 def _noting_outages(method: Callable[..., Any]) -> Callable[..., Any]:
