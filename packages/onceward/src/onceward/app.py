@@ -66,6 +66,8 @@ from onceward.tenants import SINGLE_TENANT, SingleTenant
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.error_codes import ErrorFormat
 
+__all__ = ["Onceward"]
+
 Ready = Callable[[], Awaitable[Idempotency]]
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 

@@ -13,6 +13,8 @@ from onceward.ports import Clock, FaultPoints, Metrics, RecordCache
 from onceward.stores.breaker import Breaker
 from onceward_protocol.error_codes import ErrorFormat
 
+__all__ = ["GuardConfig"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardConfig:

@@ -7,6 +7,8 @@ from onceward.errors import NotFoundError, RequestError
 from onceward.ports import Row
 from onceward_protocol.versions import AnyVersion, check_version, expected_version
 
+__all__ = ["Current", "Write", "update_with_version"]
+
 # Reads the row: a mapping with its ``version``, or None if it does not exist.
 Current = Callable[[], Awaitable[Row | None]]
 # Updates the row if it has this version and returns the new row; None if it has another.

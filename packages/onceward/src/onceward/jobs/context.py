@@ -15,6 +15,8 @@ from onceward.jobs.job_store import JobStore
 from onceward.observability.traces import continued_traceparent
 from onceward.ports import Params, Row, Transaction, UnitOfWork
 
+__all__ = ["ContextConfig", "JobAttributes", "JobContext", "encode_result"]
+
 T = TypeVar("T")
 
 _MAX_RESULT_BYTES: Final = 64 * 1024
