@@ -489,6 +489,19 @@ def test_results_of_items_mean_what_single_responses_do(
         assert all(attempt.outcome != "fail" for attempt in device.queue.attempts(entry.id))
 
 
+def test_token_function_that_raises_after_a_refused_batch_releases_all_entries(
+    device: Device,
+) -> None:
+    entries = device.queue.enqueue_many([activity(device.user, str(n)) for n in range(4)])
+    tokens = iter(["old"])
+    with pytest.raises(StopIteration):
+        device.drain(lambda *_: response(401), token=lambda _: next(tokens), retry=SOON)
+    assert [request.target for request in device.requests] == ["/batch"]
+    for entry in entries:
+        now = device.queue.get(entry.id)
+        assert (now.status, now.attempt_count, now.outcome_unknown) == (Status.PENDING, 0, False)
+
+
 def test_item_that_a_batch_refuses_is_sent_alone(device: Device) -> None:
     device.queue.enqueue_many([activity(device.user, str(number)) for number in range(3)])
 

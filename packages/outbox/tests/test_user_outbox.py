@@ -115,6 +115,7 @@ def test_an_outbox_that_is_bound_to_a_user_refuses_the_name_of_another(outbox: O
         lambda: mine.drain("bo"),
         lambda: mine.purge_user("bo", force=True),
         lambda: mine.retry_all("bo"),
+        lambda: mine.for_user("bo"),
         lambda: mine.queue,
         outbox.unsent,
     ]

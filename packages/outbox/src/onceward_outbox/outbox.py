@@ -143,7 +143,7 @@ class Outbox(Entries):
         and the same background: ``start``, ``stop`` and ``close`` are about all users.
         """
         bound = copy(self)
-        bound.user_id = user_id
+        bound.user_id = self._user(user_id)
         return bound
 
     @property

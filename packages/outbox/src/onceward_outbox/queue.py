@@ -153,8 +153,10 @@ class OutboxQueue(Maintenance):
 
     def close(self) -> None:
         """Close the file, and end the streams of events. Idempotent."""
-        self._file.transactions.close()
-        self._file.events.close()
+        try:
+            self._file.transactions.close()
+        finally:
+            self._file.events.close()
 
     def __enter__(self) -> Self:
         return self

@@ -167,10 +167,14 @@ class Responses:
             result, unknown = result_of(response), entry.outcome_unknown
             outcome: Outcome = RetryLater(result=result, give_up=False, outcome_unknown=unknown)
             if response.status == _UNAUTHORIZED:
-                unknown = self._may_have_happened(entry)
-                outcome = Released(result, sent=True, outcome_unknown=unknown)
+                outcome = self.released(send, response)
             self._queue.record(send.claimed, outcome)
             raise
+
+    def released(self, send: Send, response: Response) -> Outcome:
+        """Return the outcome of an entry that was sent with a token that is not accepted."""
+        unknown = self._may_have_happened(send.entry)
+        return Released(result_of(response), sent=True, outcome_unknown=unknown)
 
     def _outcome(  # noqa: C901, PLR0911, PLR0912 - one for each verdict
         self, send: Send, response: Response

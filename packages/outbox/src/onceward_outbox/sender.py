@@ -213,13 +213,20 @@ class Sender:
         """Send several entries in one request; returns what came of it, in their order."""
         sends = [Send(part.claimed, state, batch.token) for part in batch.parts]
         response = yield from self._exchange(batch.request, sends)
-        if isinstance(response, NoResponse):
-            if response.may_have_been_sent:
-                self._batches.shrink(len(batch.parts))
-            return _received(batch, self._responses.no_response(sends, response))
-        if response.status == _OK:
-            return self._take_apart(batch, sends, response)
-        return _received(batch, self._refused(batch, sends, response))
+        try:
+            if isinstance(response, NoResponse):
+                if response.may_have_been_sent:
+                    self._batches.shrink(len(batch.parts))
+                return _received(batch, self._responses.no_response(sends, response))
+            if response.status == _OK:
+                return self._take_apart(batch, sends, response)
+            return _received(batch, self._refused(batch, sends, response))
+        except BaseException:  # a function of the app has raised
+            outcomes = [self.abandon(send.claimed) for send in sends]
+            if isinstance(response, Response) and response.status == _UNAUTHORIZED:
+                outcomes = [self._responses.released(send, response) for send in sends]
+            self._record_all(sends, outcomes)
+            raise
 
     def receive(
         self, claimed: Claimed, state: DrainState, received: Response, token: str | None
@@ -242,11 +249,9 @@ class Sender:
             # It may have been sent: back into the queue, as if this process had died. Another
             # process may have claimed it since; the error must not hide the first one.
             again = RetryLater(delay_seconds=0, give_up=False, outcome_unknown=True)
-            for send in sends:
-                with suppress(ClaimLostError):
-                    self._queue.record(
-                        send.claimed, again if is_single else self.abandon(send.claimed)
-                    )
+            self._record_all(
+                sends, [again if is_single else self.abandon(send.claimed) for send in sends]
+            )
             raise
         self.reach("drain.after_send")
         if is_single:
@@ -254,6 +259,13 @@ class Sender:
         if isinstance(response, NoResponse) and (is_single or response.may_have_been_sent):
             self._note_sent(sends, response.reason)
         return response
+
+    def _record_all(self, sends: Sequence[Send], outcomes: Sequence[Outcome]) -> None:
+        """Record outcomes in one commit, except those of claims that are lost."""
+        with self._queue.transaction():
+            for send, outcome in zip(sends, outcomes, strict=True):
+                with suppress(ClaimLostError):
+                    self._queue.record(send.claimed, outcome)
 
     def _note_sent(self, sends: Sequence[Send], detail: str) -> None:
         """Count entries of a request that has no response to each of them."""
