@@ -119,9 +119,15 @@ async def test_cancelled_task_leaves_its_commit_waiting(driver: str, url: str) -
     async with opened(driver, url, commit_seconds=30) as store, absent_standby(url) as observer:
         task = await committing(store, record)
         waiting = await until_waiting(observer)
+        other = await store.begin()
+        idle = await other.statements.fetch_one("SELECT pg_backend_pid() AS pid")
+        await other.rollback()
         task.cancel()
         with suppress(asyncio.CancelledError, CommitUnknownError):
             await asyncio.wait_for(task, HANG_SECONDS)
+        # The server is not silent: connections that nobody uses stay open.
+        alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1"
+        assert await observer.fetchval(alive, idle["pid"]) == 1
         # A request to cancel would have arrived before these statements on a new connection.
         assert isinstance(await store.claim(record.id, NOW), Held)
         assert [row["pid"] for row in await observer.fetch(WAITING)] == waiting

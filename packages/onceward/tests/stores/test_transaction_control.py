@@ -45,13 +45,13 @@ def test_savepoints_and_quoted_text_are_allowed(sql: str) -> None:
 
 
 def test_engine_at_the_address_of_a_collected_one_is_listened_to() -> None:
-    """A dialect outlives its engine, for example in a connection that is still open."""
-    dialects = []
+    """A part of an engine may outlive it, in a connection that is still open."""
+    kept = []
     for _ in range(200):
         engine = create_engine("sqlite://")
         listen_to_driver_calls(engine)
         assert len(engine.dialect.dispatch.do_execute) == 1
-        dialects.append(engine.dialect)
+        kept.append(engine.dialect)
         del engine
 
 

@@ -540,12 +540,12 @@ class WsgiGuard:
 
     def __call__(self, environ: Environ, start_response: _StartResponse) -> Iterable[bytes]:
         """Serve one WSGI request."""
-        batch, table = self._batch, self.onceward.runtime.routes.table()
+        batch, routes = self._batch, self.onceward.runtime.routes
         if batch is not None and batch.is_for(environ):
-            return batch.serve_wsgi(environ, start_response, self, table.find)
+            return batch.serve_wsgi(environ, start_response, self, routes.table().find)
         # Apps convert the method to upper case, and would run ``post`` as POST.
         method, path = environ["REQUEST_METHOD"].upper(), _path_of(environ)
-        match = None if method in SAFE_METHODS else table.find(method, path)
+        match = None if method in SAFE_METHODS else routes.table().find(method, path)
         if match is None:
             return self._app(environ, start_response)
         policy, prefix = match.policy, environ.get("SCRIPT_NAME", "")

@@ -115,9 +115,12 @@ class StoreThreads:
         thread: RequestThread | None = request_thread.get(None)
         if thread is not None:
             return thread.run(work)
+        return self._run_in_pool(work, cancel)
+
+    async def _run_in_pool(self, work: Callable[[], T], cancel: Callable[[], None] | None) -> T:
         loop = asyncio.get_running_loop()
-        running = loop.run_in_executor(self._pool, copy_context().run, work)
-        return _to_its_end(running, cancel)
+        running: asyncio.Future[T] = loop.run_in_executor(self._pool, copy_context().run, work)
+        return await _to_its_end(running, cancel)
 
     async def run_with_slot(self, work: Callable[[], T]) -> T:
         """Take a slot for the duration of one call."""

@@ -14,7 +14,6 @@ from onceward.stores.parts import Schema
 from onceward.stores.postgres.driver import NEVER, Driver, Pool
 from onceward.stores.postgres.epoch import EpochReader
 from onceward.stores.postgres.hosts import replaced
-from onceward.stores.postgres.pool import cut_connection
 from onceward.stores.postgres.session import UsedSession
 from onceward.stores.replication import (
     CONFIRMING_COMMIT,
@@ -427,7 +426,9 @@ class sending_commit(CommitWatch):  # noqa: N801 - used like a function
             self.is_outdated = self._connections.is_outdated(connection)
         elif not (isinstance(kind, type) and issubclass(kind, (*driver.errors, *driver.outages))):
             # Cancelled while COMMIT may wait for a standby. A request to cancel would end the wait.
-            cut_connection(connection)
+            # Not cut: that would say that the server is silent, and close idle connections.
+            connection.terminate()
+            self._connections.abandoned.add(connection.backend)
         super().__exit__(kind, *raised)
 
 

@@ -224,7 +224,11 @@ class _EngineStore(SessionStore[TransactionT_co]):
         connection = self._connection()
         # Autocommit: one query needs no BEGIN and no ROLLBACK around it.
         if not self.is_sqlite:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
+            try:
+                connection.execution_options(isolation_level="AUTOCOMMIT")
+            except BaseException:
+                connection.close()
+                raise
         return connection
 
     def _confirm(self, connection: Connection) -> None:
