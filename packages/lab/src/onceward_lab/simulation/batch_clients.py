@@ -134,6 +134,8 @@ class BatchClient:
         self._items = items
         # By action, once it has a result; that of a success is the id and version of its note.
         self._results: dict[str, dict[str, Any] | None] = {}
+        # Notes that a restored backup had lost, and that were made again with another id.
+        self._remade: set[str] = set()
         self._request = 0
         self._is_repeated = False
 
@@ -302,12 +304,17 @@ class BatchClient:
         action = item.action
         if result.status in _TEMPORARY or result.code in _IN_PROGRESS:
             return
-        if result.code in _MISMATCH:
-            self._world.errors.append(f"{action.id} got {result.code} for its own request")
-        if action.id in self._results:
-            return
         body = result.json()
         is_success = result.status in _OK and isinstance(body, dict)
+        # A change of a note that was made again is another request: it has another path.
+        is_remade = item.parent is not None and item.parent.action.id in self._remade
+        if result.code in _MISMATCH and not is_remade:
+            self._world.errors.append(f"{action.id} got {result.code} for its own request")
+        if action.id in self._results:
+            known = self._results[action.id]
+            if known is not None and is_success and body.get("id") != known.get("id"):
+                self._remade.add(action.id)
+            return
         self._results[action.id] = body if is_success else None
         self._world.note(action.device, f"{action.id} has its result: {result.status}")
         if not is_success and action.kind == "note":
