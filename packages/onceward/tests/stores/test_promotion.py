@@ -117,6 +117,29 @@ async def test_frozen_first_host_does_not_keep_stores_from_the_promoted_one(
         assert await keys_on(pair.standby, url) <= known
 
 
+@pytest.mark.parametrize("driver", DRIVERS)
+async def test_store_that_opens_during_a_promotion_keeps_no_connection_to_the_old_server(
+    pair: RealPostgresPair, url: str, driver: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first connection is older than what it knows of its servers."""
+    store = STORES[driver](url, **SHORT)
+    migrate = store._migrate
+
+    async def promote_and_migrate() -> None:
+        pair.freeze_primary()
+        await asyncio.to_thread(pair.fail_over)
+        await migrate()
+        pair.thaw()  # and says that it is writable
+
+    monkeypatch.setattr(store, "_migrate", promote_and_migrate)
+    await store.open()
+    try:
+        ports = await asyncio.gather(*(port_of(store) for _ in range(8)))
+    finally:
+        await store.close()
+    assert set(ports) == {pair.primary.port}
+
+
 async def test_rewound_primary_is_used_and_memory_and_redis_are_dropped_after_a_promotion(
     pair: RealPostgresPair, url: str, redis_url: str
 ) -> None:

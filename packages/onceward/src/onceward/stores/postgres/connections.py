@@ -91,13 +91,13 @@ class Connections:
     def is_open(self) -> bool:
         return self._pool is not None
 
-    async def open(self, least: int) -> None:
-        """Open the ``least`` connections that are kept, and refuse a pooler that shares them."""
+    async def open(self) -> None:
+        """Open a connection, for the migrations, and refuse a pooler that shares it."""
         on_wait = None if self._metrics is None else self._metrics.pool_waited
         self._reads_epochs = self._is_checked = self._has_pooler = False
         pool = self.driver.new_pool(self.limit, on_wait, self._on_connect, self._on_silence)
         try:
-            await self._fill(pool, least)
+            await self._fill(pool, 1)
         except BaseException:
             # Its timer and threads would outlive it.
             await pool.close(timeout_seconds=0)
@@ -105,9 +105,16 @@ class Connections:
         self._pool = pool
         await self._refuse_transaction_pooling()
 
-    async def check(self) -> None:
-        """Read the epoch now that the tables exist; refuse a server that guarantees too little."""
+    async def check(self, least: int) -> None:
+        """Open the ``least`` connections that are kept, now that the tables exist.
+
+        Raises ``ConfigurationError`` if the server guarantees too little.
+        """
+        assert self._pool is not None  # noqa: S101 - it is open
         self._reads_epochs = True
+        # Nobody has read which server they lead to: another one may have been promoted since.
+        self._pool.renew()
+        await self._fill(self._pool, least)
         await self.apart(self.read_epoch)
         problem = self._missing_durability()
         if problem is not None:
@@ -238,8 +245,6 @@ class Connections:
             return
         before = self.epochs.identity
         reading = await self.read_epoch(connection)
-        if reading.is_replaced:
-            raise replaced()
         is_other = reading.identity is not None and reading.identity != before
         if (is_other or reading.went_back) and before is not None and self._pool is not None:
             # Older connections may lead to a server that was replaced.
@@ -269,13 +274,19 @@ class Connections:
             self._probe = None
 
     async def read_epoch(self, connection: Any) -> EpochReading:
-        """Read the epoch, and with it what the server guarantees."""
+        """Read the epoch, and with it what the server guarantees.
+
+        Raises an outage if another server was promoted, and closes the connection.
+        """
         reading = await self.epochs.read(
             self._schema.names, connection.fetchrow, self.driver.errors, self.driver.outages
         )
         durability = self.epochs.durability
         if self._durability_metrics is not None and durability is not None:
             self._durability_metrics.durability_read(is_replicated=durability.is_replicated)
+        if reading.is_replaced:
+            connection.terminate()
+            raise replaced()
         return reading
 
     # -- replication --------------------------------------------------------------------------

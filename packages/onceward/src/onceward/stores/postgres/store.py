@@ -160,9 +160,9 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
                 await self._migrate()
             return
         try:
-            await self.connections.open(self._min)
+            await self.connections.open()
             await self._migrate()
-            await self.connections.check()
+            await self.connections.check(self._min)
         except BaseException:
             await self.close()
             raise
