@@ -402,7 +402,7 @@ _Steps = Generator[httpx.Request | Awaitable[str] | float, Any, _Value]
 
 
 class _BaseClient(Generic[_ResponseT, _ResponsesT]):
-    """What both clients have in common: everything but I/O."""
+    """The part of both clients that does no I/O."""
 
     _http_class: ClassVar[type[httpx.Client | httpx.AsyncClient]]
     _http: httpx.Client | httpx.AsyncClient

@@ -125,7 +125,7 @@ async def test_cancelled_task_leaves_its_commit_waiting(driver: str, url: str) -
         task.cancel()
         with suppress(asyncio.CancelledError, CommitUnknownError):
             await asyncio.wait_for(task, HANG_SECONDS)
-        # The server is not silent: connections that nobody uses stay open.
+        # The server has responded: idle connections stay open.
         alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = $1"
         assert await observer.fetchval(alive, idle["pid"]) == 1
         # A request to cancel would have arrived before these statements on a new connection.

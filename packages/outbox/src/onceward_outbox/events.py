@@ -296,7 +296,7 @@ class AsyncEventStream:
 
     def _call_in_loop(self, change: Callable[..., None], *args: Event) -> None:
         # Events arrive on the threads that commit; everything else happens in the loop.
-        with suppress(RuntimeError):  # the loop has been closed, and nobody waits any more
+        with suppress(RuntimeError):  # the loop has been closed, with all that waited
             self._loop.call_soon_threadsafe(change, *args)
 
     def _add(self, event: Event) -> None:

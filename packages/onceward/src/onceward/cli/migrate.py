@@ -116,7 +116,7 @@ def _chosen_parts(names: Sequence[str]) -> list[Part]:
 async def _migrate(
     target: Target, parts: Sequence[Part], *, with_services: bool, on_citus: bool
 ) -> tuple[list[tuple[str, int, str]], int, list[str]]:
-    """Return what was applied, how many migrations there are, and the distributed tables."""
+    """Return the applied migrations, the number of all, and the distributed tables."""
     packages: list[tuple[str, str]] = []
     tables: Sequence[TenantTable] = ()
     if isinstance(target, AppTarget):

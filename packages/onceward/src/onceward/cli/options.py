@@ -1,4 +1,4 @@
-"""What several commands share: the database or app they work on, their options, their output."""
+"""Options and output that several commands share, and the database or app they work on."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass

@@ -454,7 +454,7 @@ class Reports:
     def __init__(self, metrics: Metrics) -> None:
         self.metrics = metrics
         self.log: RequestLog | None = None
-        # False where nobody reads them: then the most frequent reports are not made.
+        # False without a reader: then the most frequent reports are not made.
         self.are_read = type(metrics) is not NullMetrics
         # Not methods: each would be one call more for each request.
         self.outcome = metrics.outcome

@@ -112,7 +112,7 @@ class Connections:
         """
         assert self._pool is not None  # noqa: S101 - it is open
         self._reads_epochs = True
-        # Nobody has read which server they lead to: another one may have been promoted since.
+        # Their server is not known yet: another one may have been promoted since.
         self._pool.renew()
         await self._fill(self._pool, least)
         await self.apart(self.read_epoch)

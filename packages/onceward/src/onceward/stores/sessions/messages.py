@@ -46,7 +46,7 @@ class SessionLimits:
 class Sent(Protocol):
     """A unit whose statements are limited."""
 
-    # When the last statement was sent, in monotonic seconds; 0 if nobody looks.
+    # When the last statement was sent, in monotonic seconds; 0 without a time limit.
     statement_at: float
 
 

@@ -118,7 +118,7 @@ class SqlAlchemyUnit(SessionUnit[TransactionT_co]):
         self._statement_thread = 0
         # Of the claim, on PostgreSQL; None once a handler has ended that transaction.
         self._connection: Connection | None = None
-        # When the last statement was sent, in monotonic seconds; 0 if nobody looks.
+        # When the last statement was sent, in monotonic seconds; 0 without a time limit.
         self.statement_at = 0.0
         # Whether the connection was lost, or the database failed, in a statement.
         self._is_lost = False
