@@ -53,7 +53,8 @@ def test_a_signal_stops_the_run_and_prints_the_counts(signal_number: signal.Sign
         process.send_signal(signal_number)
         out, errors = process.communicate(timeout=TIMEOUT_SECONDS)
     assert (process.returncode, errors) == (0, "")
-    assert out.splitlines()[0] == "\tcount"
+    # A line of progress comes first where the last seed took ten seconds.
+    assert "\tcount" in out.splitlines()
     assert "no guarantee was violated\nstopped early" in out
 
 
