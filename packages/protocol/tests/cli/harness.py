@@ -54,12 +54,14 @@ class Done:
 Here = Callable[..., Done]
 
 
-def run_script(script: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+def run_script(
+    script: str, *, env: dict[str, str] | None = None, **options: Any
+) -> subprocess.CompletedProcess[bytes]:
     """Run Python code in a new process, for tests of what a command imports."""
     return subprocess.run(
         [sys.executable, "-c", script],
         capture_output=True,
-        env=environment(),
+        env=environment() if env is None else env,
         check=False,
         **options,
     )

@@ -1,11 +1,13 @@
 """``onceward`` itself: help, exit codes, and errors as one line without a traceback."""
 
+import re
+
 import pytest
 
 from onceward_protocol.cli.main import report_errors
 from onceward_protocol.cli.output import CommandError, printable, redact_password
 from onceward_protocol.errors import ConfigurationError, OncewardError
-from packages.protocol.tests.cli.harness import Here, one_line, run_script
+from packages.protocol.tests.cli.harness import Here, environment, one_line, run_script
 
 
 def test_help_and_version(here: Here) -> None:
@@ -40,6 +42,46 @@ def test_help_of_each_command_has_an_example(here: Here, command: tuple[str, ...
     text = here(*command, "--help").stdout.decode()
     examples = text.partition("Example")[2]
     assert f"onceward {' '.join(command)}" in examples
+
+
+def test_help_lists_the_commands_in_panels(here: Here) -> None:
+    text = here("--help", COLUMNS="80").stdout.decode()
+    titles = re.findall(r"^╭─ (\w+) ", text, re.MULTILINE)
+    assert titles == ["Options", "Run", "Look", "Repair", "Data", "Prove"]
+    assert re.findall(r"^│ (\w+) ", text.partition("─ Repair ")[2], re.MULTILINE)[:2] == [
+        "jobs",
+        "outbox",
+    ]
+
+
+@pytest.mark.parametrize(
+    "command", [("serve",), ("jobs", "ls"), ("jobs", "requeue"), ("outbox", "add"), ("chaos",)]
+)
+def test_help_shows_no_types_and_each_example_on_its_line(
+    here: Here, command: tuple[str, ...]
+) -> None:
+    text = here(*command, "--help", COLUMNS="80").stdout.decode()
+    assert not re.search(r"<\w+|\[\w*<?=|\bTEXT\b|\bINTEGER\b|\bBOOLEAN\b", text)
+    assert re.search(r"^ *Examples?: *$", text, re.MULTILINE)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_shell_completion_completes_commands_and_options(here: Here) -> None:
+    assert b"_ONCEWARD_COMPLETE" in here("--show-completion", "bash").stdout
+    for words, completed in (
+        ("onceward job", b"jobs"),
+        ("onceward jobs req", b"requeue"),
+        ("onceward jobs requeue --que", b"--queue"),
+    ):
+        done = run_script(
+            "from onceward_protocol.cli.main import main; main()",
+            env=environment(
+                _ONCEWARD_COMPLETE="complete_bash",
+                COMP_WORDS=words,
+                COMP_CWORD=str(len(words.split()) - 1),
+            ),
+        )
+        assert done.stdout.split() == [completed], done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["dance"], ["hash", "--loud"], ["keys"], ["jobs"]])

@@ -27,9 +27,9 @@ def demo(
     Starts a server and a device in a temporary directory and removes both. Exits with 1 if an
     action took effect twice or not at all.
 
-    For example:
-
+    Examples:
         onceward demo
+
     """
     from onceward_lab.cli.demo import show_demo
     from onceward_lab.cli.signals import run_until_interrupted
@@ -42,9 +42,9 @@ def bench(context: typer.Context) -> None:
 
     Needs the extra `bench`. `onceward bench --help` lists the options.
 
-    For example:
-
+    Examples:
         onceward bench --only jobs walk
+
     """
     from onceward_lab.cli.bench import run_bench
 
@@ -71,10 +71,10 @@ def chaos(  # noqa: PLR0917 - typer calls by name
     Starts servers, workers and devices, and on request PostgreSQL and NATS, and removes all of
     them. Exits with 1 if an acknowledged action took effect twice, not at all, or out of order.
 
-    For example:
-
+    Examples:
         onceward chaos --seconds 600 --database postgres --nats
         onceward chaos --seconds 600 --database postgres-ha
+
     """
     from onceward_lab.cli.chaos import show_chaos
     from onceward_lab.cli.signals import run_until_interrupted
@@ -118,9 +118,9 @@ def simulate(  # noqa: PLR0917 - typer calls by name
     Device, server, store and jobs run in one process and in virtual time; the seed determines all
     faults. Exits with 1 if a guarantee was violated, and prints the seed and the faults needed.
 
-    For example:
-
+    Examples:
         onceward simulate --seconds 600
+
     """
     from onceward_lab.cli.signals import run_until_interrupted
     from onceward_lab.cli.simulate import check_options, show_planted, show_seed, show_simulation
@@ -205,8 +205,7 @@ def conform(  # noqa: PLR0917 - typer turns them into options
     The checks write to the server: use a test server. A server on this machine needs no token if
     the command runs in its directory. Exits with 1 if a check fails.
 
-    For example:
-
+    Examples:
         onceward conform http://127.0.0.1:8000
 
         onceward conform https://staging.example --profile orders.json --token "$TOKEN"
@@ -214,6 +213,7 @@ def conform(  # noqa: PLR0917 - typer turns them into options
         onceward conform http://127.0.0.1:8000 --path /payments --token "$ADA" --other-token "$BOB"
         --body '{"account": "ada-1", "note": "{unique}"}'
         --other-body '{"account": "bob-1", "note": "{unique}"}'
+
     """
     from onceward_lab.cli.conform import Operation, run_conform
     from onceward_lab.cli.signals import run_until_interrupted
@@ -335,12 +335,12 @@ def attack(  # noqa: PLR0917 - typer turns them into options
     writes to the server: use a test server. A server on this machine needs no token if the command
     runs in its directory. Exits with 1 if an attack succeeded.
 
-    For example:
-
+    Examples:
         onceward attack http://127.0.0.1:8000
 
         onceward attack http://127.0.0.1:8000 --path /payments --token "$ADA" --other-token "$BOB"
         --body '{"note": "{unique}"}' --redis redis://127.0.0.1:6379/0
+
     """
     from onceward_lab.attack.target import Limits
     from onceward_lab.cli.attack import AttackOptions, run_attack

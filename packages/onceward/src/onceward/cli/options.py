@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 import typer
 
 from onceward.tenants import ALL_TENANTS, TenantFilter
+from onceward_protocol.cli.app import CommandApp
 from onceward_protocol.cli.output import CommandError, printable, redact_password
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ Target = str | AppTarget
 
 def new_app() -> typer.Typer:
     """Return an app for one command or a group, as ``onceward`` has them."""
-    return typer.Typer(add_completion=False, rich_markup_mode="markdown")
+    return CommandApp()
 
 
 def new_group(name: str) -> typer.Typer:

@@ -6,10 +6,11 @@ from typing import Annotated
 import typer
 
 from onceward.cli.options import DEFAULT_DATABASE, App, Database, Json, choose_target
+from onceward_protocol.cli.app import CommandApp
 
 __all__ = ["audit_app"]
 
-audit_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
+audit_app = CommandApp()
 
 Tenant = Annotated[str | None, typer.Option("--tenant", help="Only this tenant. Default: all.")]
 

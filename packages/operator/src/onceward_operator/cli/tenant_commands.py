@@ -14,10 +14,11 @@ from onceward.cli.options import (
     RedisUrl,
     choose_target,
 )
+from onceward_protocol.cli.app import CommandApp
 
 __all__ = ["tenant_app"]
 
-tenant_app = typer.Typer(no_args_is_help=False, rich_markup_mode="markdown")
+tenant_app = CommandApp()
 
 Name = Annotated[str, typer.Argument(help="The tenant, as onceward keys ls shows it.")]
 Tables = Annotated[

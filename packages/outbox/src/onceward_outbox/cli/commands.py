@@ -37,6 +37,7 @@ from onceward_outbox.profile import Profile, unknown_profile
 from onceward_outbox.queue import OutboxQueue
 from onceward_outbox.settings import QueueSettings, span_in
 from onceward_outbox.transport import HttpTransport
+from onceward_protocol.cli.app import CommandApp
 from onceward_protocol.cli.load_object import load_object
 from onceward_protocol.cli.output import CommandError, print_json, print_table
 from onceward_protocol.errors import UsageError
@@ -81,11 +82,7 @@ _MAX_COMMAND_SECONDS: Final = 30.0
 _UNAUTHORIZED: Final = 401
 _JSON_OR_FILE: Final = "JSON, @FILE, or - for standard input."
 
-outbox_app = typer.Typer(
-    help="Inspect and drain the outbox of a device.",
-    no_args_is_help=False,
-    rich_markup_mode="markdown",
-)
+outbox_app = CommandApp(help="Inspect and drain the outbox of a device.")
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for scripts.")]
 EntryId = Annotated[str, typer.Argument(help="The entry's id, as outbox ls shows it.")]
@@ -145,9 +142,9 @@ def outbox(
 ) -> None:
     """Inspect and drain the outbox of a device.
 
-    For example:
-
+    Examples:
         onceward outbox --db outbox.db ls
+
     """
     if context.invoked_subcommand is None:
         raise CommandError(
@@ -206,10 +203,10 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
 ) -> None:
     """Queue one mutation. Creates the file and the user if they do not exist.
 
-    For example:
-
+    Examples:
         onceward outbox --db outbox.db add --user ada --op create --entity note
         --endpoint /notes --payload '{"text": "Call back"}'
+
     """
     more: dict[str, Any] = {
         "local_id": local_id,
@@ -253,9 +250,9 @@ def outbox_ls(  # noqa: PLR0917 - typer turns them into options
 ) -> None:
     """List entries in the order in which they were queued.
 
-    For example:
-
+    Examples:
         onceward outbox --db outbox.db ls --status failed
+
     """
     if status is not None and status not in set(Status):
         raise CommandError(f"--status should be one of {', '.join(Status)}", _BAD_INPUT)
@@ -269,9 +266,9 @@ def outbox_ls(  # noqa: PLR0917 - typer turns them into options
 def outbox_show(context: typer.Context, entry_id: EntryId, json: Json = False) -> None:
     """Show one entry: its request, its dependencies, and every attempt.
 
-    For example:
-
+    Examples:
         onceward outbox --db outbox.db show 019a8a51-7c1e-7b1f-a1de-2f6c3c1f3a10
+
     """
     with _opened(context) as queue:
         entry = queue.get(entry_id)
@@ -323,10 +320,10 @@ def outbox_drain(  # noqa: PLR0917 - typer turns them into options
     that is being sent and exits with 0. Exits with 1 if the server cannot be reached or does not
     accept the token; no entry fails because of that.
 
-    For example:
-
+    Examples:
         onceward outbox --db outbox.db drain --user ada --server http://127.0.0.1:8000
         --token "$(onceward token --sub ada)"
+
     """
     stop = Flag()
     commands = [parse_header_command(given) for given in header_command or []]
@@ -433,10 +430,10 @@ def outbox_resolve(
 ) -> None:
     """Resolve a conflict. Without --strategy, show base, mine and theirs side by side.
 
-    For example:
-
+    Examples:
         onceward outbox --db outbox.db resolve 019a8a51-7c1e-7b1f-a1de-2f6c3c1f3a10
         --strategy mine
+
     """
     if strategy is not None and strategy not in _RESOLUTIONS:
         raise CommandError(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
+from onceward_protocol.cli.app import CommandApp
 from onceward_protocol.cli.gc import resume_gc
 from onceward_protocol.cli.output import CommandError
 from onceward_protocol.errors import BodyInvalidError
@@ -30,17 +31,14 @@ Volatile = Annotated[
 ]
 
 
-def create_app() -> typer.Typer:
+def create_app() -> CommandApp:
     """Return a new ``onceward`` with the protocol's commands, without those of other packages."""
-    app = typer.Typer(
+    app = CommandApp(
         name="onceward",
         help="Exactly-once effects for apps that work offline.",
         epilog="Every command has examples: onceward hash --help",
-        no_args_is_help=False,
         invoke_without_command=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
+        add_completion=True,
     )
     app.callback()(root)
     app.command()(canonical)

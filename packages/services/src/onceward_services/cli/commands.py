@@ -86,13 +86,13 @@ def serve(  # noqa: PLR0917 - typer turns them into options
     Prints one line with the address when it is ready. Ctrl-C or SIGTERM finishes running requests
     and exits with code 0. Every setting has an environment variable, ONCEWARD_…
 
-    For example:
-
+    Examples:
         onceward serve
 
         onceward serve --port 0 --database sqlite:///try.db
 
         onceward serve --database postgresql://me@localhost/shop --workers 4
+
     """
     from onceward_services.cli.serve import run_server
 
@@ -140,13 +140,13 @@ def token(
     server keeps in .onceward (ONCEWARD_HOME). An App Check token is signed with the key pair kept
     there. Reports of steps accept an App Check token for five minutes.
 
-    For example:
-
+    Examples:
         onceward token --sub ada
 
         curl -H "Authorization: Bearer $(onceward token --sub ada)" …
 
         curl -H "X-Firebase-AppCheck: $(onceward token --app-check)" …
+
     """
     from onceward_services.cli.tokens import make_token
 
