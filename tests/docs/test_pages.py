@@ -78,3 +78,26 @@ def test_pictures_are_well_formed_with_title_description_and_dark_mode() -> None
         names = {element.tag.rpartition("}")[2] for element in root}
         assert {"title", "desc"} <= names
         assert "prefers-color-scheme: dark" in picture.read_text(encoding="utf-8")
+
+
+# Records of decisions with more words than others, and why.
+MAX_DECISION_WORDS = 350
+LONG_DECISIONS = {
+    "0001": "lists all records",
+    "0002": "one row for each dependency",
+    "0003": "the argument for the whole design",
+    "0004": "four layers of the request, with numbers",
+    "0007": "errors, redirects and requests without a key are one rule",
+    "0012": "every mechanism of the queue",
+    "0015": "every mechanism of the outbox",
+    "0043": "one row for each index",
+    "0053": "every way in which a failover could lose a commit",
+    "0059": "hashes of vendored files",
+}
+DECISIONS = sorted(page for page in PAGES if page.parent.name == "decisions")
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=name_of)
+def test_decision_is_short_or_has_a_reason(page: Path) -> None:
+    words = len(page.read_text(encoding="utf-8").split())
+    assert words <= (900 if page.name[:4] in LONG_DECISIONS else MAX_DECISION_WORDS)
