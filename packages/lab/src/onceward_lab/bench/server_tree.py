@@ -14,7 +14,6 @@ from onceward_lab.bench.races import free_port, wait_until_up
 
 __all__ = ["CpuClock", "ServerTree"]
 
-_PACKAGES = ("onceward", "services", "lab")
 _FREE = ("WALK", "PLANNING", "ROUTES", "FIELD")
 
 
@@ -29,10 +28,11 @@ class ServerTree:
         """Return the environment in which Python imports the packages of this tree."""
         if self.path is None:
             return dict(os.environ)
-        sources = [self.path / "packages" / name / "src" for name in _PACKAGES]
-        for source in sources:
-            if not source.is_dir():
-                raise FileNotFoundError(f"{source}: a checkout of the repository has it")
+        sources = sorted(self.path.glob("packages/*/src"))
+        if not sources:
+            raise FileNotFoundError(
+                f"{self.path}/packages/*/src: a checkout of the repository has it"
+            )
         return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources))}
 
     @contextmanager
