@@ -1,5 +1,6 @@
 """The network between devices and servers: loses, duplicates, delays and reorders messages."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from email.utils import format_datetime
 from random import Random
@@ -11,7 +12,7 @@ from onceward_lab.history import ResponseSeen
 from onceward_lab.simulation.batches import BATCH_PATH, header_of, items_of, parts_of
 from onceward_lab.simulation.database import ServerDatabase
 from onceward_lab.simulation.faults import Faults
-from onceward_lab.simulation.loop import NO_PROCESS, VirtualLoop
+from onceward_lab.simulation.loop import NO_PROCESS, Process, VirtualLoop
 from onceward_lab.simulation.records import RecordCheck
 from onceward_lab.simulation.server import Server
 from onceward_lab.simulation.standby import Standby
@@ -102,6 +103,8 @@ class Network:
         # What a proxy responds instead of the server, to all paths or to one.
         self.outages: dict[str, Response] = {}
         self._epoch = 0
+        # By process: requests that it has received and not responded to.
+        self._serving: Counter[Process] = Counter()
         self._key_suffix = ""
         # The last request of a device for each caller and key.
         self._sent: dict[tuple[str, str], Request] = {}
@@ -120,6 +123,10 @@ class Network:
         self._epoch += 1
         if keys_forgotten:
             self._key_suffix = f"~{self._epoch}"
+
+    def is_serving(self, process: Process) -> bool:
+        """Return whether a process has received a request and not responded to it."""
+        return self._serving[process] > 0
 
     def database_restored(self) -> None:
         """Note that the server's database has gone back to an earlier state."""
@@ -225,7 +232,12 @@ class Network:
         app = server.app
         assert app is not None  # noqa: S101 - checked by the caller
         unknown_commits = self._world.unknown_commits
-        response = await _call_app(app, request)
+        process = server.process
+        self._serving[process] += 1
+        try:
+            response = await _call_app(app, request)
+        finally:
+            self._serving[process] -= 1
         # The response has left the process, which may be killed now.
         is_current = epoch == self._epoch
         is_certain = unknown_commits == self._world.unknown_commits

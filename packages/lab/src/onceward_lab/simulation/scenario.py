@@ -563,8 +563,9 @@ class World:
                 device.cut_power()
         for server in self.servers:
             server.process.pauses += 1
-            if server.process.is_paused:
-                # It would continue requests from before the skipped days.
+            if server.process.is_paused or self.network.is_serving(server.process):
+                # It would continue requests from before the skipped days, whose records may have
+                # expired since. No request takes days.
                 server.process.kill()
         self._skipped_seconds += long_sleep.days * 86_400.0
         if long_sleep.days == _ALMOST_STALE_DAYS:
