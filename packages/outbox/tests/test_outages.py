@@ -217,8 +217,17 @@ def test_online_probes_at_once_unless_the_server_has_named_a_time() -> None:
         outages.probe_now()
         assert outages.server_seconds() == left
     # Each failed probe is further away, up to the limit of the caller.
-    assert outages.end("e", "/notes") == [""]
+    assert outages.end("e", "/notes", at=now) == [""]
     assert outages.server_seconds() == 0
+
+
+def test_response_that_came_before_a_hold_does_not_end_it() -> None:
+    now = 10.0
+    outages = Outages(lambda: now)
+    outages.begin("e", "/notes", response(429), delay=lambda _: 30.0, retry_after_seconds=None)
+    assert outages.end("other", "/notes", at=9.0) == []
+    assert outages.is_held("/notes")
+    assert outages.end("other", "/notes", at=10.0) == ["/notes"]
 
 
 @pytest.mark.parametrize("outage", OUTAGES, ids=lambda found: str(found.status))

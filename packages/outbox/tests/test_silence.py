@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from onceward.errors import ConfigurationError
-from onceward_outbox import OutboxQueue, Profile, QueueSettings
+from onceward_outbox import Event, EventKind, OutboxQueue, Profile, QueueSettings
 from onceward_outbox.backoff import RoundTrips
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
@@ -374,6 +374,67 @@ def test_a_silent_request_is_not_repeated_while_the_server_is_held(
     report = drain(queue, user, server, max_seconds=20, round_trips=round_trips)
     assert sorted(server.titles()) == ["other", "silent"]
     assert report.succeeded == 1
+
+
+def test_error_to_a_repeat_does_not_end_a_hold_that_begins_after_it(
+    queue: OutboxQueue, user: str
+) -> None:
+    queue.enqueue_many([activity(user, "silent"), activity(user, "other")])
+    begun, repeated, held = threading.Event(), threading.Event(), threading.Event()
+    heard: list[Event] = []
+
+    def reply(request: Request) -> Response | NoResponse:
+        if title_of(request) == "other":
+            repeated.wait(20)
+            time.sleep(0.1)
+            held.set()
+            return response(429, headers={"retry-after": "60"})
+        if begun.is_set():
+            repeated.set()
+            return response(500)
+        begun.set()
+        held.wait(20)
+        time.sleep(0.2)
+        return SILENCE
+
+    queue.subscribe(heard.append)
+    server = Parallel(reply)
+    drain(queue, user, server, max_seconds=20)
+    kinds = [event.kind for event in heard]
+    assert (server.titles().count("silent"), server.titles().count("other")) == (2, 1)
+    assert EventKind.HELD in kinds
+    assert EventKind.RESUMED not in kinds
+
+
+def test_silent_requests_are_repeated_one_at_a_time_after_a_hold(
+    queue: OutboxQueue, user: str
+) -> None:
+    queue.enqueue_many([activity(user, title) for title in ("a", "b", "other")])
+    sends, repeats, lock = Counter[str](), Counter[str](), threading.Lock()
+    are_repeated = threading.Event()
+
+    def reply(request: Request) -> Response | NoResponse:
+        title = title_of(request)
+        with lock:
+            sends[title] += 1
+            is_first = sends[title] == 1
+        if title == "other":
+            return response(503) if is_first else created(request)
+        if is_first:
+            are_repeated.wait(10)
+            return created(request)
+        with lock:
+            repeats["now"] += 1
+            repeats["most"] = max(repeats["most"], repeats["now"])
+        time.sleep(0.7)
+        with lock:
+            repeats["now"] -= 1
+        threading.Timer(1.0, are_repeated.set).start()
+        return response(409, code="idempotency.in_progress")
+
+    report = drain(queue, user, Parallel(reply), max_seconds=20, retry=LATER)
+    assert report.succeeded == 3
+    assert repeats["most"] == 1
 
 
 def test_a_drain_that_is_over_waits_for_a_silent_request_without_a_loop(

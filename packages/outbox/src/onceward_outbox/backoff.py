@@ -275,11 +275,12 @@ class Backoff:
             state.hold(self.delay(entry), why)
         return True
 
-    def note_response(self, entry: Entry) -> None:
+    def note_response(self, entry: Entry, state: DrainState) -> None:
         """Note that the service responds, and end the holds that this disproves."""
-        for key in self._outages.end(entry.id, entry.endpoint):
+        at = state.received_at(entry.id)
+        for key in self._outages.end(entry.id, entry.endpoint, at=at):
             self._emit(EventKind.RESUMED, f"{key or 'the server'} responds again")
-        self._last_response = self._clock.monotonic()
+        self._last_response = max(self._last_response, at)
         self._silent_since.pop(entry.id, None)
 
     # ------------------------------------------------------------------ outages
@@ -334,6 +335,8 @@ class _Hold:
 
     def __init__(self, why: str) -> None:
         self.why = why
+        # When the last response that says so came.
+        self.at = 0.0
         self.until = 0.0
         self.failures = 0
         # Set by Retry-After: kept when the app calls `online` or `wake`, and stored.
@@ -421,7 +424,8 @@ class Outages:
                 self._blame_for(entry_id)
             hold.failures += 1
             seconds = max(delay(hold.failures), retry_after_seconds or 0.0)
-            until = self._monotonic() + seconds
+            hold.at = self._monotonic()
+            until = hold.at + seconds
             # A response to an earlier request does not shorten what a later one has set.
             hold.until = max(hold.until, until) if hold.is_fixed else until
             hold.is_fixed = bool(retry_after_seconds) or hold.until > until
@@ -432,13 +436,20 @@ class Outages:
             blame = self._blame.get(entry_id, 1) - 1
             return seconds * _LATER * 2 ** min(blame, _MAX_BLAME), is_new
 
-    def end(self, entry_id: str, endpoint: str) -> list[str]:
-        """End the holds that a response of the service disproves; returns their keys."""
+    def end(self, entry_id: str, endpoint: str, *, at: float) -> list[str]:
+        """End the holds that a response of the service disproves; returns their keys.
+
+        ``at`` is when it came: a hold that has begun since goes on.
+        """
         if not self._holds and not self._blame:
             return []
         with self._lock:
             self._blame.pop(entry_id, None)
-            keys = [key for key in (SERVER, path_template(endpoint)) if key in self._holds]
+            keys = [
+                key
+                for key in (SERVER, path_template(endpoint))
+                if key in self._holds and self._holds[key].at <= at
+            ]
             for key in keys:
                 self.is_unsaved |= self._holds.pop(key).is_fixed
             return keys
@@ -477,6 +488,7 @@ class Outages:
                 if found.seconds > 0 and (hold is None or hold.until < now + found.seconds):
                     hold = self._holds.setdefault(key, _Hold(found.why))
                     hold.until, hold.is_fixed, hold.why = now + found.seconds, True, found.why
+                    hold.at = now
 
 
 # -- holds in the file ----------------------------------------------------------------------------

@@ -453,7 +453,11 @@ class DrainRun:
         call, result = found
         flight = next(one for one in self._in_flight.values() if one.has(call))
         self._observe(flight, result, call.elapsed_seconds)
-        final = flight.receive(call, result)
+        final, entry_id = flight.receive(call, result), flight.claimed.entry.id
+        if final is result:
+            self._state.forget_undecided(entry_id)
+        elif final is None and isinstance(result, Response):
+            self._state.note_undecided(entry_id)
         if final is not None:
             self._advance(flight, final)
 
@@ -466,7 +470,7 @@ class DrainRun:
             if self._is_over():
                 flight.repeat_at = None
                 continue
-            if not self._may_repeat(flight.claimed.entry):
+            if not self._may_repeat(flight):
                 flight.repeat_at = now + _POLL_SECONDS
                 continue
             flight.repeat_at = None
@@ -480,12 +484,20 @@ class DrainRun:
                 flight.repeat = self._exchanges.start_anew(request, seconds)
                 self._state.report.sent += 1
 
-    def _may_repeat(self, entry: Entry) -> bool:
+    def _may_repeat(self, flight: Flight) -> bool:
         """Return whether to repeat a silent request: others wait for it, or there are no others.
 
-        Not while the server is held: a repeat is one more request.
+        Not while the server is held: a repeat is one more request. After a hold it is a probe, and
+        there is one at a time.
         """
-        if self._server.outages.is_held(entry.endpoint):
+        entry, outages = flight.claimed.entry, self._server.outages
+        if outages.is_held(entry.endpoint):
+            return False
+        probed = outages.probed_by(entry.endpoint)
+        if probed is not None and any(
+            other.repeat is not None and outages.probed_by(other.path) == probed
+            for other in self._in_flight.values()
+        ):
             return False
         profile = self._queue.profiles.get(entry.profile)
         is_idle = not self._claims.waiting and not self._may_claim_more and self._has_free_lane()

@@ -103,6 +103,8 @@ class DrainState:
         self._last_response = float("-inf")
         # By entry: when its send began.
         self._sent: dict[str, float] = {}
+        # By entry: when a response to the repeat of its request came, which decides nothing so far.
+        self._undecided: dict[str, float] = {}
         # The device was off for longer than was counted, so entries may be older than recorded.
         self.has_aged = False
         self.refused_tokens: set[str | None] = set()
@@ -121,6 +123,7 @@ class DrainState:
 
     def note_sent(self, entry_id: str) -> None:
         self._sent[entry_id] = self._monotonic()
+        self.forget_undecided(entry_id)
 
     def sent_at(self, entry_id: str) -> float:
         """Return when the send of an entry began that has no response yet."""
@@ -128,6 +131,17 @@ class DrainState:
 
     def note_received(self, entry_id: str) -> None:
         self._sent.pop(entry_id, None)
+
+    def note_undecided(self, entry_id: str) -> None:
+        """Note a response to a repeated request that counts only if the first one gets none."""
+        self._undecided[entry_id] = self._monotonic()
+
+    def forget_undecided(self, entry_id: str) -> None:
+        self._undecided.pop(entry_id, None)
+
+    def received_at(self, entry_id: str) -> float:
+        """Return when the response to an entry came that is looked at now."""
+        return self._undecided.pop(entry_id, None) or self._monotonic()
 
     def count_silent_send(self, entry_id: str) -> bool:
         """Count a send without a response; False if another response came since it began."""

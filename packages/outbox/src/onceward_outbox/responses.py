@@ -200,7 +200,7 @@ class Responses:
         )
         state.note_verdict(verdict)
         if not isinstance(verdict, Misdirected | NotTheService):
-            self._backoff.note_response(entry)
+            self._backoff.note_response(entry, state)
         match verdict:
             case Done():
                 server_id = _server_id_in(entry, response)
@@ -387,7 +387,7 @@ class Responses:
         """Send the entry again with the number that the server asks for; wait if it goes on so."""
         entry = send.entry
         send.state.note_verdict(TryLater())
-        self._backoff.note_response(entry)
+        self._backoff.note_response(entry, send.state)
         self._renumberings[entry.id] += 1
         is_delayed = self._renumberings[entry.id] > _MAX_RENUMBERINGS
         result = result_of(response, response.error_body)
@@ -396,7 +396,7 @@ class Responses:
     def _number(self, send: Send, response: Response) -> Outcome:
         """Send the entry again at once, with a number."""
         send.state.note_verdict(TryLater())
-        self._backoff.note_response(send.entry)
+        self._backoff.note_response(send.entry, send.state)
         result = result_of(response, response.error_body)
         return NumberRequired(result, outcome_unknown=self._may_have_happened(send.entry))
 
