@@ -116,7 +116,7 @@ def test_bodies_are_documented_by_their_names_on_the_wire(document: Any) -> None
 
 
 def test_every_error_code_is_documented_with_its_status() -> None:
-    page = (DOCS / "how-to/walk-offline.md").read_text(encoding="utf-8")
+    page = (DOCS / "services/walk.md").read_text(encoding="utf-8")
     expected = dict(re.findall(r"^\| `([A-Z_]+)` \| (\d{3}) \|", page, re.MULTILINE))
     assert {code: str(status) for code, status in STATUSES.items()}.items() <= expected.items()
 
