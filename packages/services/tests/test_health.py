@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from onceward import SINGLE_TENANT, Onceward
 from onceward.errors import CommitUnknownError
 from onceward.stores.postgres import PostgresStore
+from onceward_protocol.clock import SystemClock
 from onceward_services.health import router
 from onceward_testing.samples import a_record, claimed
 from onceward_testing.servers import RealPostgres
@@ -98,3 +100,13 @@ async def test_readiness_says_that_a_frozen_database_does_not_respond(
         with server.frozen():
             assert await get(client) == unavailable("the store does not respond")
         await until(client, (200, {"status": "ok", "store": "postgresql", "replicated": False}))
+
+
+async def test_readiness_says_that_the_clock_is_wrong(
+    server: RealPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = SystemClock.now
+    monkeypatch.setattr(SystemClock, "now", staticmethod(lambda: right() - timedelta(minutes=2)))
+    async with ready(server.create_database("behind")) as (_, client):
+        expected = unavailable("the clock of this machine is not that of the database")
+        assert await get(client) == expected

@@ -59,11 +59,11 @@ from onceward.ports import (
     Transaction,
     TransactionT_co,
 )
+from onceward.stores.clock import WARN_SECONDS, StoreClock
 from onceward.stores.factory import store_of
 from onceward.stores.parts import AUDIT_SEALS, JOBS, SEQUENCES, create_within
 from onceward.stores.tenant_tables import TenantTable
 from onceward.tenants import SINGLE_TENANT, SingleTenant
-from onceward_protocol.clock import SystemClock
 from onceward_protocol.error_codes import ErrorFormat
 
 __all__ = ["Onceward"]
@@ -356,7 +356,10 @@ class Runtime:
         # The policy of operations that are guarded without one.
         self.policy = self.policy_or_default(policy)
         self.metrics = config.metrics or NullMetrics()
-        self.clock = config.clock or SystemClock()
+        # A clock of the app is taken as it is.
+        self.clock = config.clock or StoreClock()
+        if isinstance(self.clock, StoreClock):
+            store.report_epochs(self.clock.learn)
         # The bodies that this process holds.
         self.bodies = RequestBodies(config.limits.body_memory_bytes)
         # Requests that did not run, for operators; written after ``log_requests``.
@@ -544,6 +547,12 @@ class Runtime:
                     with suppress(Exception):
                         await self.idempotency.cache.close()
                 await self.store.close()
+
+    async def check_clock(self) -> None:
+        """Raise ``StoreUnavailableError`` if the clock of this process is not the database's."""
+        if isinstance(self.clock, StoreClock):
+            self.clock.learn(await self.store.read_epoch())
+            self.clock.check(WARN_SECONDS)
 
     async def ready(self) -> Idempotency:
         """Return the opened ``Idempotency``; opens the store if no lifespan has done so."""

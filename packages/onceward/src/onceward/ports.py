@@ -282,6 +282,10 @@ class EpochReading(msgspec.Struct, frozen=True):
     went_back: bool = False
     # Another server was promoted since; the connection must not be used.
     is_replaced: bool = False
+    # The database's clock; None if it has none or was slow to respond.
+    time: datetime | None = None
+    # When the newest record was created, where the database has no clock.
+    newest: datetime | None = None
 
 
 class Gate(Protocol):

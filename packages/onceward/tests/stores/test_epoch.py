@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import asyncpg
 import httpx
+import msgspec
 import pytest
 from fastapi import FastAPI
 from redis.asyncio import Redis
@@ -300,7 +301,7 @@ async def test_each_new_connection_reports_the_epoch(
                 if readings:
                     break
             await asyncio.sleep(0.01)
-        return readings[0]
+        return msgspec.structs.replace(readings[0], time=None)
 
     async with opened(driver, limited_url, readings.append) as store:
         first = await store.read_epoch()

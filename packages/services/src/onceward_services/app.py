@@ -23,9 +23,9 @@ from onceward.observability.noop import NullJobMetrics
 from onceward.ports import Clock, FaultPoints, JobMetrics, Metrics, RecordCache, Store
 from onceward.sign_in.jwt_auth import JwtIdentify
 from onceward.stores.breaker import Breaker
+from onceward.stores.clock import StoreClock
 from onceward_operator.console import TokenAccess, console
 from onceward_operator.console.app import ConsoleApp
-from onceward_protocol.clock import SystemClock
 from onceward_services import health, pages
 from onceward_services.bootstrap import create_onceward, create_store
 from onceward_services.dev_secrets import development_secret
@@ -67,7 +67,7 @@ def create_app(
     ``ops_port`` is the actual port if the settings have 0 for it.
     """
     settings.check_production()
-    clock = clock or SystemClock()
+    clock = clock or StoreClock()
     metrics = metrics or PrometheusMetrics()
     store = create_store(settings)
     cache = _create_cache(settings, store)

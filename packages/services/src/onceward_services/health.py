@@ -24,6 +24,7 @@ _SILENT: Final = "the store does not respond"
 _REASONS: Final = {
     "not_replicated": "the database is not replicated as required",
     "commits_waiting": "too many commits wait for a standby",
+    "wrong_clock": "the clock of this machine is not that of the database",
 }
 
 _log = logging.getLogger("onceward.ops")
@@ -56,6 +57,7 @@ def router(
     async def readyz(response: Response) -> dict[str, Any]:
         try:
             await asyncio.wait_for(onceward.store.ping(), _STORE_TIMEOUT_SECONDS)
+            await asyncio.wait_for(onceward.runtime.check_clock(), _STORE_TIMEOUT_SECONDS)
         except (StoreError, TimeoutError) as error:
             # The details name hosts and files, so they go to the log and not to the caller.
             _log.warning("not ready: %s", str(error) or type(error).__name__)

@@ -23,10 +23,10 @@ from onceward.maintenance.retention import Retention, delete_old_rows
 from onceward.maintenance.sweeper import Sweeper
 from onceward.ports import Store
 from onceward.records import RecordId
+from onceward.stores.clock import StoreClock, read_clock
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.cli.output import CommandError, print_json
 from onceward_protocol.cli.plugins import declared_by_packages
-from onceward_protocol.clock import SystemClock
 
 _BATCH: Final = 500
 
@@ -73,7 +73,8 @@ async def _sweep_of(
 ) -> tuple[int, dict[str, int]]:
     async with opened(target) as store, opened_cache(target, store, redis) as cache:
         sql = load_queries("onceward.stores", "records.sql", names=store.table_names)
-        params = {"tenant": tenant, "now": SystemClock().now(), "limit": _BATCH}
+        clock = await _checked_clock(target, store)
+        params = {"tenant": tenant, "now": clock.now(), "limit": _BATCH}
         deleted = 0
         while batch := await store.write(sql["sweep_records_of_tenant"], params):
             deleted += len(batch)
@@ -83,6 +84,15 @@ async def _sweep_of(
                     RecordId(tenant, row["endpoint"], row["idempotency_key"]) for row in batch
                 )
         return deleted, {}
+
+
+async def _checked_clock(target: Target, store: Store) -> StoreClock:
+    clock = StoreClock()
+    try:
+        await read_clock(store, clock)
+    except OncewardError as error:
+        raise CommandError(f"{describe_target(target)}: {error}") from error
+    return clock
 
 
 async def _sweep(target: Target) -> tuple[int, dict[str, int]]:
@@ -99,8 +109,9 @@ async def _sweep(target: Target) -> tuple[int, dict[str, int]]:
                     status.update(f"{deleted} expired records deleted")
 
             try:
-                deleted = await Sweeper(store, SystemClock()).sweep(on_batch=show)
-                now, keys = SystemClock().now(), audit_keys(target)
+                clock = StoreClock()
+                deleted = await Sweeper(store, clock).sweep(on_batch=show)
+                now, keys = clock.now(), audit_keys(target)
                 old = {
                     rule.table: await delete_old_rows(store, rule, now, keys)
                     for rule in await _retention(target, store)

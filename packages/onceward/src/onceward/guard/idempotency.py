@@ -74,6 +74,7 @@ from onceward.records import (
     Response,
 )
 from onceward.stores.breaker import Breaker, BreakerState
+from onceward.stores.clock import StoreClock
 from onceward.stores.sessions.gate import current_visit
 from onceward_protocol.error_codes import CODES
 from onceward_protocol.ids import new_id
@@ -195,6 +196,7 @@ class Idempotency:
         self._is_breaker_open = False
         self.sequences = StrictSequences(store, self.call_store, clock, self.duplicates)
         self.clock = clock
+        self._store_clock = clock if isinstance(clock, StoreClock) else StoreClock(clock)
         # Without metrics the clock is not read for them.
         self._times_store = type(metrics) is not NullMetrics
         self._store_metrics = metrics if isinstance(metrics, StoreMetrics) else NullStoreMetrics()
@@ -700,6 +702,8 @@ class Idempotency:
     async def call_store(self, operation: str, work: Awaitable[Any]) -> Any:
         """Await a call of the store. Raises ``StoreUnavailableError`` if the breaker is open."""
         breaker, started = self.breaker, 0.0
+        if self._store_clock.is_wrong:
+            self._check_clock(work)
         if breaker.failures or self._times_store:
             started = self.clock.monotonic()
             wait = breaker.retry_after(started)
@@ -730,6 +734,15 @@ class Idempotency:
         if self._times_store:
             self.reports.metrics.store_time(operation, self.clock.monotonic() - started)
         return result
+
+    def _check_clock(self, work: Awaitable[Any]) -> None:
+        """Raise ``StoreUnavailableError`` instead of the work if records would expire wrongly."""
+        try:
+            self._store_clock.check()
+        except StoreUnavailableError:
+            if asyncio.iscoroutine(work):
+                work.close()
+            raise
 
     def _report_breaker(self) -> None:
         """Report that the breaker has opened or closed. While it probes, it counts as open."""

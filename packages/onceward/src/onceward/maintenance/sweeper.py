@@ -11,6 +11,7 @@ from onceward.audit.chain import NO_KEYS, AuditKeys
 from onceward.errors import ConfigurationError, StoreError
 from onceward.maintenance.retention import Retention, delete_old_rows
 from onceward.ports import Clock, Metrics, Store, SweepMetrics
+from onceward.stores.clock import read_clock
 
 _BATCH: Final = 500
 # Between batches the sweep sleeps as long as the batch took: at most half of one connection's time.
@@ -70,6 +71,7 @@ class Sweeper:
 
         ``on_batch`` gets the number so far.
         """
+        await read_clock(self._store, self._clock)
         started = self._clock.monotonic()
         cutoff = self._clock.now()
         deleted = 0

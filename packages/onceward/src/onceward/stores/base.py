@@ -174,6 +174,12 @@ class BaseStore(Generic[TransactionT_co]):
         sql = load_queries("onceward.stores", "records.sql", names=self.table_names)
         return str((await self.read(sql["read_cache_epoch"]))[0]["cache_epoch"])
 
+    async def _newest_record(self) -> datetime | None:
+        """Return when the record that was inserted last was created, on SQLite."""
+        sql = load_queries("onceward.stores", "records.sql", names=self.table_names)
+        rows = await self.read(sql["read_newest_record"])
+        return datetime.fromisoformat(rows[0]["created_at"]) if rows else None
+
     def report_to(self, metrics: StoreMetrics) -> None:
         """Do nothing: no caller waits for a connection."""
 

@@ -3,6 +3,10 @@
 -- name: read_cache_epoch
 SELECT cache_epoch FROM onceward_secret;
 
+-- name: read_newest_record
+-- Of SQLite, which has no clock: the row that was inserted last.
+SELECT created_at FROM onceward_idempotency_records ORDER BY rowid DESC LIMIT 1;
+
 -- name: renew_cache_epoch
 UPDATE onceward_secret SET cache_epoch = :epoch;
 

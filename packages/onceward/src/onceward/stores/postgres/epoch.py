@@ -23,6 +23,8 @@ from onceward_protocol.storage.migrations import Steps, run_steps, run_steps_asy
 _log = logging.getLogger("onceward.stores")
 
 _UNKNOWN: Final = EpochReading(None)
+# A clock is not read from a response that took longer.
+_CLOCK_SECONDS: Final = 2.0
 
 Report = Callable[[EpochReading], None]
 
@@ -86,6 +88,7 @@ class EpochReader:
             with self._lock:
                 is_by_start = is_by_start or self._is_denied
                 before = self.identity, self._position
+            started = time.monotonic()
             try:
                 (row,) = yield queries["read_epoch_by_start" if is_by_start else "read_epoch"], ()
             except outages:
@@ -98,7 +101,7 @@ class EpochReader:
                     return self._finish(None, before)
                 is_by_start = True
             else:
-                return self._finish(row, before)
+                return self._finish(row, before, time.monotonic() - started)
 
     def _falls_back(self, error: BaseException, state: str, *, is_by_start: bool) -> bool:
         """Return whether to read the start time of the server instead of its identity."""
@@ -118,10 +121,13 @@ class EpochReader:
             )
         return True
 
-    def _finish(self, row: Any, before: tuple[str | None, int]) -> EpochReading:
+    def _finish(self, row: Any, before: tuple[str | None, int], took: float = 0.0) -> EpochReading:
         """Report what was read; ``before`` is what was known before the statement began."""
-        reading = _UNKNOWN
+        reading, clock = _UNKNOWN, None
         if row is not None:
+            if took <= _CLOCK_SECONDS:
+                clock = row[9]
+                reading = EpochReading(None, time=clock)
             self._see_durability(Durability.of(tuple(row)[3:8]))
         if row is not None and row[0] is not None:
             identity, cache_epoch, position = str(row[0]), str(row[1]), row[2]
@@ -131,7 +137,7 @@ class EpochReader:
             # Not with what is known now: of two connections, the one that has read first may be the
             # second to report.
             went_back = before[0] == identity and position is not None and position < before[1]
-            reading = EpochReading(identity, cache_epoch, position, went_back=went_back)
+            reading = EpochReading(identity, cache_epoch, position, went_back=went_back, time=clock)
             self._see(identity, position or 0, went_back=went_back)
             self._is_unknown = False
         for report in self._reports:

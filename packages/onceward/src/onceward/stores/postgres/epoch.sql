@@ -21,7 +21,8 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
        current_setting('fsync'),
        current_setting('full_page_writes'),
        pg_is_in_recovery(),
-       pg_backend_pid()
+       pg_backend_pid(),
+       clock_timestamp()
   FROM onceward_secret;
 
 -- name: read_epoch_by_start
@@ -41,5 +42,6 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
        current_setting('fsync'),
        current_setting('full_page_writes'),
        pg_is_in_recovery(),
-       pg_backend_pid()
+       pg_backend_pid(),
+       clock_timestamp()
   FROM onceward_secret;

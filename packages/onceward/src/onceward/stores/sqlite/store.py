@@ -195,7 +195,9 @@ class SqliteStore(BaseStore[SqliteTransaction]):
     async def read_epoch(self) -> EpochReading:
         """Read the epoch of the file that is at the path now."""
         await self._follow_file()
-        reading = reading_of(self.sqlite_path, await self._cache_epoch())
+        reading = reading_of(
+            self.sqlite_path, await self._cache_epoch(), await self._newest_record()
+        )
         for report in self._reports:
             report(reading)
         return reading
@@ -331,10 +333,10 @@ def file_identity(path: str | None) -> FileIdentity | None:
     return found.st_dev, found.st_ino
 
 
-def reading_of(path: str | None, cache_epoch: str) -> EpochReading:
+def reading_of(path: str | None, cache_epoch: str, newest: datetime | None = None) -> EpochReading:
     """Return the epoch of a file: another file at the same path is another database."""
     device, inode = file_identity(path) or (0, 0)
-    return EpochReading(f"{device}/{inode}", cache_epoch)
+    return EpochReading(f"{device}/{inode}", cache_epoch, newest=newest)
 
 
 def open_exclusively(path: str, *, purpose: str) -> sqlite3.Connection:
