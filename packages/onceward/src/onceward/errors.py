@@ -47,6 +47,7 @@ __all__ = [
     "KeyInvalidError",
     "KeyRequiredError",
     "LeaseLostError",
+    "LengthRequiredError",
     "MissingExtraError",
     "NoTransactionError",
     "NonRetryableError",

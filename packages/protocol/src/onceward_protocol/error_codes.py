@@ -54,6 +54,7 @@ CODES: Final[dict[str, Code]] = {
     "bad_request":       Code(400, "BAD_REQUEST", "request.invalid", "Request cannot be read"),
     "field_not_allowed": Code(422, "BAD_REQUEST", "request.invalid", "Value not allowed"),
     "body_too_large":    Code(413, "BODY_TOO_LARGE", "request.too_large", "Request body too large"),
+    "length_required":   Code(411, "LENGTH_REQUIRED", "request.length_required", "Content-Length required"),  # noqa: E501
     "batch_too_large":   Code(413, "BATCH_TOO_LARGE", "batch.too_large", "Batch too large"),
     "batch_skipped":     Code(424, "BATCH_SKIPPED", "batch.skipped", "Earlier item did not succeed"),  # noqa: E501
     "body_timeout":      Code(408, "BODY_TIMEOUT", "request.timeout", "Request body took too long"),

@@ -9,6 +9,7 @@
     │   ├── BodyInvalidError               400
     │   ├── BodyTimeoutError               408
     │   ├── BodyTooLargeError              413
+    │   ├── LengthRequiredError            411
     │   ├── BatchTooLargeError             413
     │   ├── BatchSkippedError              424  an earlier item of the batch did not succeed
     │   ├── NotAuthenticatedError          401
@@ -54,6 +55,7 @@ __all__ = [
     "InProgressError",
     "KeyInvalidError",
     "KeyRequiredError",
+    "LengthRequiredError",
     "MissingExtraError",
     "NotAuthenticatedError",
     "NotFoundError",
@@ -124,6 +126,10 @@ class BodyTimeoutError(RequestError, kind="body_timeout"):
 
 class BodyTooLargeError(RequestError, kind="body_too_large"):
     """The body is larger than the operation allows."""
+
+
+class LengthRequiredError(RequestError, kind="length_required"):
+    """The server cannot pass on a body without ``Content-Length``."""
 
 
 class BatchTooLargeError(RequestError, kind="batch_too_large"):

@@ -40,7 +40,7 @@ with needs_extra("django"):
     from django.db import connections
     from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed
     from django.http.multipartparser import MultiPartParserError
-    from django.http.request import RawPostDataException
+    from django.http.request import RawPostDataException, UnreadablePostError
     from django.http.response import HttpResponseBase
     from django.utils.module_loading import import_string
 
@@ -49,6 +49,7 @@ from onceward.batch.options import BatchOptions, batch_header
 from onceward.config import GuardConfig
 from onceward.errors import (
     ConfigurationError,
+    LengthRequiredError,
     NotAuthenticatedError,
     OncewardError,
     RequestError,
@@ -72,11 +73,12 @@ from onceward.frameworks.wsgi import (
     SyncBatch,
     SyncExecution,
     batch_options,
+    broken_off,
     check_file,
     encoded_headers,
     head_of,
     parsed_form,
-    refuse_incomplete,
+    refused_body,
     with_header,
 )
 from onceward.guard.request import Headers, Principal, RequestHead
@@ -468,20 +470,24 @@ def _is_request(value: Any) -> bool:
 def _head_and_body(
     request: Any, plain: HttpRequest, limit: int
 ) -> tuple[RequestHead, bytes | Callable[[], bytes]]:
-    """Return the head of the request, and its body.
-
-    In place of a body that broke off, a function that raises ``BodyInvalidError``.
-    """
+    """Return the head of the request, and its body."""
     head = head_of(plain.META, plain.method or "GET", plain.path_info)
     length = plain.META.get("CONTENT_LENGTH") or "0"
     if length.isdigit() and int(length) > limit:
         return head, b""  # refused by its length
+    if isinstance(plain, WSGIRequest) and length == "0" and "HTTP_TRANSFER_ENCODING" in plain.META:
+        return head, refused_body(LengthRequiredError("Django drops a body without a length"))
     try:
         body: bytes = plain.body
+        received = len(body)
     except RawPostDataException:
-        return _parsed_body(request, plain, head)
-    if length.isdigit() and len(body) < int(length):
-        return head, partial(refuse_incomplete, len(body), int(length))
+        head, body = _parsed_body(request, plain, head)
+        # How much of it has arrived. Under ASGI, Django parses only whole bodies.
+        received = getattr(plain._stream, "_pos", sys.maxsize)  # noqa: SLF001
+    except UnreadablePostError as error:
+        return head, refused_body(broken_off(error))
+    if length.isdigit() and received < int(length):
+        return head, refused_body(broken_off(f"{received} of {length} bytes"))
     return head, body
 
 

@@ -12,6 +12,7 @@
         return {"ordered": True}, 201
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from inspect import iscoroutinefunction
@@ -26,13 +27,14 @@ from onceward_protocol.extras import needs_extra
 with needs_extra("flask"):
     import flask
     from flask import current_app, request
-    from werkzeug.exceptions import HTTPException, RequestEntityTooLarge
+    from werkzeug.exceptions import ClientDisconnected, HTTPException, RequestEntityTooLarge
     from werkzeug.routing import RoutingException
 
 from onceward.app import Onceward
 from onceward.batch.options import BatchOptions
 from onceward.errors import (
     ConfigurationError,
+    LengthRequiredError,
     NotAuthenticatedError,
     RequestError,
     StoreUnavailableError,
@@ -49,14 +51,18 @@ from onceward.frameworks.views import (
 from onceward.frameworks.wsgi import (
     NO_POLICY,
     Bridge,
+    ChunkedInput,
     Served,
     SyncBatch,
     SyncExecution,
     batch_options,
+    broken_off,
+    check_end,
     check_file,
     encoded_headers,
     head_of,
     parsed_form,
+    refused_body,
     with_header,
 )
 from onceward.guard.request import Principal, RequestHead
@@ -284,8 +290,11 @@ class FlaskGuard:
         if app.checked != len(self._views):
             self._check_routes(flask_app, app)
         endpoint = current.endpoint
+        if endpoint is None or current.method in SAFE_METHODS:
+            return
+        _expect_whole_body(current)
         gate = None if app.bridge is None else app.bridge.gate
-        if gate is None or endpoint is None or current.method in SAFE_METHODS:
+        if gate is None:
             return
         is_guarded = app.guarded_endpoints.get(endpoint)
         if is_guarded is None:
@@ -504,9 +513,30 @@ def _flask_response(served: Served) -> flask.Response:
     return current_app.response_class(served.body, served.status, served.text_headers)
 
 
-def _head_and_body(current: flask.Request, limit: int) -> tuple[RequestHead, bytes]:
+def _expect_whole_body(current: flask.Request) -> None:
+    """Let Werkzeug raise ``ClientDisconnected`` for a body that breaks off, in hooks, too.
+
+    It trusts servers that end the input, and some of them end it where the connection broke.
+    """
+    if current.content_length is not None:
+        current.environ.pop("wsgi.input_terminated", None)
+    elif "HTTP_TRANSFER_ENCODING" in current.environ:
+        source = current.environ["wsgi.input"]
+        if not isinstance(source, ChunkedInput):
+            current.environ["wsgi.input"] = ChunkedInput(source)
+        if current.max_content_length is None:
+            current.max_content_length = sys.maxsize
+
+
+def _head_and_body(
+    current: flask.Request, limit: int
+) -> tuple[RequestHead, bytes | Callable[[], bytes]]:
     """Return the head of the request, and its body."""
     head = head_of(current.environ, current.method, current.path)
+    try:
+        check_end(current.environ)
+    except LengthRequiredError as error:
+        return head, refused_body(error)
     length = current.content_length
     if length is not None and length > limit:
         return head, b""  # refused by its length
@@ -515,6 +545,7 @@ def _head_and_body(current: flask.Request, limit: int) -> tuple[RequestHead, byt
         files = current.files.items(multi=True)
         contents = ((field, file.filename or "", file.stream) for field, file in files)
         return parsed_form(head, current.form.items(multi=True), contents)
+    _expect_whole_body(current)
     own_limit = current.max_content_length
     is_own = own_limit is not None and own_limit <= limit
     if length is None:
@@ -529,6 +560,8 @@ def _head_and_body(current: flask.Request, limit: int) -> tuple[RequestHead, byt
         if length is not None or is_own:
             raise  # the app's own limit, and its own response
         return with_header(head, b"content-length", str(limit + 1).encode()), b""
+    except ClientDisconnected as error:
+        return head, refused_body(broken_off(error))
     if length and not body:
         raise ConfigurationError(
             f"the body of {current.method} {current.path} was read before its guard: read "

@@ -35,7 +35,7 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from http import HTTPStatus
 from http.client import responses
-from typing import IO, Any, Final, NamedTuple, NoReturn, Unpack
+from typing import IO, Any, Final, NamedTuple, Unpack
 
 import msgspec
 
@@ -46,6 +46,7 @@ from onceward.batch.run import FindRoute, ItemCall, ItemRequest
 from onceward.errors import (
     BodyInvalidError,
     ConfigurationError,
+    LengthRequiredError,
     NoTransactionError,
     RequestError,
     ResponseTooLargeError,
@@ -93,6 +94,8 @@ _CLOSE_SECONDS: Final = 30.0
 _OF_FRAMEWORKS: Final = ("werkzeug.", "flask.", "HTTP_", "CONTENT_")
 _OF_SERVER: Final = ("REQUEST_URI", "RAW_URI", "wsgi.file_wrapper", "wsgi.input_terminated")
 
+# Servers that raise where a body in chunks breaks off. Others may end it there, as Granian does.
+_RAISE_AT_A_BREAK: Final = ("gunicorn", "werkzeug")
 
 # Runs the view; returns its response, and the object of the framework that it was made from.
 Handle = Callable[[], tuple[Response, Any]]
@@ -614,24 +617,63 @@ def _read_body(environ: Environ, limit: int) -> bytes:
     """
     source = environ["wsgi.input"]
     length = environ.get("CONTENT_LENGTH") or ""
+    wanted = limit + 1
     if length.isdigit():
-        wanted = min(int(length), limit + 1)
-        body = bytearray()
+        wanted = min(int(length), wanted)
+    elif not (environ.get("wsgi.input_terminated") or "HTTP_TRANSFER_ENCODING" in environ):
+        return b""
+    check_end(environ)
+    body = bytearray()
+    try:
         while len(body) < wanted and (part := source.read(wanted - len(body))):
             body += part
-        if len(body) < wanted:
-            refuse_incomplete(len(body), wanted)
-        return bytes(body)
-    if environ.get("wsgi.input_terminated") or "HTTP_TRANSFER_ENCODING" in environ:
-        return bytes(source.read(limit + 1))
-    return b""
+    except Exception as error:  # servers have errors of their own for it
+        raise broken_off(repr(error)) from error
+    if length and len(body) < wanted:
+        raise broken_off(f"{len(body)} of {wanted} bytes")
+    return bytes(body)
 
 
-def refuse_incomplete(received: int, declared: int) -> NoReturn:
-    """Raise ``BodyInvalidError`` for a body that broke off."""
-    raise BodyInvalidError(
-        f"the body ended after {received} bytes, before its Content-Length of {declared}"
-    )
+def check_end(environ: Environ) -> None:
+    """Raise ``LengthRequiredError`` if nothing would tell that the body has broken off."""
+    software = environ.get("SERVER_SOFTWARE", "").lower()
+    is_known = not software or software.startswith(_RAISE_AT_A_BREAK)
+    if "HTTP_TRANSFER_ENCODING" in environ and not environ.get("CONTENT_LENGTH") and not is_known:
+        raise LengthRequiredError("this server needs a Content-Length: bodies in chunks may be cut")
+
+
+class ChunkedInput:
+    """The input of a body in chunks. Where it has broken off, each further read raises, too."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._error: Exception | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def read(self, size: int = -1) -> bytes:
+        """Read from the server. Raises ``OSError`` for its errors, which are of its own."""
+        if self._error is None:
+            try:
+                return bytes(self._source.read(size))
+            except Exception as error:  # noqa: BLE001 - raised below
+                self._error = error
+        raise OSError(repr(self._error)) from self._error
+
+
+def broken_off(how: object) -> BodyInvalidError:
+    """Return the error for a body that is not complete."""
+    return BodyInvalidError(f"the body broke off before its end: {how}")
+
+
+def refused_body(error: RequestError) -> Callable[[], bytes]:
+    """Return a body that raises an error when the guard reads it."""
+
+    def read() -> bytes:
+        raise error
+
+    return read
 
 
 def parsed_form(
