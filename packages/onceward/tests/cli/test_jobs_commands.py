@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from onceward import open_store
+from onceward.jobs.admin import JobAdmin
 from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job_store import JobStore
 from onceward.stores.parts import JOBS
@@ -83,7 +84,7 @@ def test_jobs_ls_filters(here: Here, database: str) -> None:
 
     assert listed("--tenant", "bob") == [ids["dead-too"]]
     assert listed("--state", "done") == [ids["done"]]
-    assert listed("--queue", "other") == []
+    assert listed("--state", "running", "--queue", "mail") == []
     assert len(listed("--type", "mail.send", "--limit", "2")) == 2
     bad = here("jobs", "ls", "--database", database, "--state", "lost")
     assert bad.returncode == 2
@@ -157,7 +158,7 @@ def test_jobs_dead_prints_reason_and_error(here: Here, database: str) -> None:
 def test_dead_letter_is_requeued_once_and_keeps_its_failures(here: Here, database: str) -> None:
     ids = prepare(database)
     first = here("jobs", "requeue", ids["dead"], "--database", database)
-    assert first.stdout.decode() == "1 job requeued\n"
+    assert first.stdout.decode() == "1 job requeued: 1 mail.send in mail\n"
     assert first.returncode == 0
     job = json.loads(here("jobs", "show", ids["dead"], "--database", database, "--json").stdout)
     assert (job["state"], job["attempts"]) == ("waiting", 0)
@@ -190,6 +191,78 @@ def test_empty_tenant_is_refused_and_means_neither_all_nor_none(here: Here, data
         assert "--tenant is empty" in one_line(result.stderr)
     job = json.loads(here("jobs", "show", ids["dead-too"], "--database", database, "--json").stdout)
     assert job["state"] == "dead"
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--queue", "mial"), "there is no queue mial (queues: mail)"),
+        (("--type", "mail.sent"), "there is no job of the type mail.sent"),
+        (("--tenant", "eve"), "nothing is stored of a tenant eve"),
+    ],
+)
+def test_unknown_queue_type_or_tenant_is_an_error(
+    here: Here, database: str, options: tuple[str, ...], line: str
+) -> None:
+    prepare(database)
+    requeue = () if "--tenant" in options else (("requeue",),)
+    for command in (("ls",), ("dead",), *requeue):
+        result = here("jobs", *command, *options, "--database", database)
+        assert (result.returncode, result.stdout) == (1, b"")
+        assert line in one_line(result.stderr)
+
+
+def test_unknown_tenant_is_an_error_of_keys_and_sweep(here: Here, database: str) -> None:
+    prepare(database)
+    for command in (("keys", "ls"), ("keys", "show", "x"), ("sweep",)):
+        result = here(*command, "--tenant", "eve", "--database", database)
+        assert result.returncode == 1
+        assert "nothing is stored of a tenant eve" in one_line(result.stderr)
+        assert here(*command[:2], "--tenant", "ada", "--database", database).returncode in (0, 2)
+
+
+def test_dead_letters_are_requeued_by_type_and_error(here: Here, database: str) -> None:
+    ids = prepare(database)
+    rest = ("--database", database)
+    dry = here("jobs", "requeue", "--error", "valueerror", "--dry-run", *rest)
+    assert dry.stdout.decode().splitlines()[-1] == "2 jobs would be requeued: 2 mail.send in mail"
+    assert ids["dead"] in dry.stdout.decode()
+    none = here("jobs", "requeue", "--type", "mail.send", "--error", "timeout", *rest)
+    assert (none.returncode, none.stdout) == (0, b"0 jobs requeued\n")
+    dry_ids = here("jobs", "requeue", ids["dead"], "--dry-run", "--json", *rest)
+    assert json.loads(dry_ids.stdout) == {"would_requeue": [ids["dead"]], "not_found": []}
+    done = here("jobs", "requeue", "--type", "mail.send", "--error", "ValueError", *rest)
+    assert done.stdout.decode() == "2 jobs requeued: 2 mail.send in mail\n"
+    found = json.loads(here("jobs", "ls", "--state", "waiting", "--json", *rest).stdout)
+    assert len(found) == 3
+
+
+def test_job_that_died_last_is_listed_first(here: Here, database: str) -> None:
+    ids = prepare(database)
+
+    async def let_die() -> None:
+        store = open_store(database)
+        await store.open()
+        table = JobStore(store)
+        await asyncio.sleep(0.01)
+        # Enqueued before the other dead letters are requeued, dead after them.
+        await JobAdmin(store).requeue(ids["dead"], tenant="ada", actor="me")
+        for job in await table.claim(["mail"], worker="w", limit=9, lease_seconds=30):
+            if job.lease.job_id == ids["dead"]:
+                await table.dead_letter(job, worker="w", reason="error", error="again")
+        await store.close()
+
+    asyncio.run(let_die())
+    for command in (("dead",), ("ls", "--state", "dead")):
+        found = json.loads(here("jobs", *command, "--database", database, "--json").stdout)
+        assert [job["id"] for job in found] == [ids["dead"], ids["dead-too"]]
+
+
+def test_queue_without_jobs_is_paused_with_a_warning(here: Here, database: str) -> None:
+    prepare(database)
+    done = here("jobs", "pause", "mial", "--reason", "no server", "--database", database)
+    assert done.returncode == 0
+    assert "warning: there is no queue mial (queues: mail)" in one_line(done.stderr)
 
 
 def test_requeue_takes_either_ids_or_a_queue(here: Here, database: str) -> None:

@@ -164,6 +164,21 @@ class TenantData:
                 await self._store.read("PRAGMA wal_checkpoint(TRUNCATE)")
         return Erased(erased, cached, audit_id)
 
+    async def is_erased(self, tenant: str) -> bool:
+        """Return whether an erasure of the tenant has begun or ended."""
+        events = self._store.table_names.table("audit_events")
+        rows = await self._store.read(
+            f"SELECT 1 AS found FROM {events} WHERE tenant = :operator"  # noqa: S608 - checked
+            " AND endpoint IN (:started, :erased) AND payload_hash = :pseudonym LIMIT 1",
+            {
+                "operator": OPERATOR_TENANT,
+                "started": _STARTED,
+                "erased": ERASED,
+                "pseudonym": await pseudonym_of(self._store, tenant),
+            },
+        )
+        return bool(rows)
+
     async def _delete_log(self, name: str, tenant: str) -> int:
         """Delete rows of the log of requests; return how many."""
         deleted = 0

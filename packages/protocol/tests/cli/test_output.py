@@ -2,10 +2,11 @@
 
 import re
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from onceward_protocol.cli.output import print_table
+from onceward_protocol.cli.output import print_table, shown_instant
 
 ID = "0192f1d2-7f6b-4f5e-8f10-9f1c2d3e4f50"
 TIME = "2026-11-16T13:10:48.123Z"
@@ -48,3 +49,25 @@ def test_wide_terminal_gets_a_table(
     lines = [line for line in on_a_terminal(200, monkeypatch, capsys) if line.strip()]
     assert lines[0].split() == list(HEADINGS)
     assert lines[2].split() == list(ROW)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "age"),
+    [
+        (0.2, "0 s ago"),
+        (59, "59 s ago"),
+        (90, "1 min ago"),
+        (7_300, "2 h ago"),
+        (100_000, "27 h ago"),
+        (200_000, "2 d ago"),
+        (-61, "in 1 min"),
+    ],
+)
+def test_instants_are_ages_on_a_terminal_only(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, age: str
+) -> None:
+    at = datetime.now(UTC) - timedelta(seconds=seconds - (0.5 if seconds < 0 else 0))
+    assert shown_instant(at) == at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert shown_instant(at) == age
+    assert shown_instant(None) == "-"

@@ -16,7 +16,9 @@ from onceward.ports import RecordCache, Store
 from onceward.stores.factory import StoreUrl, parse_store_url, uses_psycopg
 from onceward.stores.parts import GUARD, LIBRARY_PARTS, Part
 from onceward.stores.postgres.store import BasePostgresStore
-from onceward_protocol.cli.output import CommandError, redact_password
+from onceward.stores.tenant_tables import covered_tables
+from onceward.tenants import TenantFilter, tenant_or_none
+from onceward_protocol.cli.output import CommandError, printable, redact_password
 
 _MIGRATIONS_GROUP: Final = "onceward.migrations"
 _CONNECT_SECONDS: Final = 5
@@ -213,3 +215,14 @@ async def namespaces_in(store: Store) -> set[str]:
     """Return the namespaces whose migrations an open store has."""
     rows = await store.read(store.table_names.render(APPLIED))
     return {row["namespace"] for row in rows}
+
+
+async def check_known_tenant(store: Store, tenant: TenantFilter) -> None:
+    """Raise ``CommandError`` if no table of the library has a row of the tenant."""
+    named = tenant_or_none(tenant)
+    for table in await covered_tables(store) if named is not None else ():
+        sql = f"SELECT 1 AS found FROM {table.name} WHERE {table.column} = :tenant LIMIT 1"  # noqa: S608
+        if await store.read(sql, {"tenant": named}):
+            return
+    if named is not None:
+        raise CommandError(f"nothing is stored of a tenant {printable(named)}")

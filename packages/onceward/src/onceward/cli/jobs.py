@@ -2,15 +2,16 @@
 
 import asyncio
 import getpass
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from json import dumps
-from typing import Annotated, Any, Final, TypeVar, get_args
+from typing import Annotated, Any, Final, TypeVar, cast, get_args
 
 import typer
 
-from onceward.cli.database import opened
+from onceward.cli.database import check_known_tenant, opened
 from onceward.cli.options import (
     USAGE,
     Json,
@@ -18,7 +19,6 @@ from onceward.cli.options import (
     Target,
     Tenant,
     command,
-    instant_text,
     new_group,
     print_fields,
     tenant_or_all,
@@ -28,17 +28,74 @@ from onceward.jobs.admin import JobAdmin, JobDetail, JobView, PausedQueues
 from onceward.jobs.job import JobState
 from onceward.ports import Store
 from onceward.stores.parts import JOBS
-from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
+from onceward.tenants import ALL_TENANTS
+from onceward_protocol.cli.output import (
+    CommandError,
+    instant_text,
+    print_json,
+    print_table,
+    print_warning,
+    printable,
+    shown_instant,
+)
 
 T = TypeVar("T")
 
 _REQUEUE_LIMIT: Final = 1_000_000
 
 Queue = Annotated[str | None, typer.Option(help="Only this queue. Default: all queues.")]
+JobType = Annotated[
+    str | None, typer.Option("--type", help="Only this type of job. Default: all types.")
+]
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The name of a queue.")]
 Reason = Annotated[str, typer.Option(help="Why, for the audit event.")]
 
 app = new_group("jobs")
+
+
+class _Filter:
+    """The jobs that ``--tenant``, ``--queue`` and ``--type`` choose."""
+
+    def __init__(self, tenant: str | None, queue: str | None, job_type: str | None) -> None:
+        self.tenant = tenant_or_all(tenant)
+        self._queue = queue
+        self._type = job_type
+
+    async def jobs(self, store: Store, *, state: str | None, limit: int) -> list[JobView]:
+        """Return the jobs. Raises ``CommandError`` if nothing is known of what was chosen."""
+        admin = JobAdmin(store)
+        found = await admin.jobs(
+            tenant=self.tenant,
+            state=cast("JobState | None", state),
+            queue=self._queue,
+            job_type=self._type,
+            limit=limit,
+        )
+        if not found:
+            if self._queue is not None and (error := await _unknown_queue(store, self._queue)):
+                raise CommandError(error)
+            await self._check_type(admin)
+            await check_known_tenant(store, self.tenant)
+        return found
+
+    async def _check_type(self, admin: JobAdmin) -> None:
+        about: Any = {"tenant": ALL_TENANTS, "limit": 1, "job_type": self._type}
+        if self._type is not None and not await admin.jobs(**about):
+            raise CommandError(f"there is no job of the type {printable(self._type)}")
+
+
+async def _unknown_queue(store: Store, queue: str, *, besides: str | None = None) -> str | None:
+    """Return the error for a queue without jobs, unless it is paused; None if it has some.
+
+    ``besides`` is a queue that the command itself has paused.
+    """
+    admin = JobAdmin(store)
+    if await admin.jobs(tenant=ALL_TENANTS, queue=queue, limit=1):
+        return None
+    paused = {each.queue for each in await PausedQueues(store, lambda: None).all()} - {besides}
+    depths, _ = await admin.capped_depths(most=1)
+    names = ", ".join(sorted({*paused, *depths})) or "none has jobs"
+    return None if queue in paused else f"there is no queue {printable(queue)} (queues: {names})"
 
 
 @command(app, "ls")
@@ -51,13 +108,13 @@ def list_jobs(
         typer.Option(help="Only jobs in this state: waiting, running, done or dead. Default: all."),
     ] = None,
     queue: Queue = None,
-    job_type: Annotated[
-        str | None, typer.Option("--type", help="Only this type of job. Default: all types.")
-    ] = None,
+    job_type: JobType = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
-    """List jobs, newest first.
+    """List jobs, newest first: by when they ended or, before that, were enqueued.
+
+    Exits with 1 if nothing is known of a queue, type or tenant.
 
     Examples:
         onceward jobs ls --state waiting
@@ -67,14 +124,13 @@ def list_jobs(
     """
     if state is not None and state not in get_args(JobState):
         raise CommandError(f"--state must be one of {', '.join(get_args(JobState))}", USAGE)
-    filters: dict[str, Any] = {"state": state, "queue": queue, "job_type": job_type}
-    chosen = filters | {"tenant": tenant_or_all(tenant), "limit": limit}
-    found = _run(target, lambda store, _: JobAdmin(store).jobs(**chosen))
+    chosen = _Filter(tenant, queue, job_type)
+    found = _run(target, lambda store, _: chosen.jobs(store, state=state, limit=limit))
     if as_json:
         print_json([_plain(asdict(view)) for view in found])
         return
     print_table(
-        ("id", "tenant", "queue", "type", "state", "attempts", "enqueued", "due"),
+        ("id", "tenant", "queue", "type", "state", "attempts", "enqueued", "due", "ended"),
         [
             (
                 view.id,
@@ -83,8 +139,9 @@ def list_jobs(
                 view.type,
                 _state(view),
                 _attempts(view),
-                instant_text(view.enqueued_at),
-                "-" if view.due_at is None else instant_text(view.due_at),
+                shown_instant(view.enqueued_at),
+                shown_instant(view.due_at),
+                shown_instant(view.ended_at),
             )
             for view in found
         ],
@@ -128,7 +185,7 @@ def show_job(
         print_table(
             ("attempt", "failed", "reason", "error", "worker"),
             [
-                (str(f.attempt), instant_text(f.failed_at), f.reason, f.error, f.worker or "-")
+                (str(f.attempt), shown_instant(f.failed_at), f.reason, f.error, f.worker or "-")
                 for f in found.failures
             ],
         )
@@ -144,10 +201,11 @@ def list_dead(
     *,
     tenant: Tenant = None,
     queue: Queue = None,
+    job_type: JobType = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
-    """List dead letters with the reason and the last error, newest first.
+    """List dead letters with the reason and the last error, those that died last first.
 
     A dead letter is a job that is not retried any more. It keeps its payload and its failed
     attempts until it is requeued.
@@ -156,32 +214,36 @@ def list_dead(
         onceward jobs dead --queue routes
 
     """
-    allowed = tenant_or_all(tenant)
+    chosen = _Filter(tenant, queue, job_type)
 
-    async def dead(store: Store, _notify: object) -> list[JobDetail]:
+    async def dead(store: Store, _notify: object) -> tuple[Sequence[JobView], list[JobDetail]]:
+        views = await chosen.jobs(store, state="dead", limit=limit)
         admin = JobAdmin(store)
-        views = await admin.jobs(tenant=allowed, state="dead", queue=queue, limit=limit)
-        found = [await admin.find(view.id, tenant=view.tenant) for view in views]
-        return [job for job in found if job is not None]
+        found = [await admin.find(view.id, tenant=view.tenant) for view in views if as_json]
+        return views, [job for job in found if job is not None]
 
-    found = _run(target, dead)
+    views, details = _run(target, dead)
     if as_json:
-        print_json([_detail(job) for job in found])
+        print_json([_detail(job) for job in details])
         return
+    _print_dead(views)
+
+
+def _print_dead(found: Sequence[JobView]) -> None:
     print_table(
         ("id", "tenant", "queue", "type", "attempts", "died", "reason", "error"),
         [
             (
-                job.view.id,
-                job.view.tenant,
-                job.view.queue,
-                job.view.type,
-                _attempts(job.view),
-                "-" if job.view.ended_at is None else instant_text(job.view.ended_at),
-                job.view.reason or "-",
-                job.error or "-",
+                view.id,
+                view.tenant,
+                view.queue,
+                view.type,
+                _attempts(view),
+                shown_instant(view.ended_at),
+                view.reason or "-",
+                view.error or "-",
             )
-            for job in found
+            for view in found
         ],
     )
 
@@ -195,39 +257,83 @@ def requeue(
     ] = None,
     *,
     tenant: Tenant = None,
-    queue: Annotated[
-        str | None, typer.Option(help="Instead of ids: every dead letter of this queue.")
+    queue: Queue = None,
+    job_type: JobType = None,
+    error: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT", help="Only those whose reason or last error contains this text."
+        ),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List them, and requeue nothing.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Put dead letters back into their queue, with their attempts counted from zero.
 
-    The errors of earlier attempts stay visible in onceward jobs show. Exits with 1 if one of the
-    ids is not a dead letter; the others are requeued.
+    Takes ids, or --queue, --type and --error for all dead letters that match. The errors of earlier
+    attempts stay visible in onceward jobs show. Exits with 1 if one of the ids is not a dead
+    letter; the others are requeued.
 
     Examples:
         onceward jobs requeue 3fdbb296-1baa-4967-929b-0a5e8362f6e2
 
-        onceward jobs requeue --queue routes
+        onceward jobs requeue --type mail.send --error "connection refused" --dry-run
 
     """
-    if bool(job_ids) == (queue is not None):
-        raise CommandError("give either ids of dead letters or --queue for all of a queue", USAGE)
-    of: dict[str, Any] = {"tenant": tenant_or_all(tenant), "actor": _actor("requeue")}
+    if bool(job_ids) == any(name is not None for name in (queue, job_type, error)):
+        raise CommandError(
+            "give either ids of dead letters, or --queue, --type or --error for all that match",
+            USAGE,
+        )
+    chosen, actor = _Filter(tenant, queue, job_type), _actor("requeue")
 
-    async def requeue_all(store: Store, notify: Callable[[], None]) -> _Changes:
+    async def requeue_all(store: Store, notify: Callable[[], None]) -> _Requeued:
         admin = JobAdmin(store)
-        ids: Sequence[str] = job_ids or [
-            view.id
-            for view in await admin.jobs(
-                tenant=of["tenant"], state="dead", queue=queue, limit=_REQUEUE_LIMIT
+        if job_ids:
+            views = [await admin.find_view(one, tenant=chosen.tenant) for one in job_ids]
+            found = [view for view in views if view is not None and view.state == "dead"]
+        else:
+            dead = await chosen.jobs(store, state="dead", limit=_REQUEUE_LIMIT)
+            found = [view for view in dead if _has_error(view, error)]
+        ids = [view.id for view in found]
+        if not dry_run:
+            ids, _ = await _change(
+                ids, lambda one: admin.requeue(one, tenant=chosen.tenant, actor=actor), notify
             )
-        ]
-        return await _change(ids, lambda job_id: admin.requeue(job_id, **of), notify)
+        done = set(ids)
+        missing = [one for one in job_ids or () if one not in done]
+        return [view for view in found if view.id in done], missing
 
-    missing = _report(("requeued", "not_found"), _run(target, requeue_all), as_json=as_json)
+    found, missing = _run(target, requeue_all)
+    if as_json:
+        ids = [view.id for view in found]
+        print_json({"would_requeue" if dry_run else "requeued": ids, "not_found": missing})
+    else:
+        if dry_run:
+            _print_dead(found)
+        print(_count_by_type(found, "would be requeued" if dry_run else "requeued"))
     if missing:
         raise CommandError(f"not a dead letter, or requeued already: {', '.join(missing)}")
+
+
+_Requeued = tuple[list[JobView], list[str]]
+
+
+def _has_error(view: JobView, text: str | None) -> bool:
+    return text is None or text.lower() in f"{view.reason}: {view.error}".lower()
+
+
+def _count_by_type(found: Sequence[JobView], what: str) -> str:
+    """Return what was done to how many jobs, such as ``2 jobs requeued: 2 mail.send in mail``."""
+    counts = Counter((view.type, view.queue) for view in found)
+    which = ", ".join(f"{n} {kind} in {queue}" for (kind, queue), n in sorted(counts.items()))
+    return f"{_jobs(len(found))} {what}" + (f": {printable(which)}" if which else "")
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job{'' if count == 1 else 's'}"
 
 
 @command(app, "cancel")
@@ -279,12 +385,17 @@ def pause(target: Target, queue: QueueName, *, reason: Reason, as_json: Json = F
     """
     _check_reason(reason)
     of = {"actor": _actor("pause"), "reason": reason}
+
+    async def pause_queue(store: Store, notify: Callable[[], None]) -> tuple[bool, str | None]:
+        is_paused = await PausedQueues(store, notify).pause(queue, **of)
+        return is_paused, await _unknown_queue(store, queue, besides=queue)
+
     try:
-        is_paused = _run(
-            target, lambda store, notify: PausedQueues(store, notify).pause(queue, **of)
-        )
+        is_paused, unknown = _run(target, pause_queue)
     except UsageError as error:
         raise CommandError(str(error), USAGE) from None
+    if unknown is not None:
+        print_warning(unknown)  # its first job may come later
     if not is_paused:
         raise CommandError(f"the queue {queue} is paused already (see: onceward jobs paused)")
     if as_json:
@@ -321,12 +432,13 @@ def list_paused(target: Target, *, as_json: Json = False) -> None:
 
     """
     found = _run(target, lambda store, notify: PausedQueues(store, notify).all())
-    rows = [(each.queue, instant_text(each.paused_at), each.actor, each.reason) for each in found]
-    names = ("queue", "paused_at", "actor", "reason")
     if as_json:
-        print_json([dict(zip(names, row, strict=True)) for row in rows])
-    else:
-        print_table(("queue", "paused", "by", "reason"), rows)
+        print_json([_plain(asdict(each)) for each in found])
+        return
+    print_table(
+        ("queue", "paused", "by", "reason"),
+        [(each.queue, shown_instant(each.paused_at), each.actor, each.reason) for each in found],
+    )
 
 
 def _run(target: Target, work: Callable[[Store, Callable[[], None]], Awaitable[T]]) -> T:
@@ -367,7 +479,7 @@ def _report(names: tuple[str, str], changes: _Changes, *, as_json: bool) -> list
     if as_json:
         print_json(dict(zip(names, changes, strict=True)))
     else:
-        print(f"{len(done)} job{'' if len(done) == 1 else 's'} {names[0]}")
+        print(f"{_jobs(len(done))} {names[0]}")
     return missing
 
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from onceward.cli.database import opened
+from onceward.cli.database import check_known_tenant, opened
 from onceward.cli.options import (
     USAGE,
     Json,
@@ -19,7 +19,6 @@ from onceward.cli.options import (
     Tenant,
     check_tenant,
     command,
-    instant_text,
     new_group,
     print_fields,
     tenant_or_all,
@@ -28,7 +27,13 @@ from onceward.errors import CommitUnknownError, InProgressError
 from onceward.maintenance.record_removal import RecordRemoval
 from onceward.ports import RecordQuery
 from onceward.records import Record, RecordId
-from onceward_protocol.cli.output import CommandError, print_json, print_table
+from onceward_protocol.cli.output import (
+    CommandError,
+    instant_text,
+    print_json,
+    print_table,
+    shown_instant,
+)
 from onceward_protocol.clock import SystemClock
 
 _MAX_REASON: Final = 1000
@@ -55,7 +60,7 @@ def list_keys(
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
-    """List idempotency records, newest first.
+    """List idempotency records, newest first. Exits with 1 if nothing is stored of the tenant.
 
     Examples:
         onceward keys ls --tenant ada --limit 10
@@ -199,7 +204,10 @@ async def _remove(
 
 async def _records(target: Target, query: RecordQuery) -> Sequence[Record]:
     async with opened(target) as store:
-        return await store.records(query)
+        found = await store.records(query)
+        if not found:
+            await check_known_tenant(store, query.tenant)
+        return found
 
 
 async def _with_status(target: Target, query: RecordQuery, status: int) -> Sequence[Record]:
@@ -214,6 +222,8 @@ async def _with_status(target: Target, query: RecordQuery, status: int) -> Seque
                 break
             last = records[-1]
             page = replace(page, after=(last.created_at, *last.id))
+        if not found:
+            await check_known_tenant(store, query.tenant)
     return found[: query.limit]
 
 
@@ -221,10 +231,10 @@ def _print_list(found: Sequence[Record]) -> None:
     headings = ("created", "tenant", "endpoint", "key", "status", "expires")
     rows = [
         (
-            instant_text(record.created_at),
+            shown_instant(record.created_at),
             *record.id,
             str(record.status),
-            instant_text(record.expires_at) + (" (expired)" if _is_expired(record) else ""),
+            shown_instant(record.expires_at) + (" (expired)" if _is_expired(record) else ""),
         )
         for record in found
     ]

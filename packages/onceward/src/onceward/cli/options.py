@@ -1,8 +1,9 @@
 """Options and output that several commands share, and the database or app they work on."""
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
@@ -10,7 +11,12 @@ import typer
 
 from onceward.tenants import ALL_TENANTS, TenantFilter
 from onceward_protocol.cli.app import CommandApp
-from onceward_protocol.cli.output import CommandError, printable, redact_password
+from onceward_protocol.cli.output import (
+    CommandError,
+    printable,
+    redact_password,
+    shown_instant,
+)
 
 if TYPE_CHECKING:
     from onceward import Onceward
@@ -192,13 +198,11 @@ def check_tenant(given: str) -> str:
     return given
 
 
-def instant_text(instant: datetime) -> str:
-    """Return an instant in UTC with milliseconds, such as ``2026-01-31T09:30:00.000Z``."""
-    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print one name and value per line, in two columns; None as a dash."""
+    """Print a name and a value per line; None as a dash, on a terminal instants with their age."""
     width = max(len(name) for name in fields)
     for name, value in fields.items():
-        print(f"{name:<{width}}  {'-' if value is None else printable(str(value))}")
+        text = "-" if value is None else printable(str(value))
+        if name.endswith("_at") and value is not None and sys.stdout.isatty():
+            text += f" ({shown_instant(datetime.fromisoformat(text))})"
+        print(f"{name:<{width}}  {text}")

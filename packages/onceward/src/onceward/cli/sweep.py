@@ -7,7 +7,13 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from onceward.cli.database import audit_keys, namespaces_in, opened, opened_cache
+from onceward.cli.database import (
+    audit_keys,
+    check_known_tenant,
+    namespaces_in,
+    opened,
+    opened_cache,
+)
 from onceward.cli.options import (
     AppTarget,
     Environment,
@@ -83,6 +89,8 @@ async def _sweep_of(
                 await cache.forget(
                     RecordId(tenant, row["endpoint"], row["idempotency_key"]) for row in batch
                 )
+        if not deleted:
+            await check_known_tenant(store, tenant)
         return deleted, {}
 
 

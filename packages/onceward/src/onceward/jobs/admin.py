@@ -68,6 +68,8 @@ class JobView:
     worker: str | None
     # Why it was dead-lettered.
     reason: str | None
+    # The last error of a dead letter, in one line.
+    error: str | None = None
     # When it was enqueued.
     enqueued_at: datetime
     # When it may next be claimed: its due time or the end of its lease. None while it waits for
@@ -180,7 +182,7 @@ class JobAdmin:
         job_type: str | None = None,
         limit: int = 50,
     ) -> list[JobView]:
-        """List jobs, newest first."""
+        """List jobs, by when they ended or, before that, were enqueued; newest first."""
         about = {"state": state or "", "queue": queue or "", "type": job_type or ""}
         values = about | {"tenant": tenant_or_none(tenant), "limit": limit}
         rows = await self._job_store.read("list_jobs", values)

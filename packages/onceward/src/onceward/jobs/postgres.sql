@@ -261,10 +261,11 @@ SELECT attempt, reason, error, worker, extract(epoch FROM failed_at)::float8 AS 
  ORDER BY failed_at, seq;
 
 -- name: list_jobs
--- Jobs in any state, newest first. NULL matches every tenant.
+-- Jobs in any state, by when they ended or, before that, were enqueued; newest first. NULL matches every
+-- tenant.
 SELECT * FROM (
     SELECT tenant, id::text AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
-           worker, NULL AS reason, request_id, correlation_id,
+           worker, NULL AS reason, NULL AS error, request_id, correlation_id,
            extract(epoch FROM enqueued_at)::float8 AS enqueued_at,
            CASE WHEN isfinite(visible_at) THEN extract(epoch FROM visible_at)::float8 END AS due_at,
            NULL::float8 AS ended_at,
@@ -275,7 +276,7 @@ SELECT * FROM (
     UNION ALL
     SELECT * FROM (
         SELECT tenant, job_id::text, key, queue, type, resource_id, 'done', attempts, NULL::integer,
-               worker, NULL, request_id, correlation_id,
+               worker, NULL, NULL, request_id, correlation_id,
                extract(epoch FROM enqueued_at)::float8, NULL::float8,
                extract(epoch FROM completed_at)::float8, false
           FROM onceward_job_completions
@@ -285,7 +286,7 @@ SELECT * FROM (
     UNION ALL
     SELECT * FROM (
         SELECT tenant, job_id::text, key, queue, type, resource_id, 'dead', attempts, max_attempts,
-               NULL, reason, request_id, correlation_id,
+               NULL, reason, error, request_id, correlation_id,
                extract(epoch FROM enqueued_at)::float8, NULL::float8,
                extract(epoch FROM died_at)::float8, false
           FROM onceward_dead_letters
@@ -294,7 +295,7 @@ SELECT * FROM (
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY died_at DESC LIMIT :limit) AS dead
 ) AS found
- ORDER BY enqueued_at DESC, job_id LIMIT :limit;
+ ORDER BY coalesce(ended_at, enqueued_at) DESC, enqueued_at DESC, job_id LIMIT :limit;
 
 -- name: find_job
 -- One job in any state. NULL matches every tenant.

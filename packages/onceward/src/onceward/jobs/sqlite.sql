@@ -310,10 +310,11 @@ SELECT attempt, reason, error, worker, failed_at / 1000.0 AS failed_at
   FROM onceward_job_failures WHERE tenant = :tenant AND job_id = :job_id ORDER BY seq;
 
 -- name: list_jobs
--- Jobs in any state, newest first. NULL matches every tenant.
+-- Jobs in any state, by when they ended or, before that, were enqueued; newest first. NULL matches every
+-- tenant.
 SELECT * FROM (
     SELECT tenant, id AS job_id, key, queue, type, resource_id, state, attempts, max_attempts,
-           worker, NULL AS reason, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
+           worker, NULL AS reason, NULL AS error, request_id, correlation_id, enqueued_at / 1000.0 AS enqueued_at,
            CASE WHEN visible_at < 9000000000000000 THEN visible_at / 1000.0 END AS due_at,
            NULL AS ended_at,
            state = 'running' AND visible_at <= NOW_MS AS lease_expired
@@ -323,7 +324,7 @@ SELECT * FROM (
     UNION ALL
     SELECT * FROM (
         SELECT tenant, job_id, key, queue, type, resource_id, 'done', attempts, NULL,
-               worker, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
+               worker, NULL, NULL, request_id, correlation_id, enqueued_at / 1000.0, NULL,
                completed_at / 1000.0, 0
           FROM onceward_job_completions
          WHERE :state IN ('', 'done') AND (:tenant IS NULL OR tenant = :tenant)
@@ -332,7 +333,7 @@ SELECT * FROM (
     UNION ALL
     SELECT * FROM (
         SELECT tenant, job_id, key, queue, type, resource_id, 'dead', attempts, max_attempts,
-               NULL, reason, request_id, correlation_id, enqueued_at / 1000.0, NULL,
+               NULL, reason, error, request_id, correlation_id, enqueued_at / 1000.0, NULL,
                died_at / 1000.0, 0
           FROM onceward_dead_letters
          WHERE :state IN ('', 'dead') AND requeued_at IS NULL
@@ -340,7 +341,7 @@ SELECT * FROM (
            AND :queue IN ('', queue) AND :type IN ('', type)
          ORDER BY died_at DESC LIMIT :limit) AS dead
 ) AS found
- ORDER BY enqueued_at DESC, job_id LIMIT :limit;
+ ORDER BY coalesce(ended_at, enqueued_at) DESC, enqueued_at DESC, job_id LIMIT :limit;
 
 -- name: find_job
 -- One job in any state. NULL matches every tenant.

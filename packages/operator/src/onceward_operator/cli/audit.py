@@ -18,15 +18,14 @@ from onceward.audit.chain import (
     ChainCheck,
     Finding,
     Seal,
-    instant_text,
 )
 from onceward.audit.seals import AuditSealer
-from onceward.cli.database import audit_keys, opened
-from onceward.cli.options import Target
+from onceward.cli.database import audit_keys, check_known_tenant, opened
+from onceward.cli.options import Target, tenant_or_all
 from onceward.guard.erasures import erased_at
 from onceward.stores.parts import AUDIT_SEALS
 from onceward_operator.audit_trail import EXPORT_FORMAT, AuditTrail
-from onceward_protocol.cli.output import CommandError, print_json, printable
+from onceward_protocol.cli.output import CommandError, instant_text, print_json, printable
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.storage.private_files import private_output
 
@@ -192,6 +191,8 @@ def verify_database(
 
 async def _verify(target: Target, run: _Verification) -> None:
     async with opened(target, AUDIT_SEALS) as store:
+        if not run.known:
+            await check_known_tenant(store, tenant_or_all(run.expected.tenant))
         trail = AuditTrail(store, keys=run.keys)
         async for tenant in _tenants(trail, run.expected.tenant, run.known):
             heads = run.known.get(tenant, [])
@@ -328,6 +329,7 @@ async def _export(
 ) -> dict[str, int]:
     counts = {"events": 0, "seals": 0, "unsealed": 0}
     async with opened(target, AUDIT_SEALS) as store:
+        await check_known_tenant(store, tenant_or_all(tenant))
         trail = AuditTrail(store)
         after = instant_text(since) if since is not None else number or None
         head = {

@@ -21,7 +21,13 @@ from onceward_operator.tenant_data import (
     TenantData,
     export_json,
 )
-from onceward_protocol.cli.output import CommandError, print_json, print_table, print_warning
+from onceward_protocol.cli.output import (
+    CommandError,
+    print_json,
+    print_table,
+    print_warning,
+    printable,
+)
 from onceward_protocol.cli.plugins import declared_by_packages
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.storage.private_files import private_output
@@ -85,7 +91,7 @@ def erase_tenant(
             return
         _print_counts(counts)
         total = sum(counts.values())
-        print(f'{total} rows would be erased; to erase them: add --yes --reason "…"')
+        print(f'{total} rows would be erased, nothing was; to erase them: add --yes --reason "…"')
         return
     erased = asyncio.run(_erase(target, tenant, given, redis, text))
     if as_json:
@@ -102,8 +108,9 @@ def erase_tenant(
     _print_counts(erased.rows)
     cached = "" if erased.cached is None else f" and {erased.cached} values in Redis"
     print(
-        f"{sum(erased.rows.values())} rows{cached} erased (audit event {erased.audit_id}); servers "
-        "that can reach the database stop replaying the tenant's records within a second"
+        f"tenant {printable(tenant)} erased: {sum(erased.rows.values())} rows{cached} (audit event "
+        f"{erased.audit_id}); servers that can reach the database stop replaying its records "
+        "within a second"
     )
 
 
@@ -111,7 +118,7 @@ async def _export(
     target: Target, tenant: str, given: Sequence[TenantTable], file: TextIO
 ) -> dict[str, int]:
     async with _opened(target, given) as (_, data):
-        counts = dict.fromkeys(await data.count(tenant), 0)
+        counts = dict.fromkeys(await _counts(data, tenant), 0)
         head = {
             "format": EXPORT_FORMAT,
             "tenant": tenant,
@@ -131,7 +138,16 @@ async def _export(
 
 async def _count(target: Target, tenant: str, given: Sequence[TenantTable]) -> dict[str, int]:
     async with _opened(target, given) as (_, data):
-        return await data.count(tenant)
+        return await _counts(data, tenant)
+
+
+async def _counts(data: TenantData, tenant: str) -> dict[str, int]:
+    """Return the number of rows by table. Raises ``CommandError`` if there are none."""
+    counts = await data.count(tenant)
+    if not any(counts.values()):
+        was = " any more: it was erased" if await data.is_erased(tenant) else ""
+        raise CommandError(f"nothing is stored of a tenant {printable(tenant)}{was}")
+    return counts
 
 
 async def _erase(
@@ -145,6 +161,8 @@ async def _erase(
         _opened(target, given) as (store, data),
         opened_cache(target, store, redis) as cache,
     ):
+        if not await data.is_erased(tenant):
+            await _counts(data, tenant)  # an erasure that was interrupted is continued
         forget_cached: ForgetCached | None = getattr(cache, "forget_tenant", None)
         with _progress("erase") as on_progress:
             try:
@@ -201,7 +219,8 @@ def _parse_table(text: str) -> TenantTable:
 
 
 def _print_counts(counts: dict[str, int]) -> None:
-    print_table(("table", "rows"), [(table, str(count)) for table, count in counts.items()])
+    rows = [(table, str(count)) for table, count in counts.items() if count]
+    print_table(("table", "rows"), rows)
 
 
 def _write_line(file: TextIO, value: dict[str, Any]) -> None:

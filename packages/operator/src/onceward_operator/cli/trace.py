@@ -2,14 +2,13 @@
 
 import asyncio
 import sys
-from datetime import UTC, datetime
 
 from onceward.cli.database import opened
 from onceward.cli.options import Target, tenant_or_all
 from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward.tenants import tenant_or_none
 from onceward_operator.request_trace import Moment, timeline
-from onceward_protocol.cli.output import CommandError, print_json, print_table
+from onceward_protocol.cli.output import CommandError, instant_text, print_json, print_table
 
 __all__ = ["show_trace"]
 
@@ -43,7 +42,7 @@ def show_trace(target: Target, correlation_id: str, *, tenant: str | None, as_js
         ("time", "after", "what", "about", "status", "request id", "tenant"),
         [
             (
-                _instant(moment.at),
+                instant_text(moment.at),
                 f"+{(moment.at - first).total_seconds():.3f} s",
                 f"{moment.kind} (same key)" if moment.is_by_key else moment.kind,
                 moment.text,
@@ -64,7 +63,7 @@ def _status(moment: Moment) -> str:
 
 def _fields(moment: Moment) -> dict[str, object]:
     return {
-        "at": _instant(moment.at),
+        "at": instant_text(moment.at),
         "kind": moment.kind,
         "text": moment.text,
         "tenant": moment.tenant,
@@ -75,7 +74,3 @@ def _fields(moment: Moment) -> dict[str, object]:
         "key": None if moment.record_id is None else moment.record_id.key,
         "job_id": moment.job_id,
     }
-
-
-def _instant(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

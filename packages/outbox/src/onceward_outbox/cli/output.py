@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import msgspec
@@ -12,7 +11,13 @@ from onceward_outbox.drain_state import DrainReport, Ended
 from onceward_outbox.entry import Attempt, Entry, Status
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.queue import OutboxQueue
-from onceward_protocol.cli.output import CommandError, print_json, print_table, printable
+from onceward_protocol.cli.output import (
+    CommandError,
+    print_json,
+    print_table,
+    printable,
+    shown_instant,
+)
 
 __all__ = [
     "counted",
@@ -71,7 +76,7 @@ def print_entries(found: Sequence[Entry], *, as_json: bool) -> None:
                 entry.endpoint,
                 _status(entry),
                 str(entry.attempt_count),
-                _instant(entry.next_retry_at),
+                shown_instant(entry.next_retry_at),
                 _last_error(entry),
             )
             for entry in found
@@ -98,8 +103,8 @@ def print_entry(
         [
             (
                 str(one.number),
-                _instant(one.started_at),
-                _instant(one.ended_at),
+                shown_instant(one.started_at),
+                shown_instant(one.ended_at),
                 one.outcome.value,
                 "-" if one.status is None else str(one.status),
                 one.code or "-",
@@ -266,9 +271,3 @@ def _sentence(body: str) -> str | None:
         error,
     )
     return next((text for text in found if isinstance(text, str) and text), None)
-
-
-def _instant(at: datetime | None) -> str:
-    if at is None:
-        return "-"
-    return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -10,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommandError",
+    "instant_text",
     "print_error",
     "print_json",
     "print_json_line",
@@ -17,14 +19,19 @@ __all__ = [
     "print_warning",
     "printable",
     "redact_password",
+    "shown_instant",
 ]
 
 
 # Columns that are never wrapped: ids and keys are copied, times are compared.
 _ID_COLUMNS: Final = frozenset({"id", "key"})
-_UNWRAPPED: Final = _ID_COLUMNS | {"enqueued", "due", "died", "failed"}
+_UNWRAPPED: Final = _ID_COLUMNS | {
+    *("began", "created", "died", "due", "ended", "enqueued", "expires", "failed", "next try"),
+    *("paused", "time"),
+}
 _MIN_WRAPPED_WIDTH: Final = 8
-_PADDING: Final = 3
+_PADDING: Final = 2
+_UNITS: Final = (("d", 86_400, 2), ("h", 3600, 1), ("min", 60, 1))
 
 
 class CommandError(Exception):
@@ -71,7 +78,9 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if _min_width(headings, cells) > console.width:
         _print_blocks(console, headings, cells)
         return
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold cyan")
+    table = Table(
+        box=box.SIMPLE_HEAD, header_style="bold cyan", padding=(0, 1, 0, 0), pad_edge=False
+    )
     for heading in headings:
         table.add_column(heading, overflow="fold", no_wrap=heading in _UNWRAPPED)
     for row in cells:
@@ -106,6 +115,26 @@ def _print_blocks(
             if index != title
         ]
         console.print(Padding(Text("  ").join(others), (0, 0, 0, 2)))
+
+
+def instant_text(instant: datetime) -> str:
+    """Return an instant in UTC with milliseconds, such as ``2026-01-31T09:30:00.000Z``."""
+    return instant.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def shown_instant(instant: datetime | None) -> str:
+    """Return an instant for a table: its age on a terminal, such as ``3 min ago`` or ``in 5 s``."""
+    if instant is None:
+        return "-"
+    if not sys.stdout.isatty():
+        return instant_text(instant)
+    past = (datetime.now(UTC) - instant).total_seconds()
+    seconds = abs(past)
+    found = (
+        (f"{seconds // size:.0f} {unit}") for unit, size, least in _UNITS if seconds >= size * least
+    )
+    age = next(found, f"{seconds:.0f} s")
+    return f"{age} ago" if past >= 0 else f"in {age}"
 
 
 def printable(text: str) -> str:
