@@ -327,3 +327,14 @@ def test_requests_that_keep_to_holds_are_no_violation(contacts: list[Contact]) -
 )
 def test_temporary_responses_may_differ(temporary: ResponseSeen) -> None:
     assert rules_of(responses=[response(), temporary]) == set()
+
+
+def test_conflict_for_a_key_that_was_used_during_a_restore_is_no_violation() -> None:
+    conflict = response(status=409, body=b"other", code="idempotency.payload_mismatch", request="b")
+    other = response(status=422, body=b"1", is_unsettled=True)
+    assert rules_of(responses=[other, conflict]) == set()
+    for again in (
+        msgspec.structs.replace(other, tenant="bob"),
+        msgspec.structs.replace(conflict, is_unsettled=True),
+    ):
+        assert rules_of(responses=[again, conflict]) == {Rule.OWN_RESPONSES}

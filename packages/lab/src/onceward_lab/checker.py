@@ -180,9 +180,10 @@ def _responses(history: History) -> Iterator[Violation]:
                 Rule.OWN_RESPONSES, f"{response.tenant} received data of {response.data_of}"
             )
     final = [response for response in history.responses if _is_final(response)]
-    for (tenant, key), responses in _grouped(final, lambda r: (r.tenant, r.key)).items():
+    for (tenant, key), every in _grouped(final, lambda r: (r.tenant, r.key)).items():
+        responses = [response for response in every if not response.is_unsettled]
         accepted = [response for response in responses if response.code not in _MISMATCH]
-        if not accepted:
+        if responses and all(response.code in _MISMATCH for response in every):
             # This tenant never used the key: the conflict reveals another tenant's request.
             yield Violation(Rule.OWN_RESPONSES, f"{tenant} got a conflict for unused key {key}")
         requests = sorted({response.request for response in accepted if _is_replayed(response)})

@@ -117,6 +117,9 @@ class ResponseSeen(msgspec.Struct, frozen=True, kw_only=True):
     action: str | None = None
     # The request was served after a restore, and so late that caches must know of it.
     is_after_restore: bool = False
+    # The database was restored, or days were skipped, while it was served or shortly before: only
+    # that its sender has used the key counts.
+    is_unsettled: bool = False
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):

@@ -264,12 +264,15 @@ class Network:
         restored_at = self._restored_at
         # Around a restore, a key may get the lost response, and then another one.
         is_settled = restored_at is None or delivered_at >= restored_at + SETTLED_SECONDS
-        if request.method == "GET" or not is_settled or not is_current:
+        if request.method == "GET":
             return
         for each, result in _exchanges(request, response):
+            seen = _to_history(each, result, self._key_suffix)
+            if not is_settled or not is_current:
+                self.responses.append(msgspec.structs.replace(seen, is_unsettled=True))
+                continue
             if device != ELSEWHERE:
                 self._remember(each)
-            seen = _to_history(each, result, self._key_suffix)
             is_after = restored_at is not None
             self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
             self.records.on_response(seen, each, is_certain=is_certain)

@@ -460,7 +460,7 @@ class Users:
         completed_keys = {
             response.key.partition("~")[0]
             for response in self._world.network.responses
-            if response.status == _CREATED
+            if response.status == _CREATED and not response.is_unsettled
         }
         actions = [
             action
