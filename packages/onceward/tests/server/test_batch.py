@@ -414,9 +414,11 @@ async def test_unknown_commit_of_unrecorded_writes_is_not_repeated(database: str
             return chunk
 
         store.begin_chunk = begin_chunk
-        response = (await lab.post([item("k000", "422 keep"), item("k001", "422")])).json()
-        assert [result["status"] for result in response["results"]] == [503]
-        assert response["results"][0]["body"]["details"]["reason"] == "outcome_unknown"
+        malformed = {"method": "POST", "path": "/unguarded", "body": {}}
+        items = [malformed, item("k000", "422 keep"), item("k001", "422")]
+        response = (await lab.post(items)).json()
+        assert [result["status"] for result in response["results"]] == [400, 503]
+        assert response["results"][1]["body"]["details"]["reason"] == "outcome_unknown"
         assert lab.runs == ["k000", "k001"]
         assert len(lab.onceward.runtime.idempotency.in_flight) == 0
 

@@ -449,7 +449,7 @@ class BatchRun:
             except StoreUnavailableError as unknown:
                 await chunk.discard()
                 self._forget_chunk()
-                self._finish(_Done(entries[0], self._render(unknown, entries[0]), None))
+                self._finish_unknown(unknown, entries)
                 return
             except BaseException:
                 await asyncio.shield(chunk.discard())
@@ -467,6 +467,16 @@ class BatchRun:
         for each in done:
             await self._run_alone(each.entry)
             if self.retry_after is not None:
+                return
+
+    def _finish_unknown(self, unknown: StoreUnavailableError, entries: list[_Entry]) -> None:
+        """Add the results of a chunk whose commit is unknown, up to the first item that has run."""
+        for entry in entries:
+            refused = self._prepare(entry)
+            response = refused if isinstance(refused, Response) else self._render(unknown, entry)
+            self._note(entry, response)
+            self._finish(_Done(entry, response, None))
+            if response is not refused:
                 return
 
     def _may_be_undone(self, entry: _Entry) -> bool:
