@@ -462,6 +462,25 @@ def test_item_that_is_skipped_without_a_reason_is_sent_alone(device: Device) -> 
 
 
 @pytest.mark.parametrize(
+    ("status", "is_unknown"), [(500, True), (503, True), (429, True), (401, False), (400, False)]
+)
+def test_item_behind_one_that_may_still_happen_may_have_happened(
+    device: Device, status: int, is_unknown: bool
+) -> None:
+    entries = device.queue.enqueue_many(
+        [activity(device.user, str(number), lane="a") for number in range(3)]
+    )
+
+    def reply(request: Request, _: Reply) -> Response | NoResponse:
+        # The first copy of the batch fails; a proxy has sent another one to another server.
+        return results(status, 424, 424) if request.target == "/batch" else response(503)
+
+    device.drain(reply, token="token", max_seconds=0.3)
+    skipped = device.queue.get(entries[1].id)
+    assert (skipped.status, skipped.outcome_unknown) == ("pending", is_unknown)
+
+
+@pytest.mark.parametrize(
     ("statuses", "ended", "pending"),
     [
         ((201, 429, 429, 429), Ended.WAITING, 3),

@@ -75,6 +75,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 _SKIPPED: Final = frozenset({"batch.skipped", "BATCH_SKIPPED"})
+_IN_PROGRESS: Final = frozenset({"idempotency.in_progress", "IDEMPOTENCY_IN_PROGRESS"})
 _OK, _BAD_REQUEST, _UNAUTHORIZED, _TOO_LARGE, _SKIPPED_STATUS = 200, 400, 401, 413, 424
 _SERVER_ERROR: Final = 500
 _MISSING: Final = frozenset({404, 405})
@@ -397,13 +398,17 @@ class Sender:
         self._batches.grow()
         results: list[tuple[Claimed, Response | Outcome]] = []
         seen: set[str] = set()
-        has_failure = False
+        has_failure = is_unknown = False
         for part, send, each in zip(batch.parts, sends, found.responses, strict=False):
-            if not _is_skipped(each):
-                has_failure |= each.status >= _BAD_REQUEST
-            elif not has_failure:
-                # There is no reason to skip it: in each further batch it could be skipped again.
-                self._batches.send_alone(part.claimed.entry.id)
+            if _is_skipped(each):
+                if not has_failure:
+                    # There is no reason to skip it: in each further batch it could be skipped
+                    # again.
+                    self._batches.send_alone(part.claimed.entry.id)
+                results.append((part.claimed, _skipped(send, is_unknown=is_unknown)))
+                continue
+            has_failure |= each.status >= _BAD_REQUEST
+            is_unknown |= is_transient(each.status) or each.code in _IN_PROGRESS
             results.append((part.claimed, self._result(part, send, each, seen)))
         results += [
             (send.claimed, _unsent(send, "the server did not get to it"))
@@ -416,8 +421,6 @@ class Sender:
     ) -> Response | Outcome:
         """Return the response to an entry, or its outcome if it was not run or is a repetition."""
         entry, status = send.entry, response.status
-        if _is_skipped(response):
-            return _unsent(send, "an entry before it in the batch did not succeed")
         if status == _BAD_REQUEST:
             return self._send_alone(part, send, response)
         send.state.report.sent += 1
@@ -497,6 +500,15 @@ class Sender:
 def _is_skipped(response: Response) -> bool:
     """Return whether the server has not run an item, because one before it has failed."""
     return response.status == _SKIPPED_STATUS and response.code in _SKIPPED
+
+
+def _skipped(send: Send, *, is_unknown: bool) -> Released:
+    """Return the outcome of an entry that was not run, because one before it has failed.
+
+    If the outcome of that one is unknown, a copy of the batch that a proxy has sent may run both.
+    """
+    released = _unsent(send, "an entry before it in the batch did not succeed")
+    return msgspec.structs.replace(released, outcome_unknown=is_unknown)
 
 
 def _unsent(send: Send, why: str) -> Released:
