@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
+import psycopg
 import pytest
 from fastapi import Depends, FastAPI, HTTPException
 from sqlalchemy import create_engine, event, func, insert, make_url, select, text
@@ -428,6 +429,22 @@ async def test_connection_broken_before_the_save_is_an_outage(on_postgres):
     unit = await claimed(on_postgres, record.id)
     unit.transaction.add(Order(item="tea"))
     await terminate(on_postgres, unit.transaction)
+    with pytest.raises(StoreUnavailableError):
+        await unit.commit(record, None)
+    await commit(on_postgres, record)
+
+
+@pytest.mark.parametrize("turns", [2, 3, 4])
+async def test_commit_that_was_never_sent_is_an_outage(on_postgres, postgres_only_url, turns):
+    """asyncpg sends nothing after the server's last message, which it reads in the second turn."""
+    record = a_record()
+    unit = await claimed(on_postgres, record.id)
+    pid = await unit.transaction.scalar(text("SELECT pg_backend_pid()"))
+    plain_url = make_url(postgres_only_url).set(drivername="postgresql")
+    with psycopg.connect(plain_url.render_as_string(hide_password=False)) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))  # the event loop waits
+    for _ in range(turns):
+        await asyncio.sleep(0)
     with pytest.raises(StoreUnavailableError):
         await unit.commit(record, None)
     await commit(on_postgres, record)

@@ -138,6 +138,11 @@ async def _in_time(
         late.remove(driver)
 
 
+def _is_unsent(error: Exception) -> bool:
+    """Check whether asyncpg refused to send: it has read that the server ends the connection."""
+    return type(error).__name__ == "InternalClientError" and "cannot switch to" in str(error)
+
+
 def notices_of(pooled: Any) -> CommitNotices:
     """Return what notes the warnings of a connection of the pool, from its first use on."""
     found: CommitNotices | None = pooled.info.get(_NOTICES)
@@ -177,6 +182,8 @@ class SharedTransaction:
                 try:
                     if not driver.is_closed() and driver.is_in_transaction():
                         await driver.execute("ROLLBACK")
+                except Exception:  # noqa: BLE001 - the first error tells whether COMMIT was sent
+                    driver.terminate()
                 except BaseException:
                     driver.terminate()
                     raise
@@ -323,6 +330,8 @@ class AsyncpgMessages(Messages):
         except CommitUnknownError:
             raise
         except Exception as error:
+            if _is_unsent(error):
+                raise
             is_lost = adapter.driver_connection.is_closed() or is_outage(error)
             if is_lost or is_unknown_commit(error):
                 is_cut = notices_of(pooled).was_cut
