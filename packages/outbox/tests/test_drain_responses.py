@@ -272,15 +272,38 @@ def test_being_offline_fails_no_entry(queue: OutboxQueue) -> None:
 def test_without_a_network_one_entry_is_tried_and_not_all_of_them(queue: OutboxQueue) -> None:
     queue.enqueue_many([activity("ada", f"visit {number}") for number in range(5)])
     server = Scripted(lambda _: NETWORK_DOWN)
-    drain(queue, "ada", server)
+    report = drain(queue, "ada", server)
     assert len(server.requests) == 1
+    assert (report.tried, report.sent, report.unsent) == (1, 0, 5)
+
+
+def test_refused_connections_are_tried_and_not_sent(
+    queue: OutboxQueue, events: list[Event]
+) -> None:
+    queue.enqueue(activity("ada", "visit"))
+    server = Scripted([NETWORK_DOWN] * 3 + [response(201, {"id": "1"})])
+    report = drain(queue, "ada", server, max_seconds=10, retry=SOON)
+    assert (report.ended, report.tried, report.sent) == (Ended.EMPTY, 4, 1)
+    kinds = [event.kind for event in events]
+    assert kinds.count(EventKind.SENT) == 1
+    assert [event.count for event in events if event.kind is EventKind.DRAINED] == [1]
+
+
+def test_refused_entry_is_not_unsent_and_does_not_block_later_drains(queue: OutboxQueue) -> None:
+    queue.enqueue(activity("ada", "poison"))
+    for failed in (1, 0):
+        report = drain(queue, "ada", Scripted(refusing("poison")))
+        assert (report.ended, report.failed) == (Ended.EMPTY, failed)
+        assert (report.unsent, report.refused) == (0, 1)
 
 
 def test_three_sends_without_a_response_hold_the_drain(queue: OutboxQueue) -> None:
     queue.enqueue_many([activity("ada", f"visit {number}") for number in range(9)])
     server = Scripted(lambda _: SILENCE)
-    assert drain(queue, "ada", server).ended is Ended.OFFLINE
+    report = drain(queue, "ada", server)
+    assert report.ended is Ended.OFFLINE
     assert len(server.requests) == 3
+    assert (report.tried, report.sent) == (3, 3)
 
 
 def test_retry_after_is_a_floor(queue: OutboxQueue, events: list[Event]) -> None:

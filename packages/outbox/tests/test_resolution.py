@@ -162,16 +162,28 @@ def test_a_user_with_unsent_entries_is_not_purged_unless_forced(lab: Lab) -> Non
     assert lab.events[-1].count == 2
 
 
-@pytest.mark.parametrize("ending", ["failed", "conflict", "in_flight"])
-def test_what_is_not_settled_counts_as_unsent(lab: Lab, ending: str) -> None:
+@pytest.mark.parametrize("ending", ["failed", "unknown", "conflict", "in_flight"])
+def test_what_may_still_be_sent_counts_as_unsent(lab: Lab, ending: str) -> None:
     lab.add()
     claimed = lab.claim()
     if ending == "failed":
-        fail(lab.queue, claimed)
+        fail(lab.queue, claimed, reason=Reason.ATTEMPTS)
+    elif ending == "unknown":
+        fail(lab.queue, claimed, outcome_unknown=True)
     elif ending == "conflict":
         record_conflict(lab.queue, claimed)
+    assert (*lab.queue.unsettled("ada"), lab.queue.stats().unsent) == (1, 0, 1)
     with pytest.raises(UnsentEntriesError):
         lab.queue.purge_user("ada")
+
+
+def test_what_the_server_has_refused_for_good_is_not_unsent(lab: Lab) -> None:
+    lab.add()
+    fail(lab.queue, lab.claim())
+    assert lab.queue.unsettled("ada") == (0, 1)
+    stats = lab.queue.stats("ada")
+    assert (stats.unsent, stats.refused) == (0, 1)
+    assert lab.queue.purge_user("ada") == 1
 
 
 def test_a_purged_user_leaves_no_trace_in_the_file(lab: Lab) -> None:

@@ -19,7 +19,7 @@ from onceward_outbox import OutboxQueue, QueueSettings
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import DrainReport
 from onceward_outbox.entry import NewEntry
-from onceward_outbox.sender import Token
+from onceward_outbox.responses import Token
 from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
 from onceward_protocol.retry import Jitter, RetryPolicy
 from onceward_testing.fork_server import ForkServer

@@ -19,6 +19,7 @@ from onceward_outbox.conflicts import ConflictPlan, Merge
 from onceward_outbox.database import AppConnection, Driver
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import DrainReport, Ended
+from onceward_outbox.entries import Stats
 from onceward_outbox.entry import (
     Attempt,
     Claimed,
@@ -57,9 +58,9 @@ from onceward_outbox.profile import (
     Send,
     TimestampsInBody,
 )
-from onceward_outbox.queue import OutboxQueue, QueueOptions, Stats
+from onceward_outbox.queue import OutboxQueue, QueueOptions
 from onceward_outbox.resolution import Rewrite
-from onceward_outbox.sender import AtSend, Token
+from onceward_outbox.responses import AtSend, Token
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response, Transport
 from onceward_protocol.fault_points import SyncFaultPoints

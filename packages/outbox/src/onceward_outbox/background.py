@@ -13,10 +13,8 @@ from onceward_outbox.drain_state import DrainReport, Ended
 from onceward_outbox.errors import FileBusyError, UsageError
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.queue import OutboxQueue
-from onceward_outbox.sender import Token, bearer_token
+from onceward_outbox.responses import Token, bearer_token
 from onceward_protocol.retry import DEVICE, RetryPolicy
-
-__all__ = ["IDLE_SECONDS", "BackgroundDrain", "Run"]
 
 IDLE_SECONDS: Final = 900.0
 """The queue is checked every quarter of an hour even without an event."""

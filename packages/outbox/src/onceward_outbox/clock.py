@@ -27,18 +27,6 @@ import msgspec
 
 from onceward_protocol.clock import Clock, SystemClock
 
-__all__ = [
-    "ClockReading",
-    "ClockRow",
-    "ClockUpdate",
-    "DeviceClock",
-    "SystemDeviceClock",
-    "as_device_clock",
-    "read_clock",
-    "server_time",
-    "update_from_server",
-]
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")

@@ -41,15 +41,6 @@ from onceward_protocol.storage.migrations import (
 )
 from onceward_protocol.storage.private_files import create_private_file
 
-__all__ = [
-    "AppConnection",
-    "Database",
-    "Driver",
-    "check_new_passphrase",
-    "open_database",
-    "rekey",
-]
-
 # The SQLite driver; ``auto`` is apsw with a passphrase and sqlite3 without.
 Driver = Literal["auto", "sqlite3", "apsw"]
 

@@ -18,23 +18,6 @@ from onceward_outbox.transaction import Transaction
 from onceward_protocol.local_ids import References
 from onceward_protocol.operation import Operation
 
-__all__ = [
-    "Dependencies",
-    "EntryRef",
-    "bind_chain",
-    "check_acyclic",
-    "find_dependencies",
-    "find_entity",
-    "free_dependents",
-    "is_overtaken",
-    "keep_version",
-    "leave_lane",
-    "park_dependents",
-    "rejoin_lane",
-    "revive_dependents",
-    "step_aside",
-]
-
 _DEAD: Final = frozenset({Status.FAILED, Status.DISCARDED, Status.EXPIRED})
 """A parent in one of these statuses will not succeed unless someone acts."""
 

@@ -12,7 +12,8 @@ from onceward_outbox.drain_run import DrainRun, Limits, Server
 from onceward_outbox.drain_state import DrainReport
 from onceward_outbox.exchanges import Exchanges
 from onceward_outbox.queue import OutboxQueue
-from onceward_outbox.sender import Sender, SenderOptions, Token
+from onceward_outbox.responses import Token
+from onceward_outbox.sender import Sender, SenderOptions
 from onceward_outbox.transport import Transport
 from onceward_protocol.clock import Clock, SystemClock
 

@@ -46,7 +46,8 @@ from onceward_outbox.outcome import (
 )
 from onceward_outbox.profile import unknown_profile
 from onceward_outbox.queue import OutboxQueue
-from onceward_outbox.sender import Received, Sender, sendable
+from onceward_outbox.requests import sendable
+from onceward_outbox.sender import Received, Sender
 from onceward_outbox.transport import Request, Response
 from onceward_outbox.versions import Produced, follow
 from onceward_protocol.clock import Clock
@@ -482,7 +483,7 @@ class DrainRun:
             if request is not None:
                 seconds = self._timeout_seconds(flight, request)
                 flight.repeat = self._exchanges.start_anew(request, seconds)
-                self._state.report.sent += 1
+                self._state.report.count_sends(1)
 
     def _may_repeat(self, flight: Flight) -> bool:
         """Return whether to repeat a silent request: others wait for it, or there are no others.
@@ -507,7 +508,7 @@ class DrainRun:
         """Give up what is in flight: its outcome is unknown, and it is sent again."""
         for flight in list(self._in_flight.values()):
             flight.abandon()
-            self._state.report.sent += len(flight.claims)
+            self._state.report.count_sends(len(flight.claims))
             if flight.batch is None:
                 self._end(flight.claimed, self._sender.abandon(flight.claimed))
             else:
@@ -683,7 +684,7 @@ class DrainRun:
 
     def _finish(self) -> DrainReport:
         queue, state, report = self._queue, self._state, self._state.report
-        report.unsent = queue.unsent(self._user_id)
+        report.unsent, report.refused = queue.unsettled(self._user_id)
         report.next_due_seconds = self._due_seconds()
         report.ended = state.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
         leases = queue.lease_seconds_left(self._user_id)

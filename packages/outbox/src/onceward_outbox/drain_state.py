@@ -18,7 +18,7 @@ class Ended(StrEnum):
     """Why a drain ended."""
 
     EMPTY = "empty"
-    """Nothing is left to send."""
+    """Nothing is left to send. There may be refused entries."""
     BLOCKED = "blocked"
     """What is left waits for a person, or for a profile."""
     WAITING = "waiting"
@@ -42,13 +42,15 @@ class DrainReport(msgspec.Struct, kw_only=True):
     user_id: str
     # Why it ended.
     ended: Ended = Ended.EMPTY
-    # Requests that were sent for entries, with or without a response.
+    # Sends of entries that were begun, those that did not reach the server included.
+    tried: int = 0
+    # Sends of entries that reached the server, or may have: a refused connection is not one.
     sent: int = 0
     # Entries that happened.
     succeeded: int = 0
     # Entries that will be sent again later.
     retrying: int = 0
-    # Entries that the server refused.
+    # Entries that became failed: refused, or out of attempts.
     failed: int = 0
     # Left to a person.
     conflicts: int = 0
@@ -62,8 +64,10 @@ class DrainReport(msgspec.Struct, kw_only=True):
     rebuilt: int = 0
     # Another process had claimed the entry when the response came.
     lost: int = 0
-    # Entries that are not settled at the end.
+    # Entries at the end that are still to be sent, or that wait for a decision before that.
     unsent: int = 0
+    # Entries at the end that the server has refused for good; nothing waits for them.
+    refused: int = 0
     # Profiles of entries that were not sent, because they are not registered.
     unknown_profiles: tuple[str, ...] = ()
     # When the next retry is due.
@@ -72,6 +76,11 @@ class DrainReport(msgspec.Struct, kw_only=True):
     elapsed_seconds: float = 0.0
     # A few words for a person about why it ended.
     detail: str | None = None
+
+    def count_sends(self, count: int, *, reached: bool = True) -> None:
+        """Count sends; ``reached``: they reached the server, or may have."""
+        self.tried += count
+        self.sent += count if reached else 0
 
     def count(self, status: Status) -> None:
         """Count an entry by its status after a send."""

@@ -29,8 +29,6 @@ from onceward_protocol.fingerprint import canonical_json
 from onceward_protocol.ids import new_id
 from onceward_protocol.operation import Operation
 
-__all__ = ["QueueQuota", "add_user", "enqueue", "enqueue_many"]
-
 _MERGE_WITHIN_MS: Final = 86_400_000
 """Changes are merged only into entries of the last day: they would inherit an older age."""
 

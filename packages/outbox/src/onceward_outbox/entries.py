@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -38,8 +38,6 @@ from onceward_outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from onceward_outbox.transaction import Transaction, Transactions, Write
 from onceward_outbox.validation import Draft, check_new
 
-__all__ = ["Entries", "QueueFile", "Stats"]
-
 _BATCH: Final = 500
 """Entries per commit of a decision about many."""
 
@@ -66,6 +64,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     # Pending entries behind another one in their lane, or behind what they depend on.
     blocked: int
+    # Failed entries that the server has refused for good; nothing waits for them.
+    refused: int
     # Seconds since the oldest pending entry was queued, as far as is certain.
     oldest_pending_seconds: float | None
     # Bytes of the file and its log.
@@ -73,8 +73,17 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def unsent(self) -> int:
-        """Entries that are not settled."""
-        return sum(self.counts[status] for status in OPEN)
+        """Entries that are still to be sent, or that wait for a decision before that."""
+        return sum(self.counts[status] for status in OPEN) - self.refused
+
+
+class Unsettled(NamedTuple):
+    """Counts of a user's entries that are not settled."""
+
+    # Still to be sent, or waiting for a decision before that.
+    unsent: int
+    # Refused by the server for good; nothing waits for them.
+    refused: int
 
 
 class Entries:
@@ -249,9 +258,16 @@ class Entries:
             return [attempt_of(row) for row in tx.rows("attempts", id=self._entry(tx, entry_id).id)]
 
     def unsent(self, user_id: str | None = None) -> int:
-        """Count a user's entries that are not settled."""
+        """Count a user's entries that are still to be sent, or wait for a decision before that.
+
+        Entries that the server has refused for good are not among them: see ``unsettled``.
+        """
+        return self.unsettled(user_id).unsent
+
+    def unsettled(self, user_id: str | None = None) -> Unsettled:
+        """Count a user's unsent and refused entries."""
         with self._read() as tx:
-            return int(tx.rows("count_unsent", user_id=self._user(user_id))[0][0])
+            return _unsettled(tx, self._user(user_id))
 
     def in_flight(self, user_id: str | None = None) -> int:
         """Count a user's entries that are claimed, by any process."""
@@ -279,6 +295,7 @@ class Entries:
                 ready=ready + due,
                 waiting=in_back_off - due,
                 blocked=counts[Status.PENDING] - ready - in_back_off,
+                refused=tx.rows("count_refused", user_id=user_id)[0][0],
                 oldest_pending_seconds=(tx.ms - min(oldest)) / 1000 if oldest else None,
                 file_bytes=tx.file_bytes(),
             )
@@ -432,15 +449,15 @@ class Entries:
     def purge_user(self, user_id: str | None = None, *, force: bool = False) -> int:
         """Remove a user with all entries, attempts and mappings, as at logout.
 
-        Raises ``UnsentEntriesError`` while anything is not settled, unless ``force``. The pages
-        are overwritten. Returns how many entries were removed.
+        Raises ``UnsentEntriesError`` while anything is unsent, unless ``force``; refused entries
+        are not. The pages are overwritten. Returns how many entries were removed.
         """
         user = self._user(user_id)
         with self._write("purge_user") as tx:
-            unsent = tx.rows("count_unsent", user_id=user)[0][0]
+            unsent = _unsettled(tx, user).unsent
             if unsent and not force:
                 raise UnsentEntriesError(
-                    f"{user} has {unsent} unsettled entries, which would be lost: send them, or "
+                    f"{user} has {unsent} unsent entries, which would be lost: send them, or "
                     "use force",
                     unsent=unsent,
                 )
@@ -496,6 +513,11 @@ class Entries:
         if self.user_id not in (None, entry.user_id):
             raise EntryNotFoundError(f"there is no entry {entry_id} in the queue")
         return entry
+
+
+def _unsettled(tx: Transaction, user_id: str) -> Unsettled:
+    count, refused = tx.rows("count_unsettled", user_id=user_id)[0]
+    return Unsettled(count - refused, refused)
 
 
 def _statuses(given: Status | StatusName | Iterable[Status | StatusName]) -> list[Status]:

@@ -29,34 +29,6 @@ from onceward_outbox.errors import TransitionError, UsageError
 from onceward_protocol.operation import METHODS, Operation, OperationName
 from onceward_protocol.sequence import SequenceNumber
 
-__all__ = [
-    "DEFAULT_MAX_ATTEMPTS",
-    "DEFAULT_PRIORITY",
-    "DEFAULT_PROFILE_NAME",
-    "METHODS",
-    "OPEN",
-    "TRANSITIONS",
-    "Attempt",
-    "Claimed",
-    "ConflictResolution",
-    "ConflictResolutionName",
-    "Entry",
-    "NewEntry",
-    "OnRefusal",
-    "Operation",
-    "OperationName",
-    "Reason",
-    "ReasonName",
-    "Resolution",
-    "ResolutionName",
-    "Status",
-    "StatusName",
-    "Transition",
-    "UnknownBase",
-    "after",
-    "member_named",
-]
-
 # The values of the enumerations below: either may be given where an app names one.
 # The values of ``ConflictResolution``.
 ConflictResolutionName = Literal["server_wins", "client_wins", "manual", "merge"]

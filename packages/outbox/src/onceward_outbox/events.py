@@ -18,16 +18,6 @@ import msgspec
 from onceward_outbox.entry import Reason, Status
 from onceward_protocol.operation import Operation
 
-__all__ = [
-    "AsyncEventStream",
-    "Event",
-    "EventFacts",
-    "EventKind",
-    "EventStream",
-    "Events",
-    "Listener",
-]
-
 _MAX_WAITING: Final = 10_000
 """Events kept for a slow reader; beyond that the oldest are dropped."""
 
@@ -44,7 +34,7 @@ class EventKind(StrEnum):
     # A drain has taken an entry to send it.
     CLAIMED = "claimed"
     SENT = "sent"
-    """A response came, or did not. Emitted by the drain."""
+    """A response came, or the request may have reached the server. Emitted by the drain."""
     # The server has done it.
     SUCCEEDED = "succeeded"
     # It will be sent again later.

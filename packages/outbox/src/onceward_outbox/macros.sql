@@ -6,6 +6,10 @@
 -- Not settled. Spelled as in the partial index on lanes, or SQLite would not use that index.
 status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired'
 
+-- name: IS_REFUSED
+-- The server has refused the entry for good, and its lane goes on without it.
+(status = 'failed' AND reason IS 'answer' AND outcome_unknown = 0 AND lane IS NULL)
+
 -- name: VERSION_TO_SEND
 -- That of the last send, else the base followed along own successes. Empty if the last success did not
 -- name one, NULL if nothing is known. Without IS NULL, which is always false of a column in RETURNING

@@ -30,15 +30,6 @@ from onceward_outbox.validation import Request
 from onceward_protocol.ids import new_uuid4
 from onceward_protocol.local_ids import is_local_id
 
-__all__ = [
-    "KEY_EXPIRED",
-    "PRUNE_BATCH",
-    "Maintenance",
-    "PayloadMigration",
-    "expire_stale",
-    "migrate_payloads",
-]
-
 KEY_EXPIRED: Final = (
     "it was sent, no response came, and the server no longer knows its key: look whether it "
     "happened before you send it again"

@@ -66,10 +66,17 @@ RETURNING 1;
 SELECT maybe_since_ms, maybe_since_at FROM offline_sync_queue
  WHERE id = :id AND outcome_unknown = 1;
 
--- name: count_unsent
--- Not as IS_OPEN: this uses the index by status, so that settled entries are not read.
+-- name: count_unsettled
+-- How many are not settled, and how many of them are refused. Not as IS_OPEN: this uses the index by
+-- status, so that settled entries are not read.
+SELECT (SELECT count(*) FROM offline_sync_queue
+         WHERE user_id = :user_id AND status IN ('pending', 'in_flight', 'failed', 'conflict')),
+       (SELECT count(*) FROM offline_sync_queue
+         WHERE user_id = :user_id AND status = 'failed' AND IS_REFUSED);
+
+-- name: count_refused
 SELECT count(*) FROM offline_sync_queue
- WHERE user_id = :user_id AND status IN ('pending', 'in_flight', 'failed', 'conflict');
+ WHERE (:user_id IS NULL OR user_id = :user_id) AND status = 'failed' AND IS_REFUSED;
 
 -- name: count_in_flight
 SELECT count(*) FROM offline_sync_queue WHERE user_id = :user_id AND status = 'in_flight';

@@ -32,12 +32,10 @@ from onceward_outbox.errors import UsageError
 from onceward_outbox.events import AsyncEventStream, Listener
 from onceward_outbox.outcome_wait import wait_for_outcome_async
 from onceward_outbox.queue import OutboxQueue, QueueOptions
-from onceward_outbox.sender import AtSend, Token
+from onceward_outbox.responses import AtSend, Token
 from onceward_outbox.transport import HttpTransport, Transport
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.retry import DEVICE, RetryPolicy
-
-__all__ = ["AsyncOutbox", "OpenOptions", "Outbox", "OutboxOptions"]
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
@@ -274,6 +272,7 @@ class AsyncOutbox:
     attempts = _on_thread(Outbox.attempts)
     mappings = _on_thread(Outbox.mappings)
     unsent = _on_thread(Outbox.unsent)
+    unsettled = _on_thread(Outbox.unsettled)
     in_flight = _on_thread(Outbox.in_flight)
     stats = _on_thread(Outbox.stats)
     retry = _on_thread(Outbox.retry)

@@ -33,21 +33,6 @@ from onceward_protocol.operation import Operation
 from onceward_protocol.response_classification import Recogniser, Verdict, is_service_response
 from onceward_protocol.retry import QUEUE, RetryPolicy
 
-__all__ = [
-    "DEFAULT_PROFILE",
-    "ENTRY_POINT_GROUP",
-    "ChainAction",
-    "Drop",
-    "Park",
-    "Profile",
-    "ProfileRegistry",
-    "Recovery",
-    "RequestFormat",
-    "Send",
-    "TimestampsInBody",
-    "unknown_profile",
-]
-
 _STREAM: Final = "strict sequence"
 
 ENTRY_POINT_GROUP: Final = "onceward.outbox_profiles"

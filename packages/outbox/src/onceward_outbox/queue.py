@@ -24,7 +24,7 @@ from onceward_outbox.claims import claim_holder
 from onceward_outbox.clock import SystemDeviceClock
 from onceward_outbox.database import AppConnection, Driver, open_database
 from onceward_outbox.enqueue import QueueQuota
-from onceward_outbox.entries import QueueFile, Stats
+from onceward_outbox.entries import QueueFile
 from onceward_outbox.entry import (
     Claimed,
     Entry,
@@ -43,8 +43,6 @@ from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transactions
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
-
-__all__ = ["OutboxQueue", "QueueOptions", "Stats"]
 
 
 class QueueOptions(TypedDict, total=False):

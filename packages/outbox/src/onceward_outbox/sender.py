@@ -60,18 +60,6 @@ from onceward_protocol.fault_points import SyncFaultPoints
 from onceward_protocol.response_classification import UNRECOGNISED, AttestationNeeded, SignInNeeded
 from onceward_protocol.retry import is_transient
 
-__all__ = [
-    "Assembled",
-    "AtSend",
-    "Received",
-    "Sender",
-    "SenderOptions",
-    "Token",
-    "bearer_token",
-    "build_request",
-    "sendable",
-]
-
 _log = logging.getLogger(__name__)
 
 _SKIPPED: Final = frozenset({"batch.skipped", "BATCH_SKIPPED"})
@@ -255,10 +243,12 @@ class Sender:
             )
             raise
         self.reach("drain.after_send")
-        if is_single:
-            state.report.sent += 1
-        if isinstance(response, NoResponse) and (is_single or response.may_have_been_sent):
-            self._note_sent(sends, response.reason)
+        if isinstance(response, NoResponse):
+            state.report.count_sends(len(sends), reached=response.may_have_been_sent)
+            if response.may_have_been_sent:
+                self._note_sent(sends, response.reason)
+        elif is_single:
+            state.report.count_sends(1)
         return response
 
     def _record_all(self, sends: Sequence[Send], outcomes: Sequence[Outcome]) -> None:
@@ -269,9 +259,7 @@ class Sender:
                     self._queue.record(send.claimed, outcome)
 
     def _note_sent(self, sends: Sequence[Send], detail: str) -> None:
-        """Count entries of a request that has no response to each of them."""
-        if len(sends) > 1:
-            sends[0].state.report.sent += len(sends)
+        """Report entries of a request that has no response to each of them."""
         for send in sends:
             self._queue.emit_about(EventKind.SENT, send.entry, detail=detail)
 
@@ -393,6 +381,7 @@ class Sender:
         if found is None:
             # What has happened is not known. Smaller batches have smaller responses.
             self._batches.shrink(len(batch.parts))
+            sends[0].state.report.count_sends(len(sends))
             self._note_sent(sends, "the response is not that of a batch")
             return _received(batch, self._responses.not_the_service(sends, response))
         self._batches.grow()
@@ -423,7 +412,7 @@ class Sender:
         entry, status = send.entry, response.status
         if status == _BAD_REQUEST:
             return self._send_alone(part, send, response)
-        send.state.report.sent += 1
+        send.state.report.count_sends(1)
         key = self._pauses(entry, response)
         if key is not None:
             if key in seen:
@@ -466,12 +455,14 @@ class Sender:
         status, responses = response.status, self._responses
         responses.learn_time(sends[0], response)
         if is_outage(response):
+            sends[0].state.report.count_sends(len(sends))
             self._note_sent(sends, str(status))
             return responses.outage(sends, response)
         if status >= _SERVER_ERROR or is_transient(status):
             # A server error of the batch itself, which is none of an entry: the code says that it
             # does not count against any of them.
             self._batches.shrink(len(sends))
+            sends[0].state.report.count_sends(len(sends))
             self._note_sent(sends, str(status))
             result = AttemptResult(status, UNRECOGNISED, response.request_id, response.error_body)
             seconds = self.backoff.retry_after(response)

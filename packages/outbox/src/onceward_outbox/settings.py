@@ -9,8 +9,6 @@ from typing import Any, Final, Self
 from onceward_outbox.errors import ConfigurationError
 from onceward_protocol.staleness import CAP
 
-__all__ = ["VARIABLES", "QueueSettings", "span_in"]
-
 VARIABLES: Final[Mapping[str, str]] = {
     "lease_seconds": "ONCEWARD_OUTBOX_LEASE_SECONDS",
     "stale_after": "ONCEWARD_OUTBOX_CAP_DAYS",

@@ -14,17 +14,6 @@ from onceward_outbox.errors import ConfigurationError
 from onceward_protocol.operation import Operation
 from onceward_protocol.storage.sql_files import read_queries
 
-__all__ = [
-    "COLUMNS",
-    "attempt_of",
-    "awaited_local",
-    "created_by",
-    "entry_of",
-    "instant",
-    "json_text",
-    "statement",
-]
-
 COLUMNS: Final = Entry.__struct_fields__
 """The columns of an entry, which are named as its fields."""
 

@@ -33,8 +33,6 @@ from onceward_outbox.sql import entry_of, instant, statement
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
 
-__all__ = ["Transaction", "Transactions", "Write"]
-
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _CLOSED: Final = "the outbox is closed"
 

@@ -28,16 +28,6 @@ from onceward_protocol.local_ids import References, is_local_id, references
 from onceward_protocol.operation import Operation
 from onceward_protocol.versions import ANY_TAG, as_tag, if_match_in, is_weak
 
-__all__ = [
-    "Draft",
-    "Request",
-    "check_if_match",
-    "check_name",
-    "check_new",
-    "check_request",
-    "json_of",
-]
-
 _NAME: Final = re.compile(r"[\x20-\x7e\u00a0-\ud7ff\ue000-\U0010ffff]{1,200}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
 _HEADER_VALUE: Final = re.compile(r"[\x20-\x7e]{0,4096}")

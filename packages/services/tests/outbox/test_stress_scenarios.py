@@ -278,7 +278,8 @@ def test_nine_days_off_grid_the_first_report_is_refused_and_the_good_days_arrive
     )
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
-    assert (report["ended"], report["succeeded"], report["failed"]) == ("blocked", 7, 1)
+    assert (report["ended"], report["succeeded"], report["failed"]) == ("empty", 7, 1)
+    assert (report["unsent"], report["refused"]) == (0, 1)
     with OutboxQueue.open(file) as queue:
         assert [queue.get(entry.id).status for entry in (*good, quest)] == ["succeeded"] * 7
         refused = queue.get(first.id)

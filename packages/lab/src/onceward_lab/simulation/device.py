@@ -218,7 +218,7 @@ class AppProcess:
         """Note an action that could be sent, if the drain ended without it and is not due soon."""
         due = report.next_due_seconds
         is_due = due is not None and due < _IDLE_SECONDS / 2
-        if not report.unsent or report.ended not in _NOTHING_TO_SEND or is_due:
+        if not (report.unsent or report.refused) or report.ended not in _NOTHING_TO_SEND or is_due:
             return
         assert self.queue is not None  # noqa: S101 - the drain uses it
         entries = self.queue.entries(user, limit=1000)
@@ -617,7 +617,7 @@ class Device:
         if app is None or app.queue is None:
             return 1
         queue = app.queue
-        return sum(queue.unsent(user) for user in self.users)
+        return sum(sum(queue.unsettled(user)) for user in self.users)
 
     def delays(self, seconds: float) -> list[Delay]:
         """Return the entries that could be sent and are not, while another one is refused."""

@@ -31,7 +31,7 @@ from onceward_outbox.cli.output import (
 from onceward_outbox.conflicts import resolve_conflict
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
-from onceward_outbox.entry import Entry, NewEntry, OperationName, Reason, Resolution, Status
+from onceward_outbox.entry import Entry, NewEntry, Reason, Resolution, Status
 from onceward_outbox.errors import EntryInvalidError
 from onceward_outbox.profile import Profile, unknown_profile
 from onceward_outbox.queue import OutboxQueue
@@ -42,8 +42,6 @@ from onceward_protocol.cli.load_object import load_object
 from onceward_protocol.cli.output import CommandError, print_json, print_table
 from onceward_protocol.errors import UsageError
 from onceward_protocol.retry import DEVICE, RetryPolicy
-
-__all__ = ["HeaderCommands", "outbox_app", "parse_header_command", "register"]
 
 _BAD_INPUT: Final = 2
 _RESOLUTIONS: Final[Mapping[str, Resolution]] = {
@@ -220,7 +218,7 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
     }
     new = NewEntry(
         user_id=user,
-        operation=cast("OperationName", op),  # checked when it is queued
+        operation=cast("Any", op),  # checked when it is queued
         entity_type=entity,
         endpoint=endpoint,
         payload=None if payload is None else _raw(payload),
@@ -488,6 +486,7 @@ def outbox_stats(
         "waiting": found.waiting,
         "blocked": found.blocked,
         "unsent": found.unsent,
+        "refused": found.refused,
         "oldest_pending_seconds": found.oldest_pending_seconds,
         "file_bytes": found.file_bytes,
     }

@@ -19,17 +19,6 @@ from onceward_protocol.cli.output import (
     shown_instant,
 )
 
-__all__ = [
-    "counted",
-    "print_bulk",
-    "print_entries",
-    "print_entry",
-    "print_report",
-    "print_sides",
-    "print_status",
-    "sending_bar",
-]
-
 _MAX_LISTED: Final = 5
 _MAX_ERROR_LENGTH: Final = 100
 _SETTLED: Final = frozenset(
@@ -127,7 +116,8 @@ def print_report(report: DrainReport, stuck: Sequence[Entry], *, as_json: bool) 
         for name, value in msgspec.to_builtins(report).items()
         if isinstance(value, int) and value
     ]
-    print(f"{report.ended}: {counted(report.succeeded)} succeeded, {report.unsent} left")
+    refused = f", {report.refused} refused" if report.refused else ""
+    print(f"{report.ended}: {counted(report.succeeded)} succeeded, {report.unsent} unsent{refused}")
     if rows:
         print_table(("what", "count"), rows)
     if report.ended is Ended.WAITING and report.detail:
