@@ -189,6 +189,7 @@ PLANTED: list[tuple[str, set[str], str]] = [
         "Catch the error and respond 400",
     ),
     ("stores the key of a bad body", {"malformed JSON"}, "respond 400"),
+    ("runs bodies that broke off", {"a body that breaks off"}, "Compare the bytes received"),
     ("accepts duplicate members", {"duplicate keys in JSON"}, "Parse the body strictly"),
     (
         "parses JSON leniently",

@@ -75,12 +75,7 @@ class TinyServer:
             return
         headers: list[tuple[bytes, bytes]] = list(scope["headers"])
         request_id = dict(headers).get(b"x-request-id", uuid4().hex.encode()).decode()
-        body = b""
-        while True:
-            message = await receive()
-            body += message.get("body", b"")
-            if not message.get("more_body"):
-                break
+        body = await self._read(receive)
         serve = TinyBatch(self).serve if scope["path"] == "/batch" else self.serve
         try:
             status, response_headers, out = await serve(scope, headers, body, request_id)
@@ -101,6 +96,19 @@ class TinyServer:
             response_headers = [*response_headers, (b"onceward-batch", offer)]
         await send({"type": "http.response.start", "status": status, "headers": response_headers})
         await send({"type": "http.response.body", "body": out})
+
+    async def _read(self, receive: Any) -> bytes:
+        body: bytes = b""
+        while True:
+            try:
+                message = await receive()
+            except ConnectionAbortedError:
+                if self.broken == "runs bodies that broke off":
+                    return body
+                raise
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                return body
 
     async def serve(
         self, scope: Any, headers: list[tuple[bytes, bytes]], body: bytes, request_id: str

@@ -75,7 +75,9 @@ class WeakServer:
                         length = max(0, int(headers.get("content-length", "0")))
                     except ValueError:
                         length = 0
-                    body = await reader.readexactly(length)
+                    body = b""
+                    while len(body) < length and (part := await reader.read(length - len(body))):
+                        body += part
                     status, sent, location = await self._respond(first, headers, body)
                     writer.write(
                         f"HTTP/1.1 {status} X\r\nContent-Length: {len(sent)}\r\n"

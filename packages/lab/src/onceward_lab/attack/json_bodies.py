@@ -5,6 +5,8 @@ import gzip
 import time
 from typing import Final
 
+import msgspec
+
 from onceward_lab.attack.large_bodies import EXPENSIVE, fill
 from onceward_lab.attack.latencies import Latencies, measure
 from onceward_lab.attack.target import (
@@ -109,6 +111,22 @@ async def _compressed(target: Target) -> str:
     return "4 encodings refused"
 
 
+async def _cut(target: Target) -> str:
+    """Break off at many bytes of a body. The spaces at its end make each long part valid JSON."""
+    harness = target.harness
+    request, key = await harness.new_request(), harness.new_key()
+    whole = msgspec.json.encode(request.body).ljust(500)
+    head = await target.head(b"Content-Length: 500", key=key)
+    for at in range(0, len(whole), 20):
+        cut = await target.exchange(head + whole[:at], ends=True)
+        for status in cut.statuses[:1]:
+            expect_refusal(f"cut at {at} of 500 bytes", status, cut.summary())
+    again = await harness.send(request, key, content=whole)
+    if again.is_replay or not again.is_success:
+        raise CheckFailedError(f"after cuts, the whole body got {again.summary()}")
+    return "25 cuts refused; the whole body got " + again.summary()
+
+
 async def _endless(target: Target) -> str:
     """Declare a body of 100 GB, and send one without a declared length that does not end."""
     key, wait = target.harness.new_key(), min(10.0, target.limits.patience_seconds)
@@ -198,6 +216,14 @@ ATTACKS: Final = (
         _compressed,
         why="20 kB become 20 MB in memory.",
         change="Refuse Content-Encoding, or limit the size after decompression.",
+    ),
+    Attack(
+        "bodies that break off",
+        _GROUP,
+        "4xx, or the connection is closed, and the key is unused",
+        _cut,
+        why="A part of a body may be valid, with another meaning: 10 in place of 1000.",
+        change="Compare what has arrived with Content-Length before the key is claimed.",
     ),
     Attack(
         "bodies that do not end",

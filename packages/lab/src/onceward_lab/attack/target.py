@@ -131,14 +131,21 @@ class Target:
         """Return a valid body that was not sent before."""
         return msgspec.json.encode((await self.harness.new_request()).body)
 
-    async def exchange(self, raw: bytes, *, seconds: float = 10.0) -> RawResponse:
-        """Send bytes as they are, and read until the server closes or sends nothing more."""
+    async def exchange(
+        self, raw: bytes, *, seconds: float = 10.0, ends: bool = False
+    ) -> RawResponse:
+        """Send bytes as they are, and read until the server closes or sends nothing more.
+
+        With ``ends``, nothing can be sent after them.
+        """
         reader, writer = await self.connect()
         data, is_closed = b"", False
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         try:
             writer.write(raw)
+            if ends and writer.can_write_eof():
+                writer.write_eof()
             while (left := end - loop.time()) > 0:
                 try:
                     async with asyncio.timeout(min(left, _IDLE_SECONDS) if data else left):

@@ -1,5 +1,6 @@
 """Checks of invalid and ambiguous JSON bodies: 400, and nothing is stored."""
 
+import asyncio
 from typing import Final
 
 import msgspec
@@ -10,6 +11,9 @@ from onceward_protocol.fingerprint import MAX_DEPTH
 
 __all__ = ["CHECKS"]
 
+_LENGTH_REQUIRED: Final = 411
+# A server may notice later that the client has gone.
+_CUT_SECONDS: Final = 0.2
 _NESTED: Final = b"[" * (MAX_DEPTH + 1) + b"]" * (MAX_DEPTH + 1)
 _ADDED: Final[dict[str, tuple[bytes, str]]] = {
     "duplicate keys in JSON": (
@@ -68,7 +72,31 @@ def _check(name: str, why: str, *, added: bytes | None = None, whole: bytes | No
     )
 
 
+async def _cut(harness: Harness) -> str:
+    text = []
+    for has_length in (True, False):
+        request, key = await harness.new_request(), harness.new_key()
+        # What arrives is valid JSON: only its length tells that it is not all.
+        whole = msgspec.json.encode(request.body).ljust(100_000)
+        cut = await harness.send_cut(request, key, whole, len(whole) - 10, has_length=has_length)
+        if cut is not None and cut.status != _LENGTH_REQUIRED:
+            expect_error(harness, cut, "body_invalid")
+        await asyncio.sleep(_CUT_SECONDS)
+        again = expect_first(await harness.send(request, key, content=whole))
+        text.append(f"{'no response' if cut is None else cut.summary()}; then {again.summary()}")
+    return "; ".join(text)
+
+
 CHECKS: Final = (
+    Check(
+        "a body that breaks off",
+        "Fingerprint",
+        "nothing runs, and the key is unused",
+        _cut,
+        why="A part of a form or a document may be a valid one, with another meaning.",
+        change="Compare the bytes received with Content-Length, wait for the last chunk, and "
+        "respond 400 without claiming the key. Some WSGI servers end the input where it broke.",
+    ),
     *(_check(name, why, whole=text) for name, (text, why) in _WHOLE.items()),
     *(_check(name, why, added=text) for name, (text, why) in _ADDED.items()),
 )

@@ -1,7 +1,7 @@
 """Sends requests to one guarded operation. The checks decide about the responses."""
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
 from hashlib import sha256
 from typing import Any, Final, Protocol
@@ -240,7 +240,7 @@ class Harness:
         key: str | bytes | None = None,
         *,
         credentials: Credentials | None = None,
-        content: bytes | None = None,
+        content: bytes | AsyncIterator[bytes] | None = None,
         keys: Sequence[str | bytes] = (),
         headers: Mapping[str, str] | None = None,
         query: str = "",
@@ -264,7 +264,7 @@ class Harness:
             )
             for value in all_keys
         ]
-        body = content
+        body: Any = content
         if body is None and request.body is not None:
             body = msgspec.json.encode(request.body)
         response = await self.client.request(
@@ -272,6 +272,21 @@ class Harness:
         )
         self.batch_offer = response.headers.get("onceward-batch", self.batch_offer)
         return Response(response.status_code, response.headers, response.content)
+
+    async def send_cut(
+        self, request: Request, key: str, content: bytes, at: int, *, has_length: bool
+    ) -> Response | None:
+        """Send a part of a body and break off. Return None if there was no response."""
+
+        async def body() -> AsyncIterator[bytes]:
+            yield content[:at]
+            raise ConnectionAbortedError  # the connection is closed
+
+        headers = {"content-length": str(len(content))} if has_length else None
+        try:
+            return await self.send(request, key, content=body(), headers=headers)
+        except (ConnectionAbortedError, httpx.TransportError):
+            return None
 
     async def request(
         self,
