@@ -259,3 +259,12 @@ def test_formatters_work_without_configure_logging():
     record = logging.makeLogRecord({"name": "n", "msg": "m", "levelname": "INFO", "levelno": 20})
     assert json.loads(JsonFormatter().format(record))["event"] == "m"
     assert HumanFormatter(colours=True).format(record).endswith("INFO    n: m")
+
+
+def test_line_on_a_terminal_has_one_id_if_both_are_equal() -> None:
+    record = logging.LogRecord("n", logging.INFO, "p", 1, "request", (), None)
+    record.__dict__.update(request_id="a", correlation_id="a")
+    assert HumanFormatter().format(record).endswith("request  request_id=a")
+    assert json.loads(JsonFormatter().format(record))["correlation_id"] == "a"
+    record.__dict__.update(correlation_id="b")
+    assert HumanFormatter().format(record).endswith("request  request_id=a  correlation_id=b")

@@ -1,7 +1,6 @@
 """Build the FastAPI app of the server from its settings."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from importlib import import_module
@@ -41,7 +40,6 @@ from onceward_services.walk.review_gauge import OpenReviews
 
 __all__ = ["create_app", "create_onceward", "create_store"]
 
-_log = logging.getLogger("onceward.services")
 
 _DESCRIPTION: Final = """
 Exactly-once effects: every write takes an `Idempotency-Key`. A second request with the same key and
@@ -243,10 +241,6 @@ def _create_jwt_identify(
     secrets = settings.jwt_secrets
     if settings.needs_development_secret:
         secrets = (development_secret(settings.home),)
-        _log.info(
-            "no ONCEWARD_JWT_SECRET is set: tokens are signed with a development secret kept in %s",
-            settings.home,
-        )
     return JwtIdentify(
         secret=secrets or None,
         jwks_file=settings.jwks_file,

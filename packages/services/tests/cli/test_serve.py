@@ -1,8 +1,11 @@
 """``onceward serve`` as a process: requests, restart, kill, several processes, startup errors."""
 
 import json
+import os
+import select
 import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +22,7 @@ from onceward_protocol.cli.output import CommandError
 from onceward_services.cli.serve import _bind
 from onceward_services.settings import load_settings
 
-from .conftest import ROUTES, WALK, Cli, Here, Server, one_line, token
+from .conftest import ONCEWARD, ROUTES, WALK, Cli, Here, Server, environment, one_line, token
 
 KEY = {"Idempotency-Key": "7f0f5bd0-4c0a-4b2e-9b0e-0d6d3f9c9a10"}
 Serve = Callable[..., Server]
@@ -60,6 +63,33 @@ def test_record_survives_restart_and_kill(cli: Cli, serve: Serve) -> None:
     assert second.rest_of_output() == ""
     listed = json.loads(cli("keys", "ls", "--tenant", "ada", "--json").stdout)
     assert [record["key"] for record in listed] == [KEY["Idempotency-Key"]]
+
+
+def test_terminal_gets_console_docs_and_token_command_and_one_warning(cli: Cli) -> None:
+    ours, terminal = os.openpty()
+    process = subprocess.Popen(
+        [ONCEWARD, "serve", "--port", "0"],
+        cwd=cli.directory,
+        env=environment(TERM="dumb"),
+        stdout=terminal,
+        stderr=terminal,
+    )
+    os.close(terminal)
+    try:
+        shown = b""
+        while b"onceward token" not in shown:
+            assert select.select([ours], [], [], 30)[0], shown
+            shown += os.read(ours, 10_000)
+    finally:
+        process.terminate()
+        process.wait(20)
+        os.close(ours)
+    text = shown.decode()
+    url = text.partition("ready on ")[2].split()[0]
+    assert f"console  {url}/console/\r\n" in text
+    assert f"docs     {url}/docs\r\n" in text
+    assert "token    onceward token --sub ada" in text
+    assert text.count("ONCEWARD_JWT_SECRET") == 1
 
 
 def test_running_request_is_finished_before_shutdown(cli: Cli, serve: Serve) -> None:

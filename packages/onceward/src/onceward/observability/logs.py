@@ -140,7 +140,10 @@ class HumanFormatter(logging.Formatter):
             level = f"{colour}{level}{_PLAIN}"
         parts = [f"{clock:%H:%M:%S}.{int(record.msecs):03} {level} {record.name}: "]
         parts.append(_CONTROL.sub(_escaped, record.getMessage()))
-        parts += [f"  {name}={_field(value)}" for name, value in _extra(record).items()]
+        fields = _extra(record)
+        if fields.get("correlation_id") == fields.get("request_id"):
+            fields.pop("correlation_id", None)  # the client sent none
+        parts += [f"  {name}={_field(value)}" for name, value in fields.items()]
         exception = _exception_text(self, record)
         if exception:
             parts.append(f"\n{_CONTROL.sub(_escaped, exception)}")

@@ -102,19 +102,22 @@ def _print_blocks(
     console: "Console", headings: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
     """Print each row over several lines, for a narrow terminal: its id, then the other columns."""
-    from rich.padding import Padding
     from rich.text import Text
 
     id_columns = [index for index, heading in enumerate(headings) if heading in _ID_COLUMNS]
     title = id_columns[0] if id_columns else 0
     for row in rows:
         console.print(Text(row[title], style="bold"), soft_wrap=True)
-        others = [
-            Text.assemble((f"{heading} ", "cyan"), cell)
-            for index, (heading, cell) in enumerate(zip(headings, row, strict=True))
-            if index != title
-        ]
-        console.print(Padding(Text("  ").join(others), (0, 0, 0, 2)))
+        lines = [Text()]
+        for index, (heading, cell) in enumerate(zip(headings, row, strict=True)):
+            if index == title or cell == "-":
+                continue
+            pair = Text.assemble((f"{heading} ", "cyan"), cell)
+            if lines[-1] and lines[-1].cell_len + pair.cell_len + 2 > console.width:
+                lines.append(Text())
+            lines[-1].append_text(Text("  ") + pair)
+        for line in lines:
+            console.print(line)
 
 
 def instant_text(instant: datetime) -> str:

@@ -7,6 +7,7 @@ import logging
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -78,6 +79,8 @@ def run_server(
         )
         if ops is not None:
             line += f", metrics and docs on {_address(ops)}"
+        if sys.stdout.isatty():
+            line += _first_steps(settings, _address(listener), _address(ops or listener))
 
         def announce_ready() -> None:
             resume_gc()
@@ -213,6 +216,18 @@ def _listen(
 def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _first_steps(settings: Settings, server: str, ops: str) -> str:
+    """Return where a person goes first: lines with the console, the docs and the token command."""
+    steps = []
+    if settings.console_enabled:
+        steps.append(("console", f"{server}/console/"))
+    if settings.docs_enabled and settings.openapi_enabled:
+        steps.append(("docs", f"{ops}/docs"))
+    if settings.needs_development_secret:
+        steps.append(("token", "onceward token --sub ada --role admin"))
+    return "".join(f"\n  {name:<7}  {what}" for name, what in steps)
 
 
 async def _check_store(settings: Settings) -> None:
