@@ -3,7 +3,6 @@
 ``python -m tests.flows`` prints what was traced; ``--write`` (``make flows``) writes the page.
 """
 
-import ast
 import asyncio
 import dis
 import re
@@ -267,26 +266,14 @@ def short_name(file: str) -> str:
     return file.partition("/src/")[2].removeprefix("onceward/")
 
 
-def first_line(file: str) -> str:
-    """Return the first line of a module's docstring."""
-    text = ast.get_docstring(ast.parse((PACKAGES / file).read_text(encoding="utf-8"))) or ""
-    sentence = " ".join(text.partition("\n\n")[0].split())
-    return re.sub(r"``([^`]+)``", r"`\1`", sentence).replace("|", "\\|")
-
-
-def table(trace: Trace) -> str:
-    """Return the section of one trace."""
-    files = trace.files
-    rows = [
-        f"| {number} | `{short_name(file)}` | {first_line(file)} |"
-        for number, file in enumerate(files, start=1)
-    ]
-    return "\n".join(["", "| | file | what it is |", "| ---: | --- | --- |", *rows, "", ""])
+def listed(trace: Trace) -> str:
+    """Return the section of one trace: its files, in order."""
+    return "\n" + "".join(f"1. `{short_name(file)}`\n" for file in trace.files) + "\n"
 
 
 def write(text: str, traces: dict[str, Trace]) -> str:
     """Return the page with its sections as traced. Raises ``KeyError`` for one without a trace."""
-    return _SECTION.sub(lambda found: found[1] + table(traces[found[2]]) + found[3], text)
+    return _SECTION.sub(lambda found: found[1] + listed(traces[found[2]]) + found[3], text)
 
 
 def prose(text: str) -> str:
