@@ -22,7 +22,7 @@ _GROUPS: Final = {
     "Requests": "wait_seconds max_body_bytes body_seconds head_seconds max_response_bytes"
     " ietf_statuses disabled_endpoints error_help_url shutdown_seconds",
     "Batches": "batch_* direct_routes",
-    "What a process holds for its callers": "max_connections body_memory_bytes *_per_tenant",
+    "What a process holds for its callers": "max_connections* body_memory_bytes *_per_tenant",
     "The store": "memory_bytes planning_cache_bytes sweep_* breaker_* pool_size",
     "Jobs": "run_jobs jobs_* cleanup_at",
     "Audit": "audit_seal_seconds audit_key",

@@ -190,6 +190,9 @@ class Settings(
     max_connections: int = Field(
         2048, ge=1, le=1_000_000, description="a whole number of connections, at least 1"
     )
+    max_connections_per_address: int = Field(
+        512, ge=0, le=1_000_000, description="a whole number of connections, or 0 for no limit"
+    )
     body_memory_bytes: Bytes = Field(
         64 * 1024 * 1024, description="a whole number of bytes, or 0 for no limit"
     )

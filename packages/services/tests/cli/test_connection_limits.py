@@ -13,6 +13,8 @@ from onceward_services.cli.connection_limits import ConnectionLimits, raise_file
 
 
 async def respond(scope: Any, _receive: Any, send: Any) -> None:
+    while scope["path"] == "/read" and (await _receive()).get("more_body"):
+        pass
     if scope["path"] == "/slow":
         await asyncio.sleep(0.3)
     await send(
@@ -51,8 +53,8 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(*, most: int, head_seconds: float = 5.0) -> AsyncIterator[Served]:
-    limits = ConnectionLimits(respond, max_connections=most, head_seconds=head_seconds)
+async def serving(*, most: int, head_seconds: float = 5.0, **options: Any) -> AsyncIterator[Served]:
+    limits = ConnectionLimits(respond, max_connections=most, head_seconds=head_seconds, **options)
     config = uvicorn.Config(
         limits, port=0, http=limits.protocol(), ws="none", lifespan="off", log_config=None
     )
@@ -116,6 +118,43 @@ async def test_a_head_of_more_than_64_kib_is_431() -> None:
     async with serving(most=9) as served:
         reader = await served.connect(b"GET /x HTTP/1.1\r\n" + b"X-A: b\r\n" * 9000)
         assert (await asyncio.wait_for(reader.read(), 5)).startswith(b"HTTP/1.1 431")
+
+
+async def test_a_body_that_never_ends_is_408_on_any_path() -> None:
+    async with serving(most=9, body_seconds=0.1) as served:
+        reader = await served.connect(
+            b"POST /read HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n7 bytes"
+        )
+        for _ in range(3):  # what arrives later does not move the deadline
+            await asyncio.sleep(0.04)
+            served.write(b"x")
+        assert (await asyncio.wait_for(reader.read(), 3)).startswith(b"HTTP/1.1 408")
+        assert served.limits.open == 0
+
+
+async def test_a_body_above_the_limit_is_413_on_any_path() -> None:
+    async with serving(most=9, max_body_bytes=1000) as served:
+        reader = await served.connect(
+            b"POST /read HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n800\r\n"
+        )
+        await asyncio.sleep(0.05)
+        served.write(b"x" * 1100)
+        assert (await asyncio.wait_for(reader.read(), 3)).startswith(b"HTTP/1.1 413")
+
+
+async def test_connections_of_one_address_are_bounded() -> None:
+    async with serving(most=9, max_per_address=2) as served:
+        for _ in range(2):
+            _, head = await served.get("/x")
+            assert head.startswith(b"HTTP/1.1 200")
+        reader = await served.connect(b"GET /x HTTP/1.1\r\nHost: x\r\n\r\n")
+        with suppress(ConnectionError):
+            assert await asyncio.wait_for(reader.read(), 3) == b""
+        await served.hang_up()
+        while served.limits.open:
+            await asyncio.sleep(0.005)
+        _, head = await served.get("/x")
+        assert head.startswith(b"HTTP/1.1 200")
 
 
 def test_file_limit_is_raised_for_the_connections() -> None:

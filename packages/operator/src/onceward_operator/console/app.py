@@ -46,6 +46,9 @@ _COOKIE: Final = "onceward_console"
 # A stream ends after this time, and the session is checked again.
 _STREAM_SECONDS: Final = 60.0
 _MAX_FORM_BYTES: Final = 64 * 1024
+# Of the sign-in, which anybody may send: a token.
+_MAX_SIGN_IN_BYTES: Final = 32 * 1024
+_FORM_SECONDS: Final = 10.0
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -157,7 +160,7 @@ class ConsoleApp:
         target = _safe_target(request.query_params.get("to", ""))
         if request.method != "POST":
             return self._page(request, None, "sign_in.html", {"error": None, "to": target})
-        form = await _form_of(request)
+        form = await _form_of(request, _MAX_SIGN_IN_BYTES)
         target = _safe_target(form.get("to", ""))
         error = "This token may not open the console: it needs the role viewer, operator or admin"
         operator = None
@@ -477,13 +480,19 @@ def _check_texts(*texts: str) -> None:
         raise ConsoleError("the address or the form contains a NUL character")
 
 
-async def _form_of(request: Request) -> dict[str, str]:
-    """Read the fields of a form, up to a limit."""
+async def _form_of(request: Request, limit: int = _MAX_FORM_BYTES) -> dict[str, str]:
+    """Read the fields of a form, up to a limit of bytes and time."""
+    if int(request.headers.get("content-length", 0)) > limit:
+        raise ConsoleError(f"a form may have at most {limit} bytes here")
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_FORM_BYTES:
-            raise ConsoleError(f"a form may have at most {_MAX_FORM_BYTES} bytes")
+    try:
+        async with asyncio.timeout(_FORM_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise ConsoleError(f"a form may have at most {limit} bytes here")
+    except TimeoutError:
+        raise ConsoleError("the form did not arrive in time") from None
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body)))
     except (UnicodeDecodeError, ValueError):

@@ -5,6 +5,8 @@ limit of time or size.
 """
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
 from typing import Any, Final
@@ -24,10 +26,10 @@ _SPARE: Final = 64
 _MAX_HEAD_BYTES: Final = 64 * 1024
 # Files that a process opens besides its connections.
 _OTHER_FILES: Final = 256
-_HEAD_TOO_LARGE: Final = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
-    b"content-length: 0\r\nconnection: close\r\n\r\n"
-)
+_END: Final = b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+_HEAD_TOO_LARGE: Final = b"HTTP/1.1 431 Request Header Fields Too Large" + _END
+_BODY_TOO_LARGE: Final = b"HTTP/1.1 413 Content Too Large" + _END
+_BODY_TOO_LATE: Final = b"HTTP/1.1 408 Request Timeout" + _END
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
@@ -43,11 +45,23 @@ class ConnectionLimits:
         *,
         max_connections: int,
         head_seconds: float,
+        body_seconds: float = math.inf,
+        max_body_bytes: float = math.inf,
+        max_per_address: int = 0,
     ) -> None:
-        """Give each client ``head_seconds`` to send the head of a request."""
+        """Give each client ``head_seconds`` for the head of a request, ``body_seconds`` for a body.
+
+        They hold on every path; what the app refuses earlier has its own response. With
+        ``max_per_address`` 0, one address may have all connections.
+        """
         self._app = app
         self.max_connections = max_connections
         self.head_seconds = head_seconds
+        self.body_seconds = body_seconds
+        self.max_body_bytes = max_body_bytes
+        self.max_per_address = max_per_address
+        # Open connections of each address.
+        self._addresses: Counter[str] = Counter()
         # Connections that are open now.
         self.open = 0
 
@@ -70,6 +84,15 @@ class ConnectionLimits:
         await send({"type": "http.response.start", "status": response.status, "headers": headers})
         await send({"type": "http.response.body", "body": response.body})
 
+    def _count(self, address: str, change: int) -> int:
+        """Count a connection of an address, or its end; return how many there are now."""
+        self.open += change
+        self._addresses[address] += change
+        count = self._addresses[address]
+        if not count:
+            del self._addresses[address]
+        return count
+
     def protocol(self) -> type[asyncio.Protocol]:  # noqa: C901 - one small class
         """Return Uvicorn's HTTP protocol with these limits."""
         limits = self
@@ -78,18 +101,24 @@ class ConnectionLimits:
         class LimitedProtocol(base):  # type: ignore[misc]
             _head_timer: asyncio.TimerHandle | None = None
             _head_bytes = 0
+            # While a body is read whose end has not arrived with its head.
+            _body_timer: asyncio.TimerHandle | None = None
+            _body_bytes = 0
+            _address = ""
 
             def connection_made(self, transport: asyncio.Transport) -> None:
-                limits.open += 1
                 super().connection_made(transport)
-                if limits.open > limits.max_connections + _SPARE:
+                self._address = str((transport.get_extra_info("peername") or ("",))[0])
+                count, most = limits._count(self._address, 1), limits.max_per_address
+                if limits.open > limits.max_connections + _SPARE or 0 < most < count:
                     transport.abort()
                 else:
                     self._expect_head()
 
             def connection_lost(self, exc: Exception | None) -> None:
-                limits.open -= 1
+                limits._count(self._address, -1)
                 self._has_head()
+                self._has_body()
                 super().connection_lost(exc)
 
             def data_received(self, data: bytes) -> None:
@@ -97,7 +126,12 @@ class ConnectionLimits:
                 cycle = self.cycle
                 if cycle is not None and not cycle.response_complete:
                     self._has_head()
+                    if cycle.more_body:
+                        self._expect_body(len(data))
+                    elif self._body_timer is not None:
+                        self._has_body()
                     return
+                self._has_body()
                 # Part of a head, or the rest of a body whose request was refused.
                 if cycle is None or not cycle.more_body:
                     self._head_bytes += len(data)
@@ -118,6 +152,27 @@ class ConnectionLimits:
 
             def _head_is_late(self) -> None:
                 self._head_timer = None
+                self.transport.close()
+
+            def _expect_body(self, size: int) -> None:
+                if self._body_timer is None and limits.body_seconds < math.inf:
+                    self._body_timer = self.loop.call_later(
+                        limits.body_seconds, self._refuse_body, _BODY_TOO_LATE
+                    )
+                self._body_bytes += size
+                if self._body_bytes > limits.max_body_bytes:
+                    self._refuse_body(_BODY_TOO_LARGE)
+
+            def _has_body(self) -> None:
+                self._body_bytes = 0
+                if self._body_timer is not None:
+                    self._body_timer.cancel()
+                    self._body_timer = None
+
+            def _refuse_body(self, response: bytes) -> None:
+                self._has_body()
+                if self.cycle is not None and not self.cycle.response_started:
+                    self.transport.write(response)
                 self.transport.close()
 
         return LimitedProtocol

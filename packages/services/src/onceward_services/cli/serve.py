@@ -10,7 +10,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import uvicorn
 
@@ -99,6 +99,12 @@ def run_server(
         )
 
 
+# How long the guard has to respond to a body that is late before its connection is closed.
+_BODY_GRACE_SECONDS: Final = 2.0
+# Chunks of a few bytes have more bytes on the wire than in the body.
+_LARGEST_FRAMING: Final = 8
+
+
 def run_in_process(
     app: "FastAPI",
     settings: Settings,
@@ -113,7 +119,13 @@ def run_in_process(
     # again takes most of the time that decoding does.
     gc.set_threshold(20_000, 100, 50)
     limited = ConnectionLimits(
-        app, max_connections=settings.max_connections, head_seconds=settings.head_seconds
+        app,
+        max_connections=settings.max_connections,
+        head_seconds=settings.head_seconds,
+        # Later than the guard, which says more, and above all limits of its own.
+        body_seconds=settings.body_seconds + _BODY_GRACE_SECONDS,
+        max_body_bytes=_LARGEST_FRAMING * max(settings.max_body_bytes, settings.batch_bytes),
+        max_per_address=settings.max_connections_per_address,
     )
     config = uvicorn.Config(
         limited,
