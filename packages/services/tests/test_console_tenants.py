@@ -2,7 +2,8 @@
 
 import itertools
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -10,6 +11,7 @@ import httpx
 from fastapi import FastAPI
 
 from onceward import Onceward
+from onceward.sign_in.jwt_auth import mint_token
 from onceward.stores.tenant_tables import covered_tables
 from onceward_operator.console.app import ConsoleApp
 from onceward_operator.console.page import Page
@@ -19,7 +21,7 @@ from packages.services.tests.browser.services_rows import (
     WEBHOOK,
     add_services_rows,
 )
-from packages.services.tests.conftest import Serve, signed_in
+from packages.services.tests.conftest import SECRET, Serve, signed_in
 from packages.services.tests.support.operator_browser import OperatorBrowser
 
 MARK = "a-text-of-bob"
@@ -139,3 +141,24 @@ def seen(page: httpx.Response, path: str) -> None:
     shown = page.text
     for hidden in (MARK, "the response was 500", "TZ_JUMP", "bob@example.org"):
         assert hidden not in shown, path
+
+
+async def test_user_named_like_an_organization_sees_nothing_of_it(
+    serve: Serve, tmp_path: Path
+) -> None:
+    now = datetime.now(UTC)
+    about: dict[str, Any] = {"roles": ["admin"], "lifetime": timedelta(hours=1), "now": now}
+    async with serve(f"sqlite:///{tmp_path}/s.db", console_enabled=True) as client:
+        token = mint_token(SECRET, sub="boss", org="victim", **about)
+        headers = {"Authorization": f"Bearer {token}", "Idempotency-Key": KEY}
+        made = await client.post("/v1/projects", json={"name": MARK}, headers=headers)
+        assert made.status_code == 201, made.text
+        ours = await OperatorBrowser(client).sign_in("boss", "admin", org="victim", now=now)
+        assert KEY in (await ours.get("records?tenant=org:victim")).text
+        user = await OperatorBrowser(client).sign_in("victim", "admin", org="tiny", now=now)
+        assert KEY not in (await user.get("records?tenant=victim")).text
+        assert (await user.get("records?tenant=org:victim")).status_code in {403, 404}
+        for name in ("org:victim", "onceward", "onceward:operator"):
+            token = mint_token(SECRET, sub=name, **about)
+            refused = await client.post("/console/sign-in", data={"token": token})
+            assert refused.status_code == 403, (name, refused.status_code)

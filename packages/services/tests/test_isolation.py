@@ -140,7 +140,7 @@ async def _notification(who: Person) -> dict[str, str]:
     now = datetime.now(UTC)
     notification_id, unit = new_id(now), await who.store.begin()
     about = {"assignment_id": notification_id, "version": 1, "kind": "moved", "mission_id": "m"}
-    inbox = Inbox(who.org, who.sub)
+    inbox = Inbox(f"org:{who.org}", who.sub)
     await add_notification(unit.transaction, inbox, about, notification_id=notification_id, now=now)
     await unit.commit(None, None)
     return {"notification_id": notification_id}

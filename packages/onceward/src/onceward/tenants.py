@@ -9,10 +9,12 @@ __all__ = [
     "ALL_TENANTS",
     "OPERATOR_TENANT",
     "SINGLE_TENANT",
+    "SYSTEM_TENANT",
     "AllTenants",
     "SingleTenant",
     "TenantFilter",
     "Tenants",
+    "is_reserved",
     "tenant_or_none",
 ]
 
@@ -34,10 +36,17 @@ SINGLE_TENANT: Final = Tenants.SINGLE
 ALL_TENANTS: Final = Tenants.ALL
 # Audit events about the whole server, such as a paused queue, belong to it.
 OPERATOR_TENANT: Final = "onceward:operator"
+# The tenant of jobs that no caller has caused, such as periodic ones.
+SYSTEM_TENANT: Final = "onceward"
 SingleTenant: TypeAlias = Literal[Tenants.SINGLE]
 AllTenants: TypeAlias = Literal[Tenants.ALL]
 # A tenant, or all of them.
 TenantFilter: TypeAlias = str | AllTenants
+
+
+def is_reserved(tenant: str) -> bool:
+    """Return whether a tenant is Onceward's own, and cannot be a caller's."""
+    return tenant == SYSTEM_TENANT or tenant.startswith("onceward:")
 
 
 def tenant_or_none(tenant: TenantFilter) -> str | None:

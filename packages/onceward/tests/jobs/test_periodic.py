@@ -11,9 +11,10 @@ from onceward.errors import NonRetryableError, StoreUnavailableError, UsageError
 from onceward.jobs import periodic
 from onceward.jobs.context import JobContext
 from onceward.jobs.job_store import JobStore
-from onceward.jobs.periodic import SYSTEM_TENANT, PeriodicEnqueuer
+from onceward.jobs.periodic import PeriodicEnqueuer
 from onceward.jobs.registry import JobRegistry
 from onceward.ports import Store
+from onceward.tenants import SYSTEM_TENANT
 from packages.onceward.tests.jobs.conftest import OpenStore
 from packages.onceward.tests.support.jobs_harness import JobsLab, eventually, write_effect
 

@@ -7,7 +7,7 @@ import pytest
 
 from onceward import JobContext, NonRetryableError
 from onceward.jobs.admin import PausedQueues
-from onceward.jobs.periodic import SYSTEM_TENANT
+from onceward.tenants import SYSTEM_TENANT
 from packages.operator.tests.console.lab import ConsoleLab
 from packages.operator.tests.console.test_jobs import run_jobs
 

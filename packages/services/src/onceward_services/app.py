@@ -32,7 +32,13 @@ from onceward_services.effective_settings import effective_settings
 from onceward_services.error_handlers import ErrorMiddleware, install_error_handlers, log_item
 from onceward_services.jobs import make_worker, register_jobs
 from onceward_services.ops_port import OpsPort, OpsPortMiddleware
-from onceward_services.registry import SERVICES, Service, service_for_path, tenant_tables
+from onceward_services.registry import (
+    SERVICES,
+    Service,
+    prefix_of,
+    service_for_path,
+    tenant_tables,
+)
 from onceward_services.routing import extend_router
 from onceward_services.security_headers import SecurityHeadersMiddleware
 from onceward_services.settings import Settings
@@ -180,8 +186,8 @@ def _console(
     claims = sorted({service.tenant_claim for service in services})
 
     def tenants_of(principal: Principal) -> list[str]:
-        found = (principal.claims.get(claim) for claim in claims)
-        return [name for name in found if isinstance(name, str)]
+        found = ((claim, principal.claims.get(claim)) for claim in claims)
+        return [prefix_of(claim) + name for claim, name in found if isinstance(name, str)]
 
     pages = []
     for service in services:
@@ -256,7 +262,7 @@ def _create_jwt_identify(
 def _identify_by_service(by_token: JwtIdentify) -> Identify:
     """Return ``identify``; the service of the path decides which claim is the tenant."""
     by_claim = {
-        claim: by_token.with_tenant(claim)
+        claim: by_token.with_tenant(claim, prefix=prefix_of(claim))
         for claim in {service.tenant_claim for service in SERVICES}
     }
 

@@ -7,7 +7,14 @@ from typing import Final
 from onceward import ErrorFormat
 from onceward.stores.tenant_tables import TenantTable
 
-__all__ = ["SERVICES", "Service", "migration_packages", "service_for_path", "tenant_tables"]
+__all__ = [
+    "SERVICES",
+    "Service",
+    "migration_packages",
+    "prefix_of",
+    "service_for_path",
+    "tenant_tables",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,11 @@ SERVICES: Final = (
 _BY_PATH: Final = {path: service for service in SERVICES for path in service.paths}
 # What the paths below each path begin with, and its service.
 _BELOW: Final = tuple((f"{path}/", service) for path, service in _BY_PATH.items())
+
+
+def prefix_of(claim: str) -> str:
+    """Return what tenants of a claim begin with: a user and an organization may share a name."""
+    return "" if claim == "sub" else f"{claim}:"
 
 
 def migration_packages() -> list[tuple[str, str]]:

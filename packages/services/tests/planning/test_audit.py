@@ -47,7 +47,7 @@ async def test_an_event_says_who_did_what_to_which_version_by_which_request(
     [job] = [
         e for e in await events(planning) if e["endpoint"] == "job.enqueued planning mission.index"
     ]
-    assert job["resource"].startswith("job:acme:planning:mission.index:")
+    assert job["resource"].startswith("job:org:acme:planning:mission.index:")
     of_jobs = [e for e in await events(planning) if e["endpoint"].startswith("job.")]
     assert {e["version"] for e in of_jobs if e["request_id"] == "r-1"} == {2}
     assert {e["version"] for e in of_jobs if e["request_id"] != "r-1"} == {1}
@@ -142,7 +142,7 @@ async def test_an_event_of_a_job_is_found_by_its_time_though_the_clocks_differ(
             planning.onceward.store.table_names.render(
                 "INSERT INTO onceward_audit_events (tenant, id, actor, endpoint, payload_hash,"
                 " status, request_id, correlation_id, created_at)"
-                " VALUES ('acme', :id, 'ada', 'job.enqueued planning x', '', 202, '', '', :at)"
+                " VALUES ('org:acme', :id, 'ada', 'job.enqueued planning x', '', 202, '', '', :at)"
             ),
             {"id": new_id(at + timedelta(seconds=seconds)), "at": at},
         )
@@ -185,7 +185,7 @@ async def test_every_page_uses_an_index_and_sorts_nothing(planning: PlanningServ
     if not is_sqlite:  # PostgreSQL scans small tables
         await store.write(
             store.table_names.render(
-                "INSERT INTO onceward_audit_events SELECT 'acme',"
+                "INSERT INTO onceward_audit_events SELECT 'org:acme',"
                 " lpad(to_hex(n), 8, '0') || '-0000-7000-8000-000000000000', 'a' || n % 50,"
                 " 'POST /v1/' || n % 50, '', 200, 'r' || n % 500, 1, '', '', now()"
                 " FROM generate_series(1, 20000) AS n"
@@ -201,7 +201,7 @@ async def test_every_page_uses_an_index_and_sorts_nothing(planning: PlanningServ
         ({"endpoint": "POST /v1/1", "resource": "r1"}, "idx_onceward_audit_events_resource"),
     ):
         query = audit._query(tuple(given), store.table_names, is_sqlite=is_sqlite)
-        values = given | {"tenant": "acme", "least": "", "before": "g", "limit": 51}
+        values = given | {"tenant": "org:acme", "least": "", "before": "g", "limit": 51}
         how = "EXPLAIN QUERY PLAN " if is_sqlite else "EXPLAIN "
         rows = await store.read(how + query, values)
         plan = "\n".join(str(row.get("detail") or row.get("QUERY PLAN")) for row in rows)

@@ -36,7 +36,7 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
     assert "<pre" in page.text
     sent = len(hook.receiver.received)
     again = await boss.post(
-        f"{delivery.partition('?')[0]}/resend", tenant="acme", reason="the receiver lost it"
+        f"{delivery.partition('?')[0]}/resend", tenant="org:acme", reason="the receiver lost it"
     )
     assert again.status_code == 200, again.text
     await hook.work()
@@ -47,7 +47,7 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
         "SELECT * FROM onceward_audit_events WHERE endpoint = 'webhook.resend'"
     )
     assert (audit["tenant"], audit["actor"], audit["reason"]) == (
-        "acme",
+        "org:acme",
         "boss via console",
         "the receiver lost it",
     )
@@ -59,7 +59,7 @@ async def test_webhooks_are_listed_once_page_by_page(
     monkeypatch.setattr("onceward_services.planning.console._PAGE_ROWS", 2)
     made = {(await hook.register())["id"] for _ in range(5)}
     boss = await signed_in(hook, "boss", "admin")
-    for path in ("webhooks", "webhooks?tenant=acme"):
+    for path in ("webhooks", "webhooks?tenant=org:acme"):
         found, address = list[str](), path
         while address:
             page = (await boss.get(address)).text
@@ -78,7 +78,7 @@ async def test_delivery_of_a_disabled_webhook_is_not_sent_again(hook: Hooked) ->
     await hook.admin.patch(f"/v1/webhooks/{webhook['id']}", {"enabled": False})
     boss = await signed_in(hook, "boss", "admin")
     path = f"webhooks/{webhook['id']}/deliveries/{delivery['id']}/resend"
-    page = await boss.post(path, tenant="acme", reason="again")
+    page = await boss.post(path, tenant="org:acme", reason="again")
     assert page.status_code == 400
     assert "enable it first" in page.text
     assert await hook.planning.rows("SELECT id FROM onceward_jobs") == []
@@ -92,8 +92,8 @@ async def test_sending_again_needs_the_same_role_as_in_the_api(hook: Hooked) -> 
     path = f"webhooks/{webhook['id']}/deliveries/{delivery['id']}"
     sent = len(hook.receiver.received)
     operator = await signed_in(hook, "eve", "operator", org="acme")
-    assert "Send again" not in (await operator.get(f"{path}?tenant=acme")).text
-    page = await operator.post(f"{path}/resend", tenant="acme", reason="again")
+    assert "Send again" not in (await operator.get(f"{path}?tenant=org:acme")).text
+    page = await operator.post(f"{path}/resend", tenant="org:acme", reason="again")
     assert page.status_code == 403
     assert "the role admin" in page.text
     refused = await hook.planning.member("eve", "acme", "operator").post(f"/v1/{path}/resend", {})
@@ -111,21 +111,21 @@ async def test_organization_sees_and_sends_nothing_of_another(hook: Hooked) -> N
     own = f"webhooks/{webhook['id']}"
     for path in (
         "webhooks",
-        "webhooks?tenant=globex",
-        "webhooks?tenant=acme",
+        "webhooks?tenant=org:globex",
+        "webhooks?tenant=org:acme",
         "webhooks?after=%1F",
         own,
-        f"{own}?tenant=acme",
-        f"{own}?tenant=globex",
-        f"{own}/deliveries/{delivery['id']}?tenant=globex",
-        f"{own}/deliveries/{delivery['id']}?tenant=acme",
+        f"{own}?tenant=org:acme",
+        f"{own}?tenant=org:globex",
+        f"{own}/deliveries/{delivery['id']}?tenant=org:globex",
+        f"{own}/deliveries/{delivery['id']}?tenant=org:acme",
     ):
         page = await eve.get(path)
         assert "of acme" not in page.text, path
         assert hook.receiver.url not in page.text, path
         assert "the response was" not in page.text, path
     sent = len(hook.receiver.received)
-    for tenant in ("acme", "globex", ""):
+    for tenant in ("org:acme", "org:globex", ""):
         page = await eve.post(
             f"{own}/deliveries/{delivery['id']}/resend", tenant=tenant, reason="mine"
         )
@@ -137,7 +137,7 @@ async def test_organization_sees_and_sends_nothing_of_another(hook: Hooked) -> N
 async def test_member_of_an_organization_sees_its_webhooks(hook: Hooked) -> None:
     await hook.register(description="of acme")
     eve = await signed_in(hook, "eve", "viewer", org="acme")
-    assert len(links(await eve.get("webhooks?tenant=acme"), "webhooks/")) == 1
+    assert len(links(await eve.get("webhooks?tenant=org:acme"), "webhooks/")) == 1
 
 
 async def test_address_and_message_are_hidden_from_viewers(hook: Hooked) -> None:
@@ -158,9 +158,9 @@ async def test_address_and_message_are_hidden_from_viewers(hook: Hooked) -> None
 async def test_unknown_ids_are_not_found(hook: Hooked) -> None:
     boss = await signed_in(hook, "boss", "viewer")
     for path in (
-        f"webhooks/{NOWHERE}?tenant=acme",
+        f"webhooks/{NOWHERE}?tenant=org:acme",
         f"webhooks/{NOWHERE}",
-        "webhooks/x?tenant=acme",
-        f"webhooks/{NOWHERE}/deliveries/{NOWHERE}?tenant=acme",
+        "webhooks/x?tenant=org:acme",
+        f"webhooks/{NOWHERE}/deliveries/{NOWHERE}?tenant=org:acme",
     ):
         assert (await boss.get(path)).status_code == 404

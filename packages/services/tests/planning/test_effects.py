@@ -76,7 +76,10 @@ async def test_many_writes_to_a_project_are_one_job_that_counts(planning: Planni
         status = ("active", "planned")[version % 2]
         ok(await planning.patch(mission, {"status": status, "version": version}))
     jobs = await planning.rows("SELECT type, tenant, coalesce_key FROM onceward_jobs ORDER BY type")
-    assert [(job["type"], job["tenant"]) for job in jobs] == [(COUNT, "acme"), (INDEX, "acme")]
+    assert [(job["type"], job["tenant"]) for job in jobs] == [
+        (COUNT, "org:acme"),
+        (INDEX, "org:acme"),
+    ]
     assert jobs[0]["coalesce_key"] == project.rpartition("/")[2]
 
 
@@ -109,13 +112,13 @@ async def test_assignees_are_notified_once_per_creation_and_move(planning: Plann
         for row in await planning.rows("SELECT key FROM onceward_jobs WHERE type = :t", t=NOTIFY)
     }
     about = path.rpartition("/")[2]
-    assert keys == {f"job:acme:planning:{NOTIFY}:{about}:{version}" for version in (1, 2)}
+    assert keys == {f"job:org:acme:planning:{NOTIFY}:{about}:{version}" for version in (1, 2)}
     await planning.all_jobs_done()
     expected = await planning.rows(
         "SELECT tenant, assignment_id, version, kind, mission_id, recipient"
         " FROM planning_notifications ORDER BY version"
     )
-    common = {"tenant": "acme", "assignment_id": about, "recipient": "bob"}
+    common = {"tenant": "org:acme", "assignment_id": about, "recipient": "bob"}
     assert [dict(row) for row in expected] == [
         common | {"version": 1, "kind": "assigned", "mission_id": one.rpartition("/")[2]},
         common | {"version": 2, "kind": "moved", "mission_id": two.rpartition("/")[2]},

@@ -97,7 +97,7 @@ async def test_a_person_reads_own_notifications_and_marks_them_as_read(
 async def test_pages_follow_one_another_and_a_cursor_is_good_for_ever(
     planning: PlanningServer,
 ) -> None:
-    store, ada = planning.onceward.store, Inbox("acme", "ada")
+    store, ada = planning.onceward.store, Inbox("org:acme", "ada")
     ids = [await notify(store, ada, number) for number in range(7)]
     pages = await planning.pages(PATH, 3)
     assert [[item["id"] for item in page] for page in pages] == [ids[:3], ids[3:6], ids[6:]]
@@ -139,9 +139,9 @@ async def test_what_is_no_cursor_is_refused(sqlite_planning: PlanningServer) -> 
 
 async def test_notifications_of_others_are_not_found(planning: PlanningServer) -> None:
     store = planning.onceward.store
-    ours = await notify(store, Inbox("acme", "ada"), 1)
-    await notify(store, Inbox("acme", "bob"), 2)
-    await notify(store, Inbox("globex", "ada"), 3)
+    ours = await notify(store, Inbox("org:acme", "ada"), 1)
+    await notify(store, Inbox("org:acme", "bob"), 2)
+    await notify(store, Inbox("org:globex", "ada"), 3)
     for member in (planning.member("bob", "acme"), planning.member("ada", "globex")):
         assert len(await items(member)) == 1
         assert ours not in {item["id"] for item in await items(member)}
@@ -157,7 +157,7 @@ async def test_roles_that_are_required_are_required_here_too(
 ) -> None:
     open_planning = opener(serve, sqlite_url, monkeypatch)
     async with open_planning(planning_roles_required=True) as planning:
-        own = await notify(planning.onceward.store, Inbox("acme", "vic"), 1)
+        own = await notify(planning.onceward.store, Inbox("org:acme", "vic"), 1)
         no_role, viewer = planning.member("vic", "acme"), planning.member("vic", "acme", "viewer")
         for response in (
             await no_role.get(PATH),
@@ -172,9 +172,9 @@ async def test_many_are_marked_as_read_up_to_one_of_them(
     planning: PlanningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox_module, "_MARK_LIMIT", 4)
-    store, ada = planning.onceward.store, Inbox("acme", "ada")
+    store, ada = planning.onceward.store, Inbox("org:acme", "ada")
     await notify_often(store, ada, 12)
-    await notify(store, Inbox("acme", "bob"), 99)
+    await notify(store, Inbox("org:acme", "bob"), 99)
     cursors = [item["cursor"] for item in await items(planning)]
     body = {"up_to": cursors[9]}
     # Requests at the same time do not deadlock, and mark each notification once.
@@ -196,7 +196,7 @@ async def test_many_are_marked_as_read_up_to_one_of_them(
 
 
 async def test_a_cursor_of_what_the_database_has_lost_is_gone(planning: PlanningServer) -> None:
-    store, ada = planning.onceward.store, Inbox("acme", "ada")
+    store, ada = planning.onceward.store, Inbox("org:acme", "ada")
     for number in range(3):
         await notify(store, ada, number)
     old = [item["cursor"] for item in await items(planning)]
@@ -229,7 +229,7 @@ async def test_a_reader_misses_no_notification_under_concurrent_writers(
     async with open_planning(pool_size=WRITERS + 2) as planning:
         store = planning.onceward.store
         for number in range(ROUNDS):
-            whose, added = Inbox("acme", f"p{number}"), set[str]()
+            whose, added = Inbox("org:acme", f"p{number}"), set[str]()
 
             async def writer(first: int, whose: Inbox, added: set[str]) -> None:
                 for each in range(first, first + 2):
@@ -269,8 +269,8 @@ async def test_the_stream_has_past_notifications_and_then_new_ones(
 ) -> None:
     planning = sqlite_planning
     store = planning.onceward.store
-    await notify_often(store, Inbox("acme", "bob"), 130)  # more than a page
-    await notify(store, Inbox("acme", "ada"), 1)
+    await notify_often(store, Inbox("org:acme", "bob"), 130)  # more than a page
+    await notify(store, Inbox("org:acme", "ada"), 1)
     listed = await items(planning.member("bob", "acme"), "?limit=200")
     async with streaming(planning) as reader:
         assert reader.headers["content-type"].startswith("text/event-stream")
@@ -328,10 +328,11 @@ async def test_a_page_is_a_range_of_an_index_whatever_the_history(
     fill = (
         "INSERT INTO planning_notifications (tenant, id, assignment_id, version, kind, mission_id,"
         " recipient, told_at, read_at, seq)"
-        " SELECT 'acme', '{id}', 'a' || n, 1, 'moved', 'm', 'ada', '2026-01-31T00:00:00.000000Z',"
+        " SELECT 'org:acme', '{id}', 'a' || n, 1, 'moved', 'm', 'ada',"
+        " '2026-01-31T00:00:00.000000Z',"
         " CASE WHEN n < 4900 THEN '2026-01-31T00:00:00.000000Z' END, n FROM "
     )
-    values = {"tenant": "acme", "recipient": "ada", "after": 4000, "limit": 51}
+    values = {"tenant": "org:acme", "recipient": "ada", "after": 4000, "limit": 51}
     sql = {name: literal(name, **values) for name in ("list_notifications", "list_unread")}
     index = {
         "list_notifications": "idx_planning_notifications_inbox",
@@ -354,7 +355,7 @@ async def test_a_page_is_a_range_of_an_index_whatever_the_history(
         "'2026-01-31T00:00:00.000000Z'", "timestamptz '2026-01-31'"
     )
     await store.write(f"{fill} generate_series(1, {rows}) AS n")
-    await store.write("INSERT INTO planning_inboxes VALUES ('acme', 'ada', 5000)")
+    await store.write("INSERT INTO planning_inboxes VALUES ('org:acme', 'ada', 5000)")
     await store.write("ANALYZE planning_notifications")
     for name, text in sql.items():
         (row,) = await store.read(f"EXPLAIN (FORMAT JSON) {text}")

@@ -11,7 +11,7 @@ from onceward_services.planning.read_cache import ReadCache, ReadKey
 from .fixtures import OpenPlanning, PlanningServer, ok, refused, tag
 from .test_effects import Dies
 
-KEY = ReadKey("acme", "mission", "m")
+KEY = ReadKey("org:acme", "mission", "m")
 
 
 # -- unit -----------------------------------------------------------------------------------------
@@ -37,8 +37,8 @@ def test_older_body_never_replaces_a_newer_one() -> None:
 def test_cache_entries_of_tenants_with_the_same_id_are_separate() -> None:
     cache = ReadCache(10_000)
     cache.put(KEY, 1, b"ours")
-    assert cache.get(KEY._replace(tenant="globex"), 1) is None
-    assert KEY._replace(tenant="globex") not in cache
+    assert cache.get(KEY._replace(tenant="org:globex"), 1) is None
+    assert KEY._replace(tenant="org:globex") not in cache
 
 
 def test_cache_is_limited_in_bytes_and_evicts_the_least_recently_used() -> None:
@@ -73,7 +73,7 @@ class Counted:
         self.planning = planning
         self.path = path
         kind, item_id = path.split("/")[2:4]
-        self.key = ReadKey("acme", kind.removesuffix("s"), item_id)  # type: ignore[arg-type]
+        self.key = ReadKey("org:acme", kind.removesuffix("s"), item_id)  # type: ignore[arg-type]
 
     @property
     def is_kept(self) -> bool:

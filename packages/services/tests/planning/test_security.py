@@ -20,7 +20,7 @@ async def test_cross_org_isolation_of_idempotency_records(planning: PlanningServ
     replayed = await eve.post("/v1/projects", {"name": "theirs"}, key="k")
     assert replayed.content == theirs.content
     rows = await planning.rows("SELECT tenant FROM onceward_idempotency_records ORDER BY tenant")
-    assert [row["tenant"] for row in rows] == ["acme", "globex"]
+    assert [row["tenant"] for row in rows] == ["org:acme", "org:globex"]
 
 
 async def test_cross_org_isolation_of_job_dedup_entries(planning: PlanningServer) -> None:
@@ -28,11 +28,11 @@ async def test_cross_org_isolation_of_job_dedup_entries(planning: PlanningServer
     about = f"{path.rpartition('/')[2]}:1"
     await planning.all_jobs_done()
     job_admin = JobAdmin(planning.onceward.store)
-    ours = job_id(job_key("acme", QUEUE, NOTIFY, about))
-    assert await job_admin.state(ours, tenant="acme") == "done"
-    assert await job_admin.find(ours, tenant="globex") is None
-    assert ours != job_id(job_key("globex", QUEUE, NOTIFY, about))
-    assert await job_admin.jobs(tenant="globex") == []
+    ours = job_id(job_key("org:acme", QUEUE, NOTIFY, about))
+    assert await job_admin.state(ours, tenant="org:acme") == "done"
+    assert await job_admin.find(ours, tenant="org:globex") is None
+    assert ours != job_id(job_key("org:globex", QUEUE, NOTIFY, about))
+    assert await job_admin.jobs(tenant="org:globex") == []
 
 
 async def test_header_tampering_rejection(planning: PlanningServer) -> None:

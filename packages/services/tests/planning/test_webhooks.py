@@ -329,7 +329,7 @@ async def test_a_receiver_that_is_down_for_all_attempts_gets_it_when_it_is_sent_
     assert [each["status"] for each in detail["attempt_log"]] == [503, None, 429, 500, 503]
     assert {each["outcome"] for each in detail["attempt_log"]} == {"unavailable"}
     (dead,) = await hook.planning.rows("SELECT type, tenant FROM onceward_dead_letters")
-    assert (dead["type"], dead["tenant"]) == (DELIVER, "acme")
+    assert (dead["type"], dead["tenant"]) == (DELIVER, "org:acme")
     assert (await hook.webhook(webhook))["failing_since"] is not None
     path = f"{PATH}/{webhook['id']}/deliveries/{delivery['id']}/resend"
     # Admins who act at the same time send it once.

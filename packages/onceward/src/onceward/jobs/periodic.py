@@ -16,10 +16,8 @@ from onceward.jobs.enqueue import Cause, new_job
 from onceward.jobs.job import job_id, job_key
 from onceward.jobs.job_store import JobStore
 from onceward.jobs.registry import JobRegistry, Periodic
+from onceward.tenants import SYSTEM_TENANT
 from onceward_protocol.ids import new_request_id
-
-SYSTEM_TENANT: Final = "onceward"
-"""The tenant of periodic jobs. No API shows jobs to a tenant of this name."""
 
 # The database's clock may be set; a shorter sleep notices that sooner.
 _MAX_SLEEP_SECONDS: Final = 60.0

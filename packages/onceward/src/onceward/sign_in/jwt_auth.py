@@ -28,6 +28,7 @@ from onceward.errors import ConfigurationError, NotAuthenticatedError
 from onceward.guard.request import Principal, RequestHead
 from onceward.ports import Clock
 from onceward.sign_in.jwt_keys import UNREADABLE, keys_unavailable, open_keys, usable_secret
+from onceward.tenants import is_reserved
 from onceward_protocol.clock import SystemClock
 
 __all__ = ["JwtIdentify", "mint_token"]
@@ -85,16 +86,22 @@ class JwtIdentify:
                 "services"
             )
         self._algorithm = algorithm
-        self._tenant_claim = "sub"
+        self._tenant_claim, self._prefix = "sub", ""
+        # Of all copies: a tenant without a prefix must not begin with one.
+        self._prefixes: set[str] = set()
         self._is_revoked = is_revoked
         self._verified = _VerifiedTokens()
         self._jws = PyJWS(algorithms=[algorithm])
 
-    def with_tenant(self, claim: str) -> Self:
-        """Return a copy that reads the tenant from another claim and shares keys and cache."""
+    def with_tenant(self, claim: str, *, prefix: str = "") -> Self:
+        """Return a copy that reads the tenant from another claim and shares keys and cache.
+
+        ``prefix`` is put before the claim, so that tenants of two claims cannot be the same.
+        """
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._tenant_claim = claim
+        other._tenant_claim, other._prefix = claim, prefix
+        self._prefixes.update((prefix,) if prefix else ())
         return other
 
     def start_refresh(self) -> None:
@@ -210,8 +217,14 @@ class JwtIdentify:
             raise NotAuthenticatedError("the token is not valid yet")
 
     def _principal(self, claims: Mapping[str, Any]) -> Principal:
+        name = _name(claims, self._tenant_claim)
+        if not self._prefix and name.startswith(tuple(self._prefixes)):
+            raise NotAuthenticatedError(f'the claim "{self._tenant_claim}" begins like another one')
+        tenant = self._prefix + name
+        if is_reserved(tenant):
+            raise NotAuthenticatedError("the tenant is Onceward's own")
         return Principal(
-            tenant=_name(claims, self._tenant_claim),
+            tenant=tenant,
             actor=_name(claims, "sub"),
             roles=_roles(claims.get("roles")),
             claims=claims,

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from onceward.app import Onceward
 from onceward.jobs.admin import JobAdmin, JobView, PausedQueues
-from onceward.jobs.periodic import SYSTEM_TENANT, slot_job_id
+from onceward.jobs.periodic import slot_job_id
 from onceward.jobs.registry import Periodic
+from onceward.tenants import SYSTEM_TENANT
 from onceward_operator.console.page import Page, PageRequest, Shown
 
 __all__ = ["periodic_page"]

@@ -124,7 +124,10 @@ def register(onceward: Onceward, settings: Settings) -> None:
             job.transaction, inbox, about, notification_id=notification_id, now=now
         ):
             return
-        data = about | {"notification_id": notification_id, "organization": job.tenant}
+        data = about | {
+            "notification_id": notification_id,
+            "organization": job.tenant.removeprefix("org:"),
+        }
         event = f"assignment.{data.pop('kind')}"
         await add_deliveries(
             job.transaction,
