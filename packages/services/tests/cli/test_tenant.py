@@ -126,6 +126,11 @@ def test_tables_of_a_service_are_left_alone_where_it_is_not_used(
     with closing(sqlite3.connect(tmp_path / "app.db")) as db, db:
         db.execute("CREATE TABLE walkers (tenant TEXT PRIMARY KEY)")  # the app's own
         db.execute("INSERT INTO walkers VALUES ('ada')")
+    unknown = here("tenant", "erase", "ada", "--database", url)
+    assert unknown.returncode == 1
+    assert b"nothing is stored of a tenant ada" in unknown.stderr
+    with closing(sqlite3.connect(tmp_path / "app.db")) as db, db:
+        db.execute("INSERT INTO onceward_sequences VALUES ('ada', 'phone', 1, '2026-01-01')")
     erase = ("tenant", "erase", "ada", "--reason", "x", "--yes", "--database", url, "--json")
     done = here(*erase)
     assert len(json.loads(done.stdout)["rows"]) == LIBRARY

@@ -1,5 +1,6 @@
 """The commands of the library: each is in a module of its name, imported when it is used."""
 
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, Final
@@ -20,18 +21,30 @@ COMMANDS: Final = {
 
 def register(app: typer.Typer) -> None:
     """Add the commands of the server library to ``onceward``."""
-    for name, text in COMMANDS.items():
-        app.command(name, cls=_lazy(name, text), help=text)(_not_loaded)
+    add_commands(app, "onceward.cli", COMMANDS)
+
+
+def add_commands(app: typer.Typer, package: str, commands: Mapping[str, str]) -> None:
+    """Add commands and groups, by name with their lines in the help, to ``onceward``.
+
+    Each is in the module of ``package`` that has its name, or the name before the colon in
+    ``MODULE:NAME``; the module is imported when the command is used.
+    """
+    for place, text in commands.items():
+        module, _, name = place.partition(":")
+        made = _lazy(f"{package}.{module}", name or module, text)
+        app.command(name or module, cls=made, help=text)(_not_loaded)
 
 
 def _not_loaded() -> None:
     """Hold the place of a function that is not imported yet."""
 
 
-def _lazy(name: str, text: str) -> type[TyperCommand]:
+def _lazy(module: str, name: str, text: str) -> type[TyperCommand]:
     @cache
     def load() -> Any:
-        found: Any = typer.main.get_command(import_module(f"onceward.cli.{name}").app)
+        found: Any = typer.main.get_command(import_module(module).app)
+        found = getattr(found, "commands", {}).get(name, found)
         found.help = found.help or text
         return found
 

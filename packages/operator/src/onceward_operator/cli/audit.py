@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
 
 import msgspec
+import typer
 
 from onceward.audit.chain import (
     EVENT_FIELDS,
@@ -21,7 +22,7 @@ from onceward.audit.chain import (
 )
 from onceward.audit.seals import AuditSealer
 from onceward.cli.database import audit_keys, check_known_tenant, opened
-from onceward.cli.options import Target, tenant_or_all
+from onceward.cli.options import Json, Target, Tenant, command, new_group, tenant_or_all
 from onceward.guard.erasures import erased_at
 from onceward.stores.parts import AUDIT_SEALS
 from onceward_operator.audit_trail import EXPORT_FORMAT, AuditTrail
@@ -29,7 +30,7 @@ from onceward_protocol.cli.output import CommandError, instant_text, print_json,
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.storage.private_files import private_output
 
-__all__ = ["Expected", "export_events", "seal_events", "verify_database", "verify_file"]
+app = new_group("audit")
 
 _USAGE: Final = 2
 _HASH_DIGITS: Final = 64
@@ -178,10 +179,70 @@ class _Verification:
             )
 
 
-def verify_database(
-    target: Target, expected: Expected, *, save_heads: Path | None, as_json: bool
+@command(app, "verify")
+def verify(
+    target: Target,
+    *,
+    tenant: Tenant = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER:HASH",
+            help="A seal of the tenant that was noted earlier, and must still exist.",
+        ),
+    ] = None,
+    heads: Annotated[
+        Path | None,
+        typer.Option(help="Seals of many tenants that were noted earlier, by --save-heads."),
+    ] = None,
+    save_heads: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the last seal of each tenant to this file, if nothing is found. Keep it "
+            "out of reach of those who can write to the database."
+        ),
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help="Verify an export instead of a database; - reads stdin."),
+    ] = None,
+    allow_unsigned: Annotated[
+        bool,
+        typer.Option(
+            "--allow-unsigned", help="Accept seals from before ONCEWARD_AUDIT_KEY was set."
+        ),
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept",
+            metavar="ID",
+            help="An event whose finding you have looked into. May be repeated.",
+        ),
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Verify the chains of a database, print the findings, exit with 1 if there are some."""
+    """Check audit events against their chain of seals; exit with 1 if something was changed.
+
+    Finds events and seals that were changed, removed, inserted or exchanged. Events that are not
+    sealed yet are counted. The last seals can be removed together with their events without a
+    trace in the database: give --head or --heads to find that. With ONCEWARD_AUDIT_KEY, also checks
+    the signatures of the seals. Reads one page at a time, while the server runs.
+
+    Examples:
+        onceward audit verify --save-heads heads.jsonl
+
+        onceward audit verify --heads heads.jsonl --save-heads heads.jsonl
+
+        onceward audit verify --tenant ada --head 12:9f86d0…
+
+        onceward audit export | onceward audit verify --file -
+
+    """
+    expected = Expected(tenant, head, heads, frozenset(accept or ()), allow_unsigned)
+    if file is not None:
+        _verify_file(file, target, expected, save_heads=save_heads, as_json=as_json)
+        return
     keys = audit_keys(target)
     with _saving(save_heads) as save:
         run = _Verification(keys, expected, save)
@@ -225,7 +286,7 @@ async def _tenants(
         yield tenant
 
 
-def verify_file(
+def _verify_file(
     path: Path, target: Target, expected: Expected, *, save_heads: Path | None, as_json: bool
 ) -> None:
     """Verify an export, or stdin for ``-``, without a database."""
@@ -299,16 +360,42 @@ class _ExportCheck:
             self._run.end(check)
 
 
+@command(app, "export")
 def export_events(
     target: Target,
-    tenant: str | None,
     *,
-    after: str | None,
-    output: Path | None,
-    force: bool,
-    as_json: bool,
+    tenant: Tenant = None,
+    after: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SEAL|TIME",
+            help="Only seals after this number (with --tenant), or made after this time, such as "
+            "2026-01-31T09:30:00Z.",
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The file to write, for its owner only. Default: stdout."
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write the summary as JSON; the export always is.")
+    ] = False,
 ) -> None:
-    """Write events and seals as JSON lines to a file or to stdout."""
+    """Write audit events and their seals as JSON lines, which can be verified without the database.
+
+    The first line describes the export. Of each tenant, the events of a seal come before the seal,
+    and events that are not sealed yet come last. The last line has the numbers: without it the
+    export is not complete. Reads one page at a time.
+
+    Examples:
+        onceward audit export --output audit.jsonl
+
+        onceward audit export --tenant ada --after 12 | gzip > ada.gz
+
+    """
     number, since = _parse_after(after, tenant)
     if output is None:
         asyncio.run(_export(target, tenant, number, since, sys.stdout))
@@ -350,8 +437,16 @@ async def _export(
     return counts
 
 
-def seal_events(target: Target, *, as_json: bool) -> None:
-    """Seal all events that are committed, and print how many."""
+@command(app, "seal")
+def seal_events(target: Target, *, as_json: Json = False) -> None:
+    """Seal all audit events now. A server does it every ONCEWARD_AUDIT_SEAL_SECONDS (default: 60).
+
+    With ONCEWARD_AUDIT_KEY, the seals are signed.
+
+    Example:
+        onceward audit seal --database sqlite:///onceward.db
+
+    """
     keys = audit_keys(target)
 
     async def run() -> tuple[int, int]:

@@ -7,20 +7,37 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
-from onceward.cli.options import AppTarget, Target, describe_target
+import typer
+
+from onceward.cli.options import AppTarget, Json, Target, command, describe_target, new_group
 from onceward.stores.factory import StoreUrl, parse_store_url
 from onceward_protocol.cli.output import CommandError, print_json
 
-__all__ = ["backup", "declare_restored", "restore"]
+app = new_group("backup")
 
 _USAGE: Final = 2
 _MEBIBYTE: Final = 1 << 20
 
 
-def backup(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
-    """Back up the database of a URL or an app to a file."""
+@command(app, "backup")
+def backup(
+    target: Target,
+    file: Annotated[Path, typer.Argument(help="The file to write.")],
+    *,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a consistent copy of an SQLite database to a file, while the server runs.
+
+    The file appears when it is complete and checked; only its owner can read it. For PostgreSQL
+    the command prints the pg_dump command to use.
+
+    Example:
+        onceward backup /backups/shop-monday.db --database sqlite:///shop.db
+
+    """
     from onceward_operator.sqlite_backup import back_up
 
     database = _sqlite_of(
@@ -34,8 +51,25 @@ def backup(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
         print(f"{written.path} written and checked ({written.size_bytes / _MEBIBYTE:.1f} MiB)")
 
 
-def restore(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
-    """Make the database of a URL or an app from a backup."""
+@command(app, "restore")
+def restore(
+    target: Target,
+    file: Annotated[Path, typer.Argument(help="A file that onceward backup has written.")],
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the database if it exists.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a database from a backup, after checking it. Stop the server and its workers first.
+
+    Responses that memory or Redis hold from before are not replayed any more. After a restore with
+    another tool, run onceward restored.
+
+    Example:
+        onceward restore /backups/shop-monday.db --database sqlite:///shop.db --force
+
+    """
     from onceward_operator.sqlite_backup import restore as run
 
     database = _sqlite_of(
@@ -61,8 +95,18 @@ def restore(file: Path, target: Target, *, force: bool, as_json: bool) -> None:
         print(f"{written.path} restored ({written.size_bytes / _MEBIBYTE:.1f} MiB)")
 
 
-def declare_restored(target: Target, *, as_json: bool) -> None:
-    """Renew the epoch of the database of a URL or an app."""
+@command(app, "restored")
+def restored(target: Target, *, as_json: Json = False) -> None:
+    """Say that a database was restored: no response of before is replayed from memory or Redis.
+
+    Run it after a restore with other tools than onceward restore, before the servers start or
+    while they run. Most restores of PostgreSQL are detected without it. It loses nothing: servers
+    look responses up in the database again.
+
+    Example:
+        onceward restored --database postgresql://me@localhost/shop
+
+    """
     asyncio.run(_renew_epoch(target))
     if as_json:
         print_json({"database": describe_target(target), "renewed": True})

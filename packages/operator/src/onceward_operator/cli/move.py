@@ -5,9 +5,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import typer
 
 from onceward.cli.database import installed_migrations
+from onceward.cli.options import Json, command, new_app
 from onceward.stores.factory import StoreUrl, parse_store_url
 from onceward_protocol.cli.output import (
     CommandError,
@@ -17,22 +20,63 @@ from onceward_protocol.cli.output import (
     redact_password,
 )
 
-__all__ = ["move_database", "undo"]
+app = new_app()
 
 _USAGE: Final = 2
 _SHOWN_DIGITS: Final = 16
 
 
-def move_database(
-    source: str,
-    target: str | None,
+@command(app, "move")
+def move(
     *,
-    tables: str | None,
-    is_dry_run: bool,
-    restart: bool,
-    as_json: bool,
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="URL", help="The SQLite file: sqlite:///onceward.db."),
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option("--to", metavar="URL", help="An empty database: postgresql://user@host/name."),
+    ] = None,
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Tables of your app to move as well, separated by commas; all; or none. "
+            "They must exist in the target.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check both databases, show what would be moved, change nothing."
+        ),
+    ] = False,
+    restart: Annotated[
+        bool,
+        typer.Option("--restart", help="Delete what an unfinished move has copied, begin again."),
+    ] = False,
+    undo: Annotated[
+        bool,
+        typer.Option("--undo", help="Use the SQLite file again; leaves the target as it is."),
+    ] = False,
+    as_json: Json = False,
 ) -> None:
-    """Move, verify and print a table. Raises ``CommandError`` if a table differs."""
+    """Move a database from SQLite to PostgreSQL, and verify every table by count and hash.
+
+    Moves records, audit events, jobs, dead letters, completion markers and the tables of
+    installed services. Stop the server and its workers first. A move that was interrupted, even
+    by kill -9, continues where it was when the command runs again. Until it is finished, no
+    server starts on either database; afterwards, none starts on the SQLite file.
+
+    Examples:
+        onceward move --from sqlite:///shop.db --to postgresql://me@localhost/shop
+
+        onceward move --from sqlite:///shop.db --to postgresql://me@localhost/shop --tables orders
+
+    """
+    if undo:
+        _undo(source, as_json=as_json)
+        return
     old = _sqlite(source)
     if target is None:
         raise CommandError("--to is missing: give postgresql://user@host/name", _USAGE)
@@ -42,7 +86,7 @@ def move_database(
     names = new.names(new.table_prefix or _variable("PREFIX"), new.schema or _variable("SCHEMA"))
     shown_target = redact_password(target)
     with _progress(is_shown=sys.stderr.isatty() and not as_json) as on_progress:
-        move = DatabaseMove(
+        moving = DatabaseMove(
             old.location,
             new.location,
             tables=_chosen(tables),
@@ -54,10 +98,10 @@ def move_database(
             shown_target=shown_target,
             on_progress=on_progress,
         )
-        if is_dry_run:
-            _print_plan(*asyncio.run(move.plan()), as_json=as_json)
+        if dry_run:
+            _print_plan(*asyncio.run(moving.plan()), as_json=as_json)
             return
-        report = asyncio.run(move.run())
+        report = asyncio.run(moving.run())
     _print_report(report, shown_target, as_json=as_json)
     if not report.is_verified:
         different = ", ".join(table.table for table in report.tables if not table.is_equal)
@@ -68,7 +112,7 @@ def move_database(
         )
 
 
-def undo(source: str, *, as_json: bool) -> None:
+def _undo(source: str, *, as_json: bool) -> None:
     """Allow servers to start on the SQLite file again."""
     from onceward_operator.move import undo_move
 

@@ -7,10 +7,20 @@ import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Annotated, Any, Final, TextIO
+
+import typer
 
 from onceward.cli.database import namespaces_in, opened, opened_cache
-from onceward.cli.options import AppTarget, Target
+from onceward.cli.options import (
+    AppTarget,
+    Environment,
+    Json,
+    RedisUrl,
+    Target,
+    command,
+    new_group,
+)
 from onceward.errors import ConfigurationError, StoreError
 from onceward.ports import Store
 from onceward.stores.tenant_tables import TenantTable
@@ -32,26 +42,56 @@ from onceward_protocol.cli.plugins import declared_by_packages
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.storage.private_files import private_output
 
-__all__ = ["erase_tenant", "export_tenant"]
+app = new_group("tenant")
 
 _USAGE: Final = 2
 _MAX_REASON: Final = 1000
 
+Name = Annotated[str, typer.Argument(help="The tenant, as onceward keys ls shows it.")]
+Tables = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table",
+        metavar="TABLE[:COLUMN]",
+        help="A table of your app with rows of tenants, and the column with the tenant "
+        "(default: tenant). May be repeated; rows are deleted in this order.",
+    ),
+]
+
 ForgetCached = Callable[[str], Awaitable[int]]
 
 
+@command(app, "export")
 def export_tenant(
     target: Target,
-    tenant: str,
+    tenant: Name,
     *,
-    tables: Sequence[str],
-    output: Path | None,
-    force: bool,
-    as_json: bool,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", help="The file to write, for its owner only. Default: stdout."
+        ),
+    ] = None,
+    tables: Tables = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Write the summary as JSON; the export always is.")
+    ] = False,
 ) -> None:
-    """Write the rows of a tenant as JSON lines to a file or to stdout."""
+    """Write every row of a tenant as JSON lines.
+
+    Records, jobs, dead letters, audit events, and the tables of services and of your app. The first
+    line describes the export, each further line is {"table": …, "row": {…}}, and the last one has
+    the number of rows by table: without it the export is not complete.
+
+    Examples:
+        onceward tenant export ada --output ada.jsonl
+
+        onceward tenant export ada --app shop.main:onceward --table orders:customer | gzip > ada.gz
+
+    """
     _check_name(tenant)
-    given = [_parse_table(text) for text in tables]
+    given = [_parse_table(text) for text in tables or ()]
     if output is None:
         asyncio.run(_export(target, tenant, given, sys.stdout))
         return
@@ -64,27 +104,47 @@ def export_tenant(
         print(f"{output} written ({sum(counts.values())} rows)")
 
 
+@command(app, "erase")
 def erase_tenant(
     target: Target,
-    tenant: str,
+    tenant: Name,
     *,
-    tables: Sequence[str],
-    redis: tuple[str, str] | None,
-    reason: str | None,
-    is_dry_run: bool,
-    as_json: bool,
+    reason: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Why, for the audit log. Name no person in it."),
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Erase. Without it, only show what would be erased.")
+    ] = False,
+    redis: RedisUrl = None,
+    environment: Environment = "development",
+    tables: Tables = None,
+    as_json: Json = False,
 ) -> None:
-    """Erase a tenant, or show what would be erased. ``redis`` is a URL and an environment."""
+    """Delete every row of a tenant: records, jobs, dead letters, audit events, tables of services.
+
+    End the tenant's access first. Shows what would be erased, unless --yes is given. Deletes in
+    small batches while the server runs; an erasure that was interrupted continues when the command
+    runs again. Running servers stop replaying the tenant's records within a second. Two audit
+    events with your name, the reason and a hash of the tenant remain. Backups and logs are yours to
+    delete.
+
+    Examples:
+        onceward tenant erase ada
+
+        onceward tenant erase ada --reason "request 4711" --yes
+
+    """
     _check_name(tenant)
-    given = [_parse_table(text) for text in tables]
+    given = [_parse_table(text) for text in tables or ()]
     text = (reason or "").strip()
-    if not is_dry_run and not 0 < len(text) <= _MAX_REASON:
+    if yes and not 0 < len(text) <= _MAX_REASON:
         raise CommandError(
             f"--reason is missing or longer than {_MAX_REASON} characters: say why, for the audit "
             "log",
             _USAGE,
         )
-    if is_dry_run:
+    if not yes:
         counts = asyncio.run(_count(target, tenant, given))
         if as_json:
             print_json({"erased": False, "tenant": tenant, "rows": counts})
@@ -93,7 +153,9 @@ def erase_tenant(
         total = sum(counts.values())
         print(f'{total} rows would be erased, nothing was; to erase them: add --yes --reason "…"')
         return
-    erased = asyncio.run(_erase(target, tenant, given, redis, text))
+    erased = asyncio.run(
+        _erase(target, tenant, given, (redis, environment) if redis else None, text)
+    )
     if as_json:
         print_json(
             {

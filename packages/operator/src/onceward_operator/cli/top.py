@@ -4,10 +4,12 @@ import asyncio
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from onceward.cli.database import opened
-from onceward.cli.options import Target
+from onceward.cli.options import Json, Target, command, new_app
 from onceward.errors import StoreError
 from onceward.jobs.admin import JobAdmin, PausedQueue, PausedQueues, QueueDepth
 from onceward.jobs.depth_reporter import MAX_COUNTED
@@ -20,7 +22,7 @@ from onceward_protocol.clock import SystemClock
 if TYPE_CHECKING:
     from rich.console import Group
 
-__all__ = ["show_top"]
+app = new_app()
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _QUEUE_COLUMNS = ("queue", "waiting", "running", "dead", "oldest due", "state")
@@ -35,9 +37,26 @@ class _Reading:
     paused: dict[str, PausedQueue]
 
 
-def show_top(target: Target, *, every_seconds: float, is_once: bool, as_json: bool) -> None:
-    """Print one reading, or show a live view on a terminal until Ctrl-C."""
-    if as_json or is_once or not sys.stdout.isatty():
+@command(app, "top")
+def top(
+    target: Target,
+    *,
+    every: Annotated[
+        float, typer.Option(min=0.2, max=3600, help="Seconds between two readings.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one reading and end.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what the servers and workers do now: outcomes of requests, queues, what is late.
+
+    On a terminal the view is live until Ctrl-C. Elsewhere, and with `--json`, one reading is
+    printed.
+
+    Example:
+        onceward top --database postgresql://me@db/shop
+
+    """
+    if as_json or once or not sys.stdout.isatty():
         reading = asyncio.run(_read_once(target))
         if as_json:
             print_json(_fields(reading))
@@ -45,7 +64,7 @@ def show_top(target: Target, *, every_seconds: float, is_once: bool, as_json: bo
             _print(reading)
         return
     with suppress(KeyboardInterrupt):
-        asyncio.run(_show_live(target, every_seconds))
+        asyncio.run(_show_live(target, every))
 
 
 async def _read_once(target: Target) -> _Reading:

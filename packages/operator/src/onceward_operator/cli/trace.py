@@ -2,15 +2,18 @@
 
 import asyncio
 import sys
+from typing import Annotated
+
+import typer
 
 from onceward.cli.database import opened
-from onceward.cli.options import Target, tenant_or_all
+from onceward.cli.options import Json, Target, Tenant, command, new_app, tenant_or_all
 from onceward.stores.parts import JOBS, REQUEST_LOG
 from onceward.tenants import tenant_or_none
 from onceward_operator.request_trace import Moment, timeline
 from onceward_protocol.cli.output import CommandError, instant_text, print_json, print_table
 
-__all__ = ["show_trace"]
+app = new_app()
 
 _NOT_INCLUDED = (
     "Not included: requests without a key, or with another key, whose client sent no "
@@ -18,8 +21,22 @@ _NOT_INCLUDED = (
 )
 
 
-def show_trace(target: Target, correlation_id: str, *, tenant: str | None, as_json: bool) -> None:
-    """Print everything with a correlation id, oldest first. Raises ``CommandError`` for nothing."""
+@command(app, "trace")
+def trace(
+    target: Target,
+    correlation_id: Annotated[
+        str, typer.Argument(help="The X-Correlation-ID of a request, or the id of an outbox entry.")
+    ],
+    *,
+    tenant: Tenant = None,
+    as_json: Json = False,
+) -> None:
+    """Show one action from the tap to its effects: requests, record, audit events, jobs.
+
+    Example:
+        onceward trace 0c2ffdcb-87ec-4b59-9bf5-a6852a0054f8
+
+    """
     if not correlation_id or "\x00" in correlation_id:
         raise CommandError("the correlation id is empty or contains a NUL character", 2)
 
