@@ -10,7 +10,7 @@ from onceward_protocol.error_codes import CODES
 from tests.library_source import LIBRARY, PROTOCOL, Module, modules
 
 # How many places write each. The target of all is 1; a number that has become too high fails.
-HEADERS = {"Idempotency-Replayed": 1, "Retry-After": 1}
+HEADERS = {"Idempotency-Replayed": 1, "Onceward-Effect": 1, "Retry-After": 1}
 KINDS = dict.fromkeys(CODES, 1) | {
     "in_progress": 3,  # its class; twice the outcome of that name in the metrics
     "method_not_allowed": 0,  # services raise it

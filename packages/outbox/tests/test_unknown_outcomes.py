@@ -178,6 +178,7 @@ def test_entries_found_too_old_during_a_drain_are_not_sent(lab: Lab) -> None:
         *(response(status) for status in (400, 403, 405, 413)),
         Response(413, PAGE, b"<html>"),
         response(307, headers={"location": "/api/v1/activities/"}),
+        response(403, headers={"onceward-effect": "unheard of"}),
     ],
 )
 def test_a_refusal_before_the_key_lookup_leaves_the_outcome_unknown(
@@ -194,7 +195,9 @@ def test_a_refusal_before_the_key_lookup_leaves_the_outcome_unknown(
 
 @pytest.mark.parametrize(
     "said", [response(404), response(409, code="IDEMPOTENCY_CONFLICT"),
-             response(400, headers={"idempotency-replayed": "true"})],
+             response(400, headers={"idempotency-replayed": "true"}),
+             response(400, headers={"onceward-effect": "stored"}),
+             *(response(status, headers={"onceward-effect": "none"}) for status in (400, 403))],
 )  # fmt: skip
 def test_a_refusal_after_the_key_lookup_makes_the_outcome_known(lab: Lab, said: Response) -> None:
     entry_id = lost(lab)

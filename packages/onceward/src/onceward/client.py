@@ -34,6 +34,7 @@ from onceward_protocol.correlation import (
     TRACEPARENT_HEADER,
     current_traceparent,
 )
+from onceward_protocol.effect import EFFECT_HEADER, Effect
 from onceward_protocol.error_codes import ERROR_HEADER, error_code
 from onceward_protocol.keys import KEY_HEADER
 from onceward_protocol.response_classification import BY_CODE, TryLater
@@ -220,6 +221,15 @@ class Response:
     def replayed(self) -> bool:
         """True if the service replayed a stored response: an earlier request did the action."""
         return bool(self.http_response.headers.get("idempotency-replayed") == "true")
+
+    @property
+    def effect(self) -> Effect | None:
+        """What the server knows of the key; None if it does not say.
+
+        ``Effect.NONE``: nothing has happened under it, whatever the status.
+        """
+        found = self.http_response.headers.get(EFFECT_HEADER)
+        return Effect(found) if found in set(Effect) else None
 
     @property
     def request_id(self) -> str | None:

@@ -294,6 +294,7 @@ async def test_lost_response_is_replayed_without_a_second_effect(
     await onceward.close()
     assert [response.json()["n"] for response in responses] == [1, 2, 3, 4, 5]
     assert all(response.replayed and response.attempts == 2 for response in responses)
+    assert {response.effect for response in responses} == {"stored"}
     assert all(response.original_request_id != response.request_id for response in responses)
     assert len(pauses) == 5
 

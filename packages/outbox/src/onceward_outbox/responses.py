@@ -48,6 +48,7 @@ from onceward_outbox.requests import correlation_headers, entity_path, without_c
 from onceward_outbox.sequences import Violation, read_violation, requires_number
 from onceward_outbox.transport import NoResponse, Request, Response
 from onceward_outbox.versions import produced_by, version_of
+from onceward_protocol.effect import is_conclusive
 from onceward_protocol.operation import Operation
 from onceward_protocol.response_classification import (
     SILENT,
@@ -652,11 +653,12 @@ def _is_recognised(response: Response, profile: Profile) -> bool:
 def _is_conclusive(response: Response, profile: Profile) -> bool:
     """Return whether the server looked up the key before it refused, so no earlier send succeeded.
 
-    A missing permission, a body that is too large or an unknown path are found before that.
+    A missing permission, a body that is too large or an unknown path are found before that, unless
+    the server says otherwise.
     """
     if response.status in _GONE:
         return _is_recognised(response, profile)
-    return response.status in _ABOUT_THE_KEY or "idempotency-replayed" in response.headers
+    return response.status in _ABOUT_THE_KEY or is_conclusive(response.headers)
 
 
 def _has_server_time(response: Response, profile: Profile) -> bool:

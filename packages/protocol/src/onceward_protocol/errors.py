@@ -39,7 +39,10 @@ The server's own errors are in ``onceward.errors``, those of the device in
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from onceward_protocol.effect import Effect
 
 __all__ = [
     "BatchSkippedError",
@@ -106,6 +109,8 @@ class RequestError(OncewardError):
         self.details: dict[str, Any] = dict(details or {})
         # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds
+        # What is known of the key, if it was looked up before.
+        self.effect: Effect | None = None
 
 
 class KeyRequiredError(RequestError, kind="key_required"):

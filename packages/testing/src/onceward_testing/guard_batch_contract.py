@@ -40,6 +40,7 @@ class GuardBatchContract(GuardHarness):
         first = _results(caller.batch(*items))
         assert [result["status"] for result in first] == [201, 201, 422, 201, 409]
         assert [result["replayed"] for result in first] == [False, True, False, True, False]
+        assert [result["effect"] for result in first] == [*["stored"] * 4, None]
         assert first[1]["body"] == alone.json()
         assert first[0]["headers"]["etag"] == '"7"'
         assert first[0]["headers"]["ratelimit"]
@@ -65,8 +66,9 @@ class GuardBatchContract(GuardHarness):
             _item("k4", "500"),
             _item("k5"),
         ]
-        statuses = _statuses(caller.batch(*items))
-        assert statuses == [201, 500, 424, 201, 500, 201]
+        results = _results(caller.batch(*items))
+        assert [result["status"] for result in results] == [201, 500, 424, 201, 500, 201]
+        assert [results[place]["effect"] for place in (2, 4, 5)] == [None, "none", "stored"]
         assert caller.counts() == (3, 3, 3)
         assert _statuses(caller.batch(_item("k1"), _item("k2"), _item("k4"))) == [201] * 3
 

@@ -661,6 +661,54 @@ class GuardContract(GuardHarness):
         assert caller.send(do="no-store keep 200").status == 200
         assert (caller.runs, caller.counts()) == (4, (1, 0, 1))
 
+    # -- what is known of the key ----------------------------------------------------------------
+
+    @pytest.mark.parametrize(
+        ("do", "effect"),
+        [
+            ("201", "stored"),
+            ("404", "stored"),
+            ("403", "none"),
+            ("429", "none"),
+            ("500", "none"),
+            ("keep 404", "stored"),
+            ("keep 403", None),
+            ("quiet 302 to=/login", "none"),
+            ("quiet no-store 200", "none"),
+            ("no-store keep 200", None),
+        ],
+    )
+    def test_response_says_whether_anything_has_happened(
+        self, caller: Caller, do: str, effect: str | None
+    ) -> None:
+        response = caller.send(do=do)
+        assert response.header("onceward-effect") == effect
+        if effect == "none":
+            assert (caller.counts(), caller.records()) == ((0, 0, 0), [])
+        if effect == "stored":
+            again = caller.send(do=do)
+            assert (again.is_replay, again.header("onceward-effect")) == (True, "stored")
+
+    def test_refusal_before_the_key_is_looked_up_says_nothing_of_it(
+        self, new_caller: NewCaller
+    ) -> None:
+        caller = new_caller(Policy(wait=_BRIEF))
+        assert caller.send(None).header("onceward-effect") is None
+        first = caller.begin()
+        assert caller.send().header("onceward-effect") is None, "it may still happen"
+        caller.visits.gate.set()
+        assert first.result().header("onceward-effect") == "stored"
+        assert caller.send(body={"item": "hat"}).header("onceward-effect") is None
+
+    def test_disabled_endpoint_says_that_nothing_has_happened(self, new_caller: NewCaller) -> None:
+        caller = new_caller(disabled={"orders.create"}.__contains__)
+        assert caller.send().header("onceward-effect") == "none"
+
+    def test_without_a_key_nothing_is_known(self, new_caller: NewCaller) -> None:
+        caller = new_caller(Policy(key_required=False))
+        for do in ("201", "403", "500"):
+            assert caller.send(None, do=do).header("onceward-effect") is None
+
     # -- bodies ----------------------------------------------------------------------------------
 
     def test_body_over_the_limit_is_refused_by_its_declared_length(
@@ -894,6 +942,7 @@ class GuardContract(GuardHarness):
         faults.commits.append(_rolled_back(CommitUnknownError("the connection is gone")))
         lost = caller.send(do=do)
         assert (lost.status, lost.header("retry-after") is not None) == (503, True)
+        assert lost.header("onceward-effect") is None
         assert (caller.counts(), caller.visits.committed) == ((0, 0, 0), [])
         again = caller.send(do=do)
         assert (again.status, again.is_replay) == (int(do[-3:]), False)
@@ -920,7 +969,9 @@ class GuardContract(GuardHarness):
             raise CommitUnknownError("the server is gone")
 
         faults.commits.append(lose)
-        assert (caller.send().status, caller.visits.committed) == (503, [])
+        unknown = caller.send()
+        assert (unknown.status, caller.visits.committed) == (503, [])
+        assert unknown.header("onceward-effect") is None
         faults.down = None
         again = caller.send()
         assert (again.status, again.is_replay, caller.counts()) == (201, True, (1, 1, 1))

@@ -39,6 +39,7 @@ from onceward.guard.request_body import (
 from onceward.ports import Clock
 from onceward.records import Response
 from onceward_protocol.batch import is_json, parse_batch
+from onceward_protocol.effect import EFFECT_HEADER
 
 # About the exchange or for browsers: the response of the batch has its own.
 _UNREPEATED: Final = frozenset(
@@ -177,6 +178,7 @@ def _encode(responses: list[Response], retry_after: float | None) -> bytes:
                 "headers": headers,
                 "body": _body(headers.get("content-type", ""), response.body),
                 "replayed": is_replayed,
+                "effect": headers.get(EFFECT_HEADER),
             }
         )
     return msgspec.json.encode({"results": results, "retry_after": retry_after})

@@ -71,6 +71,7 @@ _FORMATS: Final = {
 }
 _RESPONSE_HEADERS: Final = _headers(
     Idempotency_Replayed="`true` when this is the stored response of an earlier request.",
+    Onceward_Effect="`none`: nothing has happened under the key; `stored`: the record's response.",
     X_Request_ID="Id of this request.",
     X_Original_Request_ID="On a replay: id of the request that was executed.",
     X_Correlation_ID="Id of the chain of work this request belongs to.",
@@ -342,8 +343,12 @@ _RESULT: Final = _object(
         "headers": {"type": "object", "additionalProperties": {"type": "string"}},
         "body": {"description": "JSON, an object with `base64`, or null for an empty body."},
         "replayed": {"type": "boolean", "description": "It is a stored response."},
+        "effect": {
+            "type": ["string", "null"],
+            "description": "As the header `Onceward-Effect`; null if the server does not know.",
+        },
     },
-    *("status", "headers", "body", "replayed"),
+    *("status", "headers", "body", "replayed", "effect"),
 )
 _RESULTS: Final = _object(
     {

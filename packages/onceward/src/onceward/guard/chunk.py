@@ -26,6 +26,7 @@ from onceward.guard.request_log import DeferredReports, report_committed
 from onceward.guard.sequences import ChunkSequences, key_of, number_of
 from onceward.ports import Chunk, Found, KeyClaimed, Store, UnitOfWork
 from onceward.records import AuditEvent, Record, RecordId, Response
+from onceward_protocol.effect import Effect
 
 # Where tests kill the process, beside the points of single requests before the commit.
 FAULT_POINTS: Final = (
@@ -274,6 +275,10 @@ class RequestChunk:
             execution.ended = True
             raise self._postpone(is_alone=True)
         record, audit = self._idempotency.written_by(execution, response, ttl)
+        if record is not None:
+            execution.effect = Effect.STORED
+        elif writes is Writes.UNDONE:
+            execution.effect = Effect.NONE
         self._keep(request, record, audit)
         if self._reports.are_read:
             report_committed(self._reports, request, response, record)

@@ -29,6 +29,7 @@ from onceward_protocol.fingerprint import short_hash
 
 if TYPE_CHECKING:
     from onceward.observability.traces import SpanHandle
+    from onceward_protocol.effect import Effect
 
 __all__ = [
     "Execution",
@@ -113,6 +114,7 @@ class Execution:
     """
 
     __slots__ = (
+        "effect",
         "ended",
         "epoch",
         "is_last",
@@ -137,6 +139,8 @@ class Execution:
         self.epoch = epoch
         # True once committed or rolled back.
         self.ended = False
+        # What its end says about the key.
+        self.effect: Effect | None = None
         # Nothing of the app runs after its response.
         self.is_last = False
         # False after ``no_store``.
@@ -363,7 +367,7 @@ class Exchange:
     """The state of one request: passed from step to step of the pipeline."""
 
     __slots__ = (
-        *("added_headers", "content", "error_format", "has_reply", "head", "identify"),
+        *("added_headers", "content", "effect", "error_format", "has_reply", "head", "identify"),
         *(
             "is_claimed_late",
             "is_replay",
@@ -417,6 +421,8 @@ class Exchange:
         self.outcome: Execution | Replay | RequestError | StoreUnavailableError | None = None
         # True once a stored response was found for it.
         self.is_replay = False
+        # What its reply says about its key.
+        self.effect: Effect | None = None
         # True once its reply is known; the app may still run background tasks.
         self.has_reply = False
         self.span: SpanHandle | None = None

@@ -29,6 +29,7 @@ from onceward.errors import (
     InProgressError,
     PayloadMismatchError,
     QuotaExceededError,
+    RequestError,
     SequenceViolationError,
     StaleActionError,
     StoreUnavailableError,
@@ -76,6 +77,7 @@ from onceward.records import (
 from onceward.stores.breaker import Breaker, BreakerState
 from onceward.stores.clock import StoreClock
 from onceward.stores.sessions.gate import current_visit
+from onceward_protocol.effect import Effect
 from onceward_protocol.error_codes import CODES
 from onceward_protocol.ids import new_id
 
@@ -325,10 +327,14 @@ class Idempotency:
             reports.expired(request.endpoint)
         if self.faults:
             await self.faults.reach("after_claim")
-        if self._is_disabled is not None:
-            self.refuse_disabled(request)
-        if self.quota is not None:  # after the look-up: replays are not refused
-            await self.quota.check(request.principal.tenant)
+        try:
+            if self._is_disabled is not None:
+                self.refuse_disabled(request)
+            if self.quota is not None:  # after the look-up: replays are not refused
+                await self.quota.check(request.principal.tenant)
+        except RequestError as error:
+            error.effect = Effect.NONE
+            raise
         if request.policy.staleness is None:
             return None
         stale = stale_error(request, self.clock.now())
@@ -414,11 +420,14 @@ class Idempotency:
         """Return the record of a stale action, its audit trail; None if the policy keeps none."""
         policy = request.policy
         if policy.errors_stored is ErrorsStored.NONE:
+            error.effect = Effect.NONE
             return None
         response = render_error(
             error, policy.error_format, request.request_id, ietf_statuses=policy.ietf_statuses
         )
-        return new_record(request, response, policy.error_ttl, self.clock.now(), new_id)
+        record = new_record(request, response, policy.error_ttl, self.clock.now(), new_id)
+        error.effect = Effect.NONE if record is None else Effect.STORED
+        return record
 
     async def _refuse_stale(self, execution: Execution, error: StaleActionError) -> None:
         kept: Record | None = None
@@ -496,6 +505,7 @@ class Idempotency:
         request = execution.request
         is_undone = await has_written(execution)
         await execution.unit.rollback()
+        execution.effect = Effect.NONE
         if is_undone:
             self.reports.outcome(request.endpoint, "rolled_back")
             internal = CODES[INTERNAL]
@@ -521,6 +531,8 @@ class Idempotency:
         self.reports.outcome(request.endpoint, outcome)
         record = new_record(request, response, ttl, self.clock.now(), new_id)
         if record is None:
+            if request.record_id is not None:
+                execution.effect = Effect.NONE
             self.reports.note_response(request, outcome, response)
             return response, None
         claim = await self.call_store("claim", self.store.claim(record.id, record.created_at))
@@ -549,6 +561,8 @@ class Idempotency:
             committed = await self.resolve_unknown_commit(unknown, execution.request, record)
             if committed is not record:
                 return Replay(committed), committed
+        if record is not None:
+            execution.effect = Effect.STORED
         return response, record
 
     async def _commit(

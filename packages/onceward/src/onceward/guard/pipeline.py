@@ -69,18 +69,22 @@ from onceward.observability.traces import Spans
 from onceward.ports import Metrics, Outcome
 from onceward.records import Record, Response
 from onceward.stores.errors import unstorable_error
+from onceward_protocol.effect import Effect
 from onceward_protocol.fingerprint import short_hash
 from onceward_protocol.keys import parse_key
 
 REPLAYED_HEADER: Final = b"idempotency-replayed"
 """Whether a response is a stored one."""
 
+_EFFECT_HEADER: Final = b"onceward-effect"
 # Set here; another value of the app's would be a second one.
-_OWN_HEADERS: Final = frozenset({b"content-length", b"x-request-id", b"x-correlation-id"})
+_OWN_HEADERS: Final = frozenset(
+    {b"content-length", b"x-request-id", b"x-correlation-id", _EFFECT_HEADER}
+)
 # What the guard adds to the response of a handler.
 ADDED_HEADERS: Final = frozenset(
     {
-        *(b"onceward-batch", b"x-request-id", b"x-correlation-id"),
+        *(b"onceward-batch", b"x-request-id", b"x-correlation-id", _EFFECT_HEADER),
         *(b"ratelimit", b"ratelimit-policy"),
     }
 )
@@ -299,7 +303,7 @@ class Pipeline:
                 exchange.has_reply = True
                 _log.error("%s", misuse, extra=exchange.facts())
                 return complete(render(INTERNAL, exchange), exchange, may_go_on=False)
-            exchange.has_reply = True
+            exchange.has_reply, exchange.effect = True, outcome.effect
             if isinstance(committed, Replay):
                 return replay(committed.record, exchange)
             return complete(committed, exchange)
@@ -353,6 +357,8 @@ class Pipeline:
             if log is not None:
                 log.count("unavailable")
             log_outage(error, exchange)
+        else:
+            exchange.effect = error.effect
         response = render(error, exchange)
         if log is not None and not isinstance(error, _LOGGED_ELSEWHERE):
             _note_refusal(log, error, response, exchange)
@@ -483,6 +489,8 @@ def _reply(
 ) -> Reply:
     headers += exchange.limit_headers
     headers += exchange.added_headers
+    if exchange.effect is not None:
+        headers.append((_EFFECT_HEADER, exchange.effect.encode()))
     if body or status not in _WITHOUT_BODY:
         headers.append((b"content-length", b"%d" % len(body)))
     headers += id_headers(exchange.head)
@@ -507,7 +515,7 @@ def id_headers(head: RequestHead) -> tuple[tuple[bytes, bytes], ...]:
 
 def replay(record: Record, exchange: Exchange, *, may_go_on: bool = False) -> Reply:
     """Log a replay for the audit, and return the stored response."""
-    exchange.is_replay = True
+    exchange.is_replay, exchange.effect = True, Effect.STORED
     if _audit_log.isEnabledFor(logging.INFO):
         request = exchange.request
         _audit_log.info(
