@@ -312,7 +312,7 @@ def test_conflict_in_the_middle_is_one_conflict_with_both_sides(device: Device) 
     assert conflict.status is Status.CONFLICT
     assert json.loads(conflict.theirs or "")["phone"] == "1"
     assert device.queue.get(visit.id).status is Status.SUCCEEDED
-    resolved = device.queue.resolve(stale.id, "mine")
+    resolved = device.queue.resolve(stale.id, "client_wins")
     assert resolved.idempotency_key != conflict.idempotency_key
     device.drain()
     assert device.read(path)["phone"] == "stale"

@@ -226,7 +226,8 @@ def test_a_conflict_is_shown_side_by_side_and_resolved(outbox: Outbox, user: str
     table = outbox.run("resolve", entry["id"]).stdout.decode().splitlines()
     assert table[0].split("\t") == ["field", "base", "mine", "theirs"]
     assert all(line.split("\t")[0] for line in table)
-    assert table[-1] == "resolve it with --strategy mine, theirs, merged --payload …, or give_up"
+    advice = "resolve it with --strategy client_wins, server_wins, give_up, or merge --payload …"
+    assert table[-1] == advice
     listed = outbox.run("ls", "--status", "conflict").stdout.decode()
     assert "\tthe resource has changed: its current version is 2\n" in listed
     assert "urn:onceward:problem" not in listed

@@ -120,7 +120,7 @@ def test_manual_keeps_both_sides_until_the_conflict_is_resolved(
     assert '"Basel"' in (waiting.theirs or "")
     assert EventKind.CONFLICT in heard
 
-    resolve_conflict(scene.queue, waiting, Resolution.MINE)
+    resolve_conflict(scene.queue, waiting, Resolution.CLIENT_WINS)
     assert scene.drain().ended is Ended.EMPTY
     assert (scene.contact()["phone"], scene.contact()["city"]) == ("2", "Bern")
 
@@ -130,7 +130,7 @@ def test_a_merged_payload_is_sent_with_the_version_that_was_read(scene: Scene) -
     scene.drain()
     merged = {"title": "Bo", "phone": "2", "city": "Basel"}
     again = resolve_conflict(
-        scene.queue, scene.queue.get(entry.id), Resolution.MERGED, payload=merged
+        scene.queue, scene.queue.get(entry.id), Resolution.MERGE, payload=merged
     )
     assert again.headers["If-Match"] == '"2"'
     assert scene.drain().ended is Ended.EMPTY
@@ -152,7 +152,7 @@ def test_a_function_of_the_app_merges_base_mine_and_theirs(scene: Scene) -> None
 
 def test_a_merge_function_may_return_a_resolution(scene: Scene) -> None:
     entry = scene.change("merge")
-    scene.drain(merge=lambda *_: Resolution.THEIRS)
+    scene.drain(merge=lambda *_: Resolution.SERVER_WINS)
     assert scene.queue.get(entry.id).status is Status.DISCARDED
 
 

@@ -20,7 +20,7 @@ def test_each_change_emits_one_event_with_the_status_after_it(lab: Lab) -> None:
     retry_later(queue, lab.claim(), delay_seconds=0, error=SECRET, http_status=503)
     release(queue, lab.claim())
     record_conflict(queue, lab.claim(), theirs={"note": SECRET})
-    queue.resolve(entry.id, Resolution.MINE)
+    queue.resolve(entry.id, Resolution.CLIENT_WINS)
     fail(queue, lab.claim(), error=SECRET, http_status=422)
     queue.retry(entry.id)
     queue.edit_payload(entry.id, {"note": SECRET})

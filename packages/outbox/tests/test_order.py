@@ -133,7 +133,7 @@ def test_retry_edit_and_discard_each_unblock_a_poisoned_head(
 
 @pytest.mark.parametrize(
     ("how", "head_goes_again"),
-    [(Resolution.THEIRS, False), (Resolution.MINE, True), (Resolution.GIVE_UP, None)],
+    [(Resolution.SERVER_WINS, False), (Resolution.CLIENT_WINS, True), (Resolution.GIVE_UP, None)],
 )
 def test_a_conflict_holds_its_lane_until_it_is_resolved(
     lab: Lab, how: Resolution, head_goes_again: bool | None

@@ -49,7 +49,7 @@ def test_the_apps_own_key_stays_known_after_an_edit_and_a_resolved_conflict(lab:
     with pytest.raises(EntryInvalidError, match="another request"):
         lab.queue.enqueue(new(key=key, payload={"a": 3}))
     record_conflict(lab.queue, lab.claim(), http_status=409, theirs={"a": 9}, theirs_version="4")
-    lab.queue.resolve(entry.id, Resolution.MINE)
+    lab.queue.resolve(entry.id, Resolution.CLIENT_WINS)
     assert lab.queue.enqueue(asked).id == entry.id
     assert len(lab.queue.entries(user_id="ada")) == 1
 
@@ -101,14 +101,14 @@ def test_conflict_requires_resolution_strategy(lab: Lab) -> None:
 
 
 def test_resolving_with_theirs_discards_the_entry(lab: Lab) -> None:
-    resolved = lab.queue.resolve(in_conflict(lab), Resolution.THEIRS)
+    resolved = lab.queue.resolve(in_conflict(lab), Resolution.SERVER_WINS)
     assert (resolved.status, resolved.reason) == (Status.DISCARDED, Reason.PERSON)
 
 
 def test_resolving_with_mine_sends_it_forced_with_a_new_key(lab: Lab) -> None:
     entry_id = in_conflict(lab, headers={"If-Match": '"1"'})
     before = lab.queue.get(entry_id)
-    resolved = lab.queue.resolve(entry_id, Resolution.MINE, headers={"If-Match": '"2"'})
+    resolved = lab.queue.resolve(entry_id, Resolution.CLIENT_WINS, headers={"If-Match": '"2"'})
     assert (resolved.status, resolved.forced) == (Status.PENDING, True)
     assert resolved.idempotency_key != before.idempotency_key
     assert (resolved.payload, resolved.headers) == (before.payload, {"If-Match": '"2"'})
@@ -118,7 +118,7 @@ def test_resolving_with_mine_sends_it_forced_with_a_new_key(lab: Lab) -> None:
 
 def test_resolving_with_merged_takes_the_servers_side_as_base(lab: Lab) -> None:
     entry_id = in_conflict(lab)
-    resolved = lab.queue.resolve(entry_id, Resolution.MERGED, payload={"n": "both"})
+    resolved = lab.queue.resolve(entry_id, Resolution.MERGE, payload={"n": "both"})
     assert (resolved.status, resolved.forced) == (Status.PENDING, False)
     assert resolved.decoded() == {"n": "both"}
     assert (resolved.base, resolved.base_version) == ('{"n":"theirs"}', "2")

@@ -43,10 +43,13 @@ MANUAL: dict[str, tuple[Transition, Callable[[OutboxQueue, str], Entry]]] = {
     "cancel": (Transition.CANCEL, lambda queue, id_: queue.cancel(id_)),
     "discard": (Transition.DISCARD, lambda queue, id_: queue.discard(id_)),
     "park": (Transition.PARK, lambda queue, id_: queue.park(id_, reason=Reason.REBUILD)),
-    "resolve mine": (Transition.RESEND, lambda queue, id_: queue.resolve(id_, Resolution.MINE)),
-    "resolve merged": (
+    "resolve client_wins": (
         Transition.RESEND,
-        lambda queue, id_: queue.resolve(id_, Resolution.MERGED, payload={"c": 3}),
+        lambda queue, id_: queue.resolve(id_, Resolution.CLIENT_WINS),
+    ),
+    "resolve merge": (
+        Transition.RESEND,
+        lambda queue, id_: queue.resolve(id_, Resolution.MERGE, payload={"c": 3}),
     ),
     "resolve give_up": (
         Transition.GIVE_UP,
@@ -92,10 +95,10 @@ def test_manual_actions_follow_the_transition_table(lab: Lab, name: str, status:
 def test_resolve_needs_a_conflict(lab: Lab, status: Status) -> None:
     entry_id = in_status(lab, status).entry.id
     if status is Status.CONFLICT:
-        assert lab.queue.resolve(entry_id, Resolution.THEIRS).status is Status.DISCARDED
+        assert lab.queue.resolve(entry_id, Resolution.SERVER_WINS).status is Status.DISCARDED
     else:
         with pytest.raises(TransitionError):
-            lab.queue.resolve(entry_id, Resolution.THEIRS)
+            lab.queue.resolve(entry_id, Resolution.SERVER_WINS)
         assert lab.queue.get(entry_id).status is status
 
 
@@ -199,5 +202,5 @@ def test_errors_of_the_queue_have_one_root() -> None:
 def test_a_merge_needs_its_payload(lab: Lab) -> None:
     entry_id = in_status(lab, Status.CONFLICT).entry.id
     with pytest.raises(UsageError, match="merged payload"):
-        lab.queue.resolve(entry_id, Resolution.MERGED)
+        lab.queue.resolve(entry_id, Resolution.MERGE)
     assert lab.queue.get(entry_id).status is Status.CONFLICT

@@ -61,7 +61,7 @@ OF_AN_ENTRY: dict[str, Callable[[Outbox, str], object]] = {
     "wait": lambda mine, entry_id: mine.wait(entry_id, 0),
     "retry": lambda mine, entry_id: mine.retry(entry_id),
     "edit_payload": lambda mine, entry_id: mine.edit_payload(entry_id, {}),
-    "resolve": lambda mine, entry_id: mine.resolve(entry_id, "theirs"),
+    "resolve": lambda mine, entry_id: mine.resolve(entry_id, "server_wins"),
     "cancel": lambda mine, entry_id: mine.cancel(entry_id),
     "discard": lambda mine, entry_id: mine.discard(entry_id),
 }

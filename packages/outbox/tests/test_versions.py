@@ -138,7 +138,7 @@ def test_edit_of_an_old_version_does_not_overwrite_a_newer_one(device: Device) -
     assert device.read(path)["city"] == "Basel"
 
 
-@pytest.mark.parametrize("how", ["mine", "theirs", "merged"])
+@pytest.mark.parametrize("how", ["client_wins", "server_wins", "merge"])
 def test_write_of_another_client_between_own_edits_is_one_conflict(
     device: Device, how: Any
 ) -> None:
@@ -159,11 +159,11 @@ def test_write_of_another_client_between_own_edits_is_one_conflict(
     assert json.loads(conflict.base or "")["phone"] == "3"
     assert json.loads(conflict.theirs or "")["phone"] == "theirs"
     assert device.statuses().count("pending") == 5
-    payload = {"phone": "both"} if how == "merged" else UNSET
+    payload = {"phone": "both"} if how == "merge" else UNSET
     resolve_conflict(device.queue, conflict, how, payload=payload)
     device.drain()
     assert device.kinds.count(EventKind.CONFLICT) == 1
-    last = "discarded" if how == "theirs" else "succeeded"
+    last = "discarded" if how == "server_wins" else "succeeded"
     assert device.statuses() == [*["succeeded"] * 4, last, *["succeeded"] * 5]
     assert device.read(path)["phone"] == "9"
 
@@ -388,7 +388,7 @@ def test_refused_edit_that_is_sent_again_does_not_overwrite_a_newer_own_edit(
         Scripted(lambda sent: response(200) if sent.target == "/notes/6" else note(sent)),
     )
     assert (note.text, queue.get(older.id).status) == ("newer", Status.CONFLICT)
-    queue.resolve(older.id, Resolution.MINE)
+    queue.resolve(older.id, Resolution.CLIENT_WINS)
     later = edit(queue, "later", **more)
     sent = Scripted(note)
     drain(queue, "ada", sent)
@@ -445,7 +445,7 @@ def test_refused_edit_that_is_retried_waits_for_a_newer_one_whose_outcome_is_unk
     drain(queue, "ada", Scripted(respond))
     assert queue.get(newer.id).status is Status.SUCCEEDED
     assert (note.text, queue.get(older.id).status) == ("newer", Status.CONFLICT)
-    queue.resolve(older.id, Resolution.MINE)
+    queue.resolve(older.id, Resolution.CLIENT_WINS)
     later = edit(queue, "later")
     sent = Scripted(respond)
     drain(queue, "ada", sent)
@@ -542,7 +542,7 @@ def test_edit_without_a_base_follows_only_the_chain_it_was_made_on(lab: Lab) -> 
     lab.send(server_id=7, produced=Produced('"1"'))
     first = lab.claim()
     conflict = record_conflict(queue, first, theirs={"city": "Basel"}, theirs_version='"2"')
-    resolve_conflict(queue, conflict, "mine", adopts=False)
+    resolve_conflict(queue, conflict, "client_wins", adopts=False)
     assert lab.send(produced=Produced('"3"')).id == first.entry.id
     behind = lab.claim()
     assert behind.version == '"1"', "it would overwrite the other client's write"
@@ -558,7 +558,7 @@ def test_edits_of_one_entity_in_two_lanes_do_not_conflict_with_each_other(lab: L
     assert (first.version, second.version) == ('"1"', '"1"')
     succeed(queue, first, produced=Produced('"2"'))
     refused = AttemptResult(409, "concurrency.version_mismatch")
-    plan = ConflictPlan(theirs={"text": "first"}, version='"2"', how=Resolution.THEIRS)
+    plan = ConflictPlan(theirs={"text": "first"}, version='"2"', how=Resolution.SERVER_WINS)
     again = queue.record(second, Conflicted(refused, plan))
     assert (again.status, again.attempt_count) == (Status.PENDING, 0)
     assert again.idempotency_key != second.entry.idempotency_key
@@ -566,7 +566,7 @@ def test_edits_of_one_entity_in_two_lanes_do_not_conflict_with_each_other(lab: L
     claimed = lab.claim()
     assert (claimed.entry.id, claimed.version) == (again.id, '"2"')
     # A version of another client is a conflict.
-    foreign = ConflictPlan(theirs={"text": "theirs"}, version='"3"', how=Resolution.THEIRS)
+    foreign = ConflictPlan(theirs={"text": "theirs"}, version='"3"', how=Resolution.SERVER_WINS)
     assert queue.record(claimed, Conflicted(refused, foreign)).status is Status.DISCARDED
 
 
@@ -578,7 +578,7 @@ def test_edit_behind_a_conflict_about_an_unknown_base_is_sent_once(queue: Outbox
     server = Scripted([response(200, {"version": 2}), response(409), response(200, {"version": 2})])
     drain(queue, "ada", server)
     [conflict] = queue.entries("ada", status=Status.CONFLICT)
-    resolve_conflict(queue, conflict, "mine")
+    resolve_conflict(queue, conflict, "client_wins")
     server = Scripted([response(200, {"version": 3}), response(200, {"version": 4})])
     drain(queue, "ada", server)
     assert if_matches(server) == ['"2"', '"3"']
@@ -698,7 +698,7 @@ def test_unknown_base_becomes_a_conflict_where_the_profile_says_so(tmp_path: Pat
         drain(queue, "ada", Scripted([response(200, {"text": "theirs", "version": 3})]))
         kept = queue.get(entry.id)
         assert (kept.status, kept.theirs_version) == (Status.CONFLICT, '"3"')
-        resolve_conflict(queue, kept, "mine")
+        resolve_conflict(queue, kept, "client_wins")
         server = Scripted([response(200, {"version": 4})])
         drain(queue, "ada", server)
         assert if_matches(server) == ['"3"']

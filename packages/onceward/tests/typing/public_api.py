@@ -48,8 +48,8 @@ def entries() -> None:
 def outbox(outbox: Outbox, queue: OutboxQueue, entry: Entry) -> None:
     Outbox.open("outbox.db", server="https://api.example", idle_seconds=1.0)
     Outbox.open("outbox.db", server="https://api.example", idle_secs=1.0)  # type: ignore[call-arg]
-    assert_type(outbox.resolve(entry.id, "mine"), Entry)
-    assert_type(outbox.resolve(entry.id, Resolution.THEIRS), Entry)
+    assert_type(outbox.resolve(entry.id, "client_wins"), Entry)
+    assert_type(outbox.resolve(entry.id, Resolution.SERVER_WINS), Entry)
     outbox.resolve(entry.id, "ours")  # type: ignore[arg-type]
     assert_type(outbox.drain("ada"), DrainReport)
     assert_type(queue.entries(status="pending"), list[Entry])
@@ -60,7 +60,7 @@ def outbox(outbox: Outbox, queue: OutboxQueue, entry: Entry) -> None:
 
 
 async def async_outbox(outbox: AsyncOutbox, entry: Entry) -> None:
-    assert_type(await outbox.resolve(entry.id, "merged", payload={}), Entry)
+    assert_type(await outbox.resolve(entry.id, "merge", payload={}), Entry)
     await outbox.resolve(entry.id, "give up")  # type: ignore[arg-type]
 
 

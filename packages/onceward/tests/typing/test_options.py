@@ -86,4 +86,4 @@ def test_status_and_resolution_may_be_given_as_text(tmp_path: Path) -> None:
             queue.resolve(entry.id, "ours")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match="'waiting' is not a Status"):
             queue.entries(status="waiting")  # type: ignore[arg-type]
-        assert queue.resolve(entry.id, "theirs").status is Status.DISCARDED
+        assert queue.resolve(entry.id, "server_wins").status is Status.DISCARDED

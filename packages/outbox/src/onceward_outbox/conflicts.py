@@ -54,7 +54,7 @@ class ConflictPlan(msgspec.Struct, frozen=True, kw_only=True):
     version: str | None = None
     # How the conflict ends.
     how: Resolution | None = None
-    # The merged payload, for ``Resolution.MERGED``.
+    # The merged payload, for ``Resolution.MERGE``.
     payload: Any = UNSET
     # JSON Pointers of what both sides have changed.
     fields: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ def plan_for(
             known = ConflictPlan(theirs=read.json(), version=version)
         return _decide(entry, profile, strategy, known, chosen, merges_fields=may_merge)
     if strategy is ConflictResolution.SERVER_WINS:
-        return ConflictPlan(how=Resolution.THEIRS)
+        return ConflictPlan(how=Resolution.SERVER_WINS)
     if isinstance(read, NoResponse) or read.status == _UNAUTHORIZED or is_transient(read.status):
         return read
     # It cannot be read at all: a person decides, or a strategy that does not need it.
@@ -103,17 +103,17 @@ def resolved_request(
 ) -> Rewrite:
     """Return the request that ends a conflict as a person or a strategy has decided.
 
-    Both ``MINE`` and ``MERGED`` are sent with the version that was read, so a change that another
-    client makes in between is a new conflict. If the server has named no version, ``MINE`` is sent
-    with ``If-Match: *``, unless the profile says that the server refuses that.
+    ``CLIENT_WINS`` and ``MERGE`` are sent with the version that was read, so a change that another
+    client makes in between is a new conflict. If the server has named no version, ``CLIENT_WINS``
+    is sent with ``If-Match: *``, unless the profile says that the server refuses that.
     """
-    if how not in (Resolution.MINE, Resolution.MERGED):
+    if how not in (Resolution.CLIENT_WINS, Resolution.MERGE):
         return Rewrite()
-    if how is Resolution.MERGED and payload is UNSET:
+    if how is Resolution.MERGE and payload is UNSET:
         raise UsageError("resolving a conflict by merging needs the merged payload")
     version = entry.theirs_version
     may_force = not profiles.get(entry.profile).force_with_version
-    if how is Resolution.MINE and version is None and may_force:
+    if how is Resolution.CLIENT_WINS and version is None and may_force:
         version = "*"
     body = entry.decoded() if payload is UNSET else payload
     return Rewrite(payload=_without_version(body, version), headers=_headers(entry, version))
@@ -145,12 +145,12 @@ def _decide(
     replace = msgspec.structs.replace
     match strategy:
         case ConflictResolution.SERVER_WINS:
-            return replace(known, how=Resolution.THEIRS)
+            return replace(known, how=Resolution.SERVER_WINS)
         case ConflictResolution.CLIENT_WINS:
             # Once. If even a forced send gets a conflict, a person decides.
             if entry.forced:
                 return _by_field(entry, profile, known, resolves=False)
-            return replace(known, how=Resolution.MINE)
+            return replace(known, how=Resolution.CLIENT_WINS)
         case ConflictResolution.MERGE if merge is not None:
             return _merge(entry, known, merge)
         case ConflictResolution.MERGE if merges_fields:
@@ -188,7 +188,7 @@ def _by_field(
         return known
     if merged.conflicts or not resolves:
         return msgspec.structs.replace(known, fields=merged.conflicts)
-    return msgspec.structs.replace(known, how=Resolution.MERGED, payload=merged.value)
+    return msgspec.structs.replace(known, how=Resolution.MERGE, payload=merged.value)
 
 
 def _base_of(entry: Entry) -> Any:
@@ -204,7 +204,7 @@ def _merge(entry: Entry, known: ConflictPlan, merge: Merge) -> ConflictPlan:
         return known
     if isinstance(made, Resolution):
         return msgspec.structs.replace(known, how=made)
-    return msgspec.structs.replace(known, how=Resolution.MERGED, payload=made)
+    return msgspec.structs.replace(known, how=Resolution.MERGE, payload=made)
 
 
 def _headers(entry: Entry, version: str | None) -> Mapping[str, str]:

@@ -33,7 +33,7 @@ from onceward_protocol.sequence import SequenceNumber
 # The values of ``ConflictResolution``.
 ConflictResolutionName = Literal["server_wins", "client_wins", "manual", "merge"]
 # The values of ``Resolution``.
-ResolutionName = Literal["theirs", "mine", "merged", "give_up"]
+ResolutionName = Literal["server_wins", "client_wins", "merge", "give_up"]
 # The values of ``Status``.
 StatusName = Literal[
     "pending", "in_flight", "succeeded", "failed", "conflict", "expired", "discarded"
@@ -165,13 +165,13 @@ class Transition(StrEnum):
 
 
 class Resolution(StrEnum):
-    """How a conflict ends."""
+    """How a conflict ends: by the names of the strategies, or undecided."""
 
-    THEIRS = "theirs"
+    SERVER_WINS = "server_wins"
     """The server's side is kept; the entry is discarded."""
-    MINE = "mine"
+    CLIENT_WINS = "client_wins"
     """The device's side is sent once more, forced, with a new key."""
-    MERGED = "merged"
+    MERGE = "merge"
     """A new payload, made of both, is sent with a new key."""
     GIVE_UP = "give_up"
     """Undecided: the entry is failed and keeps both sides."""

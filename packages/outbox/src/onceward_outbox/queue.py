@@ -370,12 +370,12 @@ class OutboxQueue(Maintenance):
     ) -> Entry:
         """End a conflict.
 
-        ``THEIRS`` discards the entry, ``GIVE_UP`` makes it ``failed``; both park its dependents.
-        ``MINE`` sends it once more, ``forced`` and with a new key. ``MERGED`` sends ``payload``
-        with a new key, with the server's side as its base. Both may come with new ``headers``,
-        for example another ``If-Match``. Edits of the entity that are queued behind it are then
-        based on the server's side, unless ``adopts`` is false: then each of them is checked against
-        it. Raises ``TransitionError`` unless it is in ``conflict``.
+        ``SERVER_WINS`` discards the entry, ``GIVE_UP`` makes it ``failed``; both park its
+        dependents. ``CLIENT_WINS`` sends it once more, ``forced`` and with a new key. ``MERGE``
+        sends ``payload`` with a new key, with the server's side as its base. Both may come with
+        new ``headers``, for example another ``If-Match``. Edits of the entity that are queued
+        behind it are then based on the server's side, unless ``adopts`` is false: then each of them
+        is checked against it. Raises ``TransitionError`` unless it is in ``conflict``.
         """
         rewrite = Rewrite(payload=payload, headers=headers)
         with self._write("resolve") as tx:

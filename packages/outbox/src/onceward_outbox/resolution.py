@@ -114,7 +114,7 @@ def resolve(
     entry = tx.entry(entry_id)
     is_create = entry.operation is Operation.CREATE
     match how:
-        case Resolution.THEIRS:
+        case Resolution.SERVER_WINS:
             _check_conflict(entry, Transition.DISCARD)
             if adopts:
                 record_adopted(tx, entry)
@@ -126,12 +126,12 @@ def resolve(
             tx.emit(EventKind.FAILED, entry)
             park_dependents(tx, entry)
             return leave_lane(tx, entry)
-        case Resolution.MINE:
+        case Resolution.CLIENT_WINS:
             _check_conflict(entry, Transition.RESEND)
             if adopts:
                 record_adopted(tx, entry)
             entry = _rewrite(tx, entry, rewrite, settings, forced=True, rebased=not is_create)
-        case Resolution.MERGED:
+        case Resolution.MERGE:
             if rewrite.payload is UNSET:
                 raise UsageError("resolving a conflict by merging needs the merged payload")
             _check_conflict(entry, Transition.RESEND)
@@ -164,7 +164,7 @@ def discard(tx: Transaction, entry_id: str, *, reason: Reason, with_dependents: 
         else []
     )
     if entry.status is Status.CONFLICT:
-        # As with ``Resolution.THEIRS``: a person has decided for the server's side.
+        # As with ``Resolution.SERVER_WINS``: a person has decided for the server's side.
         record_adopted(tx, entry)
     entry = settle_unclaimed(tx, entry, status, reason, None)
     for child in children:

@@ -219,7 +219,7 @@ class Users:
         if entry.reason is Reason.DEPENDENCY:
             return self._leave_chain(queue, entry, action)
         if entry.status is Status.CONFLICT:
-            how = self._rng.choice((Resolution.MINE, Resolution.THEIRS))
+            how = self._rng.choice((Resolution.CLIENT_WINS, Resolution.SERVER_WINS))
             observer = self._devices[action.device].observer
             observer.on_decision(action.user, action.id, self._world.loop.time())
             resolve_conflict(queue, entry, how)

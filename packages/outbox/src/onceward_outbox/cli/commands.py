@@ -44,15 +44,6 @@ from onceward_protocol.errors import UsageError
 from onceward_protocol.retry import DEVICE, RetryPolicy
 
 _BAD_INPUT: Final = 2
-_RESOLUTIONS: Final[Mapping[str, Resolution]] = {
-    "mine": Resolution.MINE,
-    "theirs": Resolution.THEIRS,
-    "merged": Resolution.MERGED,
-    "give_up": Resolution.GIVE_UP,
-    # The strategies of --conflict with the same effect.
-    "client_wins": Resolution.MINE,
-    "server_wins": Resolution.THEIRS,
-}
 _MAX_WAIT_RATIO: Final = DEVICE.ceiling_seconds / DEVICE.first_seconds
 """Ratio of the longest to the first delay."""
 
@@ -421,27 +412,27 @@ def outbox_resolve(
     entry_id: EntryId,
     strategy: Annotated[
         str | None,
-        typer.Option(help="mine (or client_wins), theirs (or server_wins), merged or give_up."),
+        typer.Option(help="server_wins, client_wins, merge or give_up."),
     ] = None,
-    payload: Annotated[str | None, typer.Option(help=f"With merged: {_JSON_OR_FILE}")] = None,
+    payload: Annotated[str | None, typer.Option(help=f"With merge: {_JSON_OR_FILE}")] = None,
     json: Json = False,
 ) -> None:
     """Resolve a conflict. Without --strategy, show base, mine and theirs side by side.
 
     Examples:
         onceward outbox --db outbox.db resolve 019a8a51-7c1e-7b1f-a1de-2f6c3c1f3a10
-        --strategy mine
+        --strategy client_wins
 
     """
-    if strategy is not None and strategy not in _RESOLUTIONS:
-        raise CommandError(f"--strategy should be one of {', '.join(_RESOLUTIONS)}", _BAD_INPUT)
+    if strategy is not None and strategy not in set(Resolution):
+        raise CommandError(f"--strategy should be one of {', '.join(Resolution)}", _BAD_INPUT)
     with _opened(context) as queue:
         entry = queue.get(entry_id)
         if strategy is None:
             print_sides(entry, as_json=json)
             return
         merged = UNSET if payload is None else _decoded(_raw(payload))
-        entry = resolve_conflict(queue, entry, _RESOLUTIONS[strategy], payload=merged)
+        entry = resolve_conflict(queue, entry, Resolution(strategy), payload=merged)
     print_status(entry, as_json=json)
 
 

@@ -158,7 +158,7 @@ def print_sides(entry: Entry, *, as_json: bool) -> None:
     )
     if entry.conflict_fields:
         print(f"changed on both sides: {', '.join(entry.conflict_fields)}")
-    print("resolve it with --strategy mine, theirs, merged --payload …, or give_up")
+    print("resolve it with --strategy client_wins, server_wins, give_up, or merge --payload …")
 
 
 @contextmanager
