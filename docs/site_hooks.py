@@ -1,4 +1,4 @@
-"""MkDocs hooks: the list of decisions, state diagrams as tables, copies of repository files.
+"""MkDocs hooks: decisions, state diagrams as tables, copies of files, weights in the search.
 
 Operations of the outbox are linked to their signatures, which only the site has.
 decisions.md gets a list of all decisions: a new one needs no line anywhere. A Mermaid state
@@ -30,6 +30,22 @@ NAMED = {
 }
 # Shown as they are. Other files get the ending .txt, so that a browser shows the text.
 SHOWN = {".md", ".svg", ".png", ".json", ".txt"}
+
+# How much a page counts in the search of the site, by the beginning of its path: guides before
+# signatures, and both before records of decisions. The first that fits.
+SEARCH_BOOST = {
+    "how-to/guard-a-fastapi-app.md": 4.0,
+    "how-to/jobs.md": 4.0,
+    "how-to/offline-app.md": 4.0,
+    "how-to/": 2.0,
+    "quickstart.md": 2.0,
+    "concepts/guarantees.md": 1.5,
+    "reference/api/": 0.3,
+    "decisions/": 0.3,
+    "services/": 0.5,
+    "repository/": 0.2,
+    "changelog.md": 0.2,
+}
 
 # Inline links, and reference definitions such as "[test]: ../tests/test_x.py".
 _LINK = re.compile(r"(?:(?<=\]\()|(?<=\]: ))(?![a-z]+:)([^)#\s]+)(?=[)#]|$)", re.MULTILINE)
@@ -103,6 +119,11 @@ def with_operations_linked(page: str) -> str:
     return before + heading + _NAME.sub(linked_name, section) + end + after
 
 
+def search_boost(path: str) -> float:
+    """Return the weight of a page in the search of the site."""
+    return next((boost for start, boost in SEARCH_BOOST.items() if path.startswith(start)), 1.0)
+
+
 def _state(name: str, outside: str) -> str:
     return f"*{outside}*" if name == "[*]" else f"`{name}`"
 
@@ -128,8 +149,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links that leave ``docs/`` at the copies."""
+    """Point links that leave ``docs/`` at the copies, and weigh the page for the search."""
     del config, files
+    page.meta["search"] = {"boost": search_boost(page.file.src_uri)}
     source = Path(str(page.file.abs_src_path))
     here = Path(page.file.src_uri).parent
 

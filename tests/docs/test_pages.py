@@ -72,6 +72,36 @@ def test_changelog_begins_with_the_current_or_the_next_version() -> None:
     assert numbers == current or (numbers > current and date == "Unreleased")
 
 
+# A word has a letter or a digit: bars and dashes of tables are none.
+_WORD = re.compile(r"\S*\w\S*")
+MAX_WORDS = 80_000
+BOOKS = ("guard-a-fastapi-app", "jobs", "offline-app")
+MAX_WORDS_OF_A_BOOK = 3_000
+
+
+def words(page: Path) -> int:
+    return len(_WORD.findall(page.read_text(encoding="utf-8")))
+
+
+def test_documentation_is_at_most_80_000_words() -> None:
+    pages = [page for page in PAGES if page.parent != ROOT]
+    assert sum(words(page) for page in pages) <= MAX_WORDS
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_book_is_short(name: str) -> None:
+    assert words(DOCS / f"how-to/{name}.md") <= MAX_WORDS_OF_A_BOOK
+
+
+def test_readme_and_home_page_open_alike() -> None:
+    openings = [
+        re.sub(r"\]\([^)]*\)", "]", page.read_text(encoding="utf-8")).partition("pip install")[0]
+        for page in (ROOT / "README.md", DOCS / "index.md")
+    ]
+    assert openings[0] == openings[1]
+    assert "kill -9" in openings[0]
+
+
 def test_pictures_are_well_formed_with_title_description_and_dark_mode() -> None:
     for picture in (DOCS / "images").glob("*.svg"):
         root = ET.parse(picture).getroot()

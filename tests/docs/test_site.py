@@ -1,5 +1,6 @@
 """The documentation site builds strictly, and loads nothing from other hosts."""
 
+import json
 import os
 import re
 import subprocess
@@ -71,6 +72,14 @@ def test_operations_of_the_outbox_are_linked_to_their_signatures(site: Path) -> 
     outbox = (site / "reference/outbox.html").read_text(encoding="utf-8")
     for name in ("enqueue", "entries", "claim_some", "retry_all", "check_integrity"):
         assert f'href="api/outbox.html#onceward_outbox.OutboxQueue.{name}"' in outbox
+
+
+def test_search_ranks_guides_before_signatures(site: Path) -> None:
+    index = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))
+    boosts = {entry["location"].partition("#")[0]: entry.get("boost", 1) for entry in index["docs"]}
+    guides = {boosts[f"how-to/{name}.html"] for name in ("guard-a-fastapi-app", "jobs", "operate")}
+    signatures = {boost for page, boost in boosts.items() if page.startswith("reference/api/")}
+    assert min(guides) > 1 > max(signatures)
 
 
 class _Resources(HTMLParser):
