@@ -16,7 +16,7 @@ refused their messages, or has delivered them to a connection that broke.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, TypedDict, Unpack
 from uuid import UUID
 
@@ -168,14 +168,19 @@ class JetStreamEngine:
     # -- fetching ---------------------------------------------------------------------------------
 
     async def take(
-        self, limit: int, wait_seconds: float, *, alone: bool = True
+        self,
+        limit: int,
+        wait_seconds: float,
+        *,
+        alone: bool = True,
+        skipped: Collection[str] = (),
     ) -> Sequence[Delivery]:
         """Wait for messages and lease the jobs they name. May return none before the time is up.
 
         While the broker is silent, lease due jobs of the table.
         """
         if self._broker.is_silent:
-            deliveries = await self._table.take(limit, wait_seconds, alone=alone)
+            deliveries = await self._table.take(limit, wait_seconds, alone=alone, skipped=skipped)
             self._metrics.jobs_bypassed_broker(len(deliveries))
             return deliveries
         named: list[tuple[Message, tuple[str, str]]] = []

@@ -1,6 +1,6 @@
 """Protocols implemented by adapters, and the values they exchange."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
@@ -506,11 +506,17 @@ class Engine(Protocol):
         """Disconnect. Idempotent."""
 
     async def take(
-        self, limit: int, wait_seconds: float, *, alone: bool = True
+        self,
+        limit: int,
+        wait_seconds: float,
+        *,
+        alone: bool = True,
+        skipped: Collection[str] = (),
     ) -> Sequence[Delivery]:
         """Lease up to ``limit`` jobs, waiting for the first; may return none.
 
-        ``alone``: the worker runs no other job. It is recorded with the lease.
+        ``alone``: the worker runs no other job. It is recorded with the lease. Jobs of the
+        ``skipped`` queues are not leased, as far as the engine can choose.
         """
 
     async def renew(self, deliveries: Sequence[Delivery]) -> set[tuple[str, str]]:

@@ -307,6 +307,35 @@ async def test_no_more_jobs_run_at_once_than_concurrency_allows(lab: JobsLab) ->
     assert most == 3, "at most three, and three where there is enough to do"
 
 
+async def test_jobs_of_one_queue_that_hang_do_not_delay_other_queues(lab: JobsLab) -> None:
+    ended, began = asyncio.Event(), asyncio.Event()
+    hanging = 0
+
+    @lab.jobs.handler("hang", queue="receivers")
+    async def hang(_job: JobContext) -> None:
+        nonlocal hanging
+        hanging += 1
+        await ended.wait()
+
+    @lab.jobs.handler("quick")
+    async def quick(_job: JobContext) -> None:
+        began.set()
+
+    for n in range(20):
+        await lab.enqueue("hang", n, queue="receivers")
+    await lab.start_worker(concurrency=4)
+    async with asyncio.timeout(5):
+        while hanging < 3:
+            await asyncio.sleep(0.01)
+    await lab.enqueue("quick", 1)
+    async with asyncio.timeout(3):
+        await began.wait()
+    assert hanging == 3
+    ended.set()
+    await lab.until_idle()
+    assert hanging == 20
+
+
 async def test_stop_finishes_running_jobs_and_fetches_no_more(lab: JobsLab) -> None:
     gate = Gate(lab)
     worker = await lab.start_worker(concurrency=2)

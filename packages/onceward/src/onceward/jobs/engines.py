@@ -9,7 +9,7 @@ point in its ``pyproject.toml``::
 The object is called with the broker's URL and returns an ``EngineMaker`` for ``Worker``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Final
 
@@ -56,18 +56,24 @@ class SqlEngine:
         await self._notifier.close()
 
     async def take(
-        self, limit: int, wait_seconds: float, *, alone: bool = True
+        self,
+        limit: int,
+        wait_seconds: float,
+        *,
+        alone: bool = True,
+        skipped: Collection[str] = (),
     ) -> Sequence[Delivery]:
         """Lease due jobs. If there are none, wait for a notification or the next due time.
 
         Returns an empty list after the wait; the worker calls again.
         """
-        jobs = await self._claim(limit, alone=alone)
+        queues = [queue for queue in self._queues if queue not in skipped]
+        jobs = await self._claim(queues, limit, alone=alone)
         if jobs or wait_seconds <= 0:
             return jobs
-        due_in = await self._job_store.due_in(self._queues)
+        due_in = await self._job_store.due_in(queues)
         if due_in == 0:  # became due just now, or another worker has locked the row
-            jobs = await self._claim(limit, alone=alone)
+            jobs = await self._claim(queues, limit, alone=alone)
             if jobs:
                 return jobs
             due_in = None
@@ -94,9 +100,9 @@ class SqlEngine:
         """Make a waiting ``take`` return."""
         self._notifier.notify()
 
-    async def _claim(self, limit: int, *, alone: bool) -> list[Delivery]:
+    async def _claim(self, queues: Sequence[str], limit: int, *, alone: bool) -> list[Delivery]:
         jobs = await self._job_store.claim(
-            self._queues,
+            queues,
             worker=self._worker,
             limit=limit,
             lease_seconds=self._lease_seconds,

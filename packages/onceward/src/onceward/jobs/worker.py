@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -174,6 +175,8 @@ class Worker:
         self._isolation = asyncio.Lock()
         self._marking: set[asyncio.Task[None]] = set()
         self._slot_freed = asyncio.Event()
+        # At the last fetch.
+        self._full_queues: frozenset[str] = frozenset()
         self._is_stopping = False
         self._is_releasing = False
         self._hurried = asyncio.Event()
@@ -289,8 +292,10 @@ class Worker:
                 continue
             try:
                 alone = not self._executors
+                most, full = self._queue_shares()
+                skipped: dict[str, Any] = {"skipped": full} if full else {}
                 deliveries = await self.engine.take(
-                    min(free, batch), self._poll_seconds, alone=alone
+                    min(free, batch, most), self._poll_seconds, alone=alone, **skipped
                 )
             except StoreError as error:
                 _log.warning("jobs cannot be fetched, trying again: %s", error)
@@ -314,6 +319,20 @@ class Worker:
             return 0
         completing = min(self._completing, self._concurrency)
         return self._concurrency - len(self._executors) + completing
+
+    def _queue_shares(self) -> tuple[int, list[str]]:
+        """Return how many jobs any queue may still have here, and the queues that have theirs.
+
+        A quarter of the slots is left to other queues, whatever the jobs of one of them wait for.
+        """
+        share = self._concurrency - max(1, self._concurrency // 4)
+        if len(self.queues) == 1 or share < 1:
+            return self._concurrency, []
+        running = Counter(executor.job.queue for executor in self._executors.values())
+        full = [queue for queue, count in running.items() if count >= share]
+        most = max((count for count in running.values() if count < share), default=0)
+        self._full_queues = frozenset(full)
+        return share - most, full
 
     def _execute(self, delivery: Delivery) -> JobExecutor:
         executor = JobExecutor(self._config, delivery)
@@ -368,8 +387,12 @@ class Worker:
             _log.warning("jobs cannot be marked as running beside others: %s", error)
 
     def _executed(self, task: asyncio.Task[None]) -> None:
-        self._suspects.discard(self._executors.pop(task))
+        executor = self._executors.pop(task)
+        self._suspects.discard(executor)
         self._slot_freed.set()
+        if executor.job.queue in self._full_queues:  # the fetch loop waits for other queues only
+            self._full_queues = frozenset()
+            self.engine.wake()
         if not task.cancelled() and task.exception() is not None:
             _log.error("a job was aborted; its lease will expire", exc_info=task.exception())
 
