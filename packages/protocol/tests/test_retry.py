@@ -10,6 +10,7 @@ from onceward_protocol.errors import ConfigurationError
 from onceward_protocol.retry import (
     CLIENT,
     DEVICE,
+    PATIENT,
     QUEUE,
     WORKER,
     Jitter,
@@ -21,7 +22,7 @@ from onceward_protocol.retry import (
 
 NOW = datetime(1994, 11, 6, 8, 49, 7, tzinfo=UTC)
 ALMOST_ONE = 1 - 2**-53
-PRESETS = [DEVICE, QUEUE, CLIENT, WORKER]
+PRESETS = [DEVICE, QUEUE, CLIENT, WORKER, PATIENT]
 chances = st.floats(0, 1, exclude_max=True)
 
 
@@ -219,3 +220,12 @@ def test_very_long_retry_after_can_be_added_to_a_date(value):
 def test_retry_after_of_any_text_is_seconds_or_none(text):
     seconds = parse_retry_after(text, NOW)
     assert seconds is None or seconds >= 0
+
+
+def test_patient_delays_grow_by_4_to_an_hour_over_twelve_attempts():
+    delays = [PATIENT.delay_seconds(attempt, random=0) for attempt in range(1, 12)]
+    assert delays == [1, 4, 16, 64, 256, 1024, *[3600] * 5]
+    assert not PATIENT.gives_up_after(11)
+    assert PATIENT.gives_up_after(12)
+    assert PATIENT.delay_seconds(2, random=0.999) < 6
+    assert PATIENT.delay_seconds(9, random=0.999) == 3600

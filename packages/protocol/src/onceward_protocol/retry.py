@@ -12,6 +12,7 @@ from onceward_protocol.errors import ConfigurationError
 __all__ = [
     "CLIENT",
     "DEVICE",
+    "PATIENT",
     "QUEUE",
     "WORKER",
     "Jitter",
@@ -147,6 +148,16 @@ WORKER = RetryPolicy(
     first_seconds=1, ceiling_seconds=300, jitter=Jitter.UP_TO, jitter_fraction=0.5, attempts=5
 )
 """Five attempts, then a dead letter."""
+
+PATIENT = RetryPolicy(
+    first_seconds=1,
+    factor=4.0,
+    ceiling_seconds=3600,
+    jitter=Jitter.UP_TO,
+    jitter_fraction=0.5,
+    attempts=12,
+)
+"""Twelve attempts over five hours and more, then a dead letter. Nobody waits."""
 
 
 def is_transient(status: int | None) -> bool:

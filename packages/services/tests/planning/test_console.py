@@ -53,6 +53,26 @@ async def test_delivery_is_found_with_its_attempts_and_sent_again(hook: Hooked) 
     )
 
 
+async def test_page_of_a_delivery_tells_tried_from_sent(hook: Hooked) -> None:
+    await hook.register()
+    hook.receiver.responses = [503]
+    await hook.assign("bob")
+    boss = await signed_in(hook, "boss", "admin")
+    (path,) = links(await boss.get("webhooks"), "webhooks/")
+    (delivery,) = links(await boss.get(path), "webhooks/[^?]*/deliveries/")
+    waiting = (await boss.get(delivery)).text
+    assert "not yet" in waiting
+    assert "Last response" not in waiting
+    await hook.attempt_once()
+    tried = (await boss.get(delivery)).text
+    assert re.search(r"Tried</dt>\s*<dd[^>]*>\s*1 time", tried), tried
+    assert "Next attempt" in tried
+    assert re.search(r"Last response</dt>\s*<dd[^>]*>\s*503", tried)
+    assert "Sent" not in tried
+    await hook.work()
+    assert "Next attempt" not in (await boss.get(delivery)).text
+
+
 async def test_webhooks_are_listed_once_page_by_page(
     hook: Hooked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -71,6 +71,20 @@ class Hooked:
         finally:
             await worker.stop()
 
+    async def attempt_once(self) -> None:
+        """Run what is due or waits for a retry once."""
+        onceward = self.planning.onceward
+        await onceward.store.write(
+            onceward.store.table_names.render(
+                "UPDATE onceward_jobs SET visible_at = run_at WHERE state = 'waiting'"
+                " AND attempts > 0 AND worker IS NULL RETURNING id"
+            )
+        )
+        worker = onceward.worker(queues=[QUEUE])
+        await worker.start()
+        await worker.until_idle()
+        await worker.stop()
+
     async def deliveries(self, webhook: Any, query: str = "") -> list[Any]:
         page = await self.admin.read(f"{PATH}/{webhook['id']}/deliveries{query}")
         return list(page["items"])
@@ -319,14 +333,14 @@ async def test_a_receiver_that_is_down_for_all_attempts_gets_it_when_it_is_sent_
     hook: Hooked,
 ) -> None:
     webhook = await hook.register()
-    hook.receiver.responses = [503, b"", 429, 500, 503]
+    hook.receiver.responses = [503, b"", 429, 500, *[503] * 8]
     await hook.assign("bob")
     await hook.work()
     (delivery,) = await hook.deliveries(webhook)
-    assert (delivery["state"], delivery["attempts"]) == ("failed", 5)
+    assert (delivery["state"], delivery["attempts"]) == ("failed", 12)
     assert delivery["detail"] == "the response was 503"
     detail = await hook.detail(delivery)
-    assert [each["status"] for each in detail["attempt_log"]] == [503, None, 429, 500, 503]
+    assert [each["status"] for each in detail["attempt_log"]] == [503, None, 429, 500, *[503] * 8]
     assert {each["outcome"] for each in detail["attempt_log"]} == {"unavailable"}
     (dead,) = await hook.planning.rows("SELECT type, tenant FROM onceward_dead_letters")
     assert (dead["type"], dead["tenant"]) == (DELIVER, "org:acme")
@@ -335,19 +349,39 @@ async def test_a_receiver_that_is_down_for_all_attempts_gets_it_when_it_is_sent_
     # Admins who act at the same time send it once.
     responses = await asyncio.gather(*(hook.admin.post(path, None) for _ in range(4)))
     assert {r.status_code for r in responses} == {202}
-    assert {(r.json()["state"], r.json()["attempts"]) for r in responses} == {("waiting", 5)}
+    assert {(r.json()["state"], r.json()["attempts"]) for r in responses} == {("waiting", 12)}
     await hook.work()
     (sent,) = await hook.deliveries(webhook)
-    assert (sent["id"], sent["state"], sent["attempts"]) == (delivery["id"], "delivered", 6)
+    assert (sent["id"], sent["state"], sent["attempts"]) == (delivery["id"], "delivered", 13)
     assert {r.headers["webhook-id"] for r in hook.receiver.received} == {delivery["id"]}
     assert len({r.body for r in hook.receiver.received}) == 1
-    assert len(hook.receiver.received) == 6
+    assert len(hook.receiver.received) == 13
     assert (await hook.webhook(webhook))["failing_since"] is None
     # One that was delivered can be sent again too.
     ok_again = await hook.admin.post(path, None)
     assert ok_again.status_code == 202
     await hook.work()
-    assert len(hook.receiver.received) == 7
+    assert len(hook.receiver.received) == 14
+
+
+async def test_attempts_at_a_receiver_that_is_down_go_on_for_hours(hook: Hooked) -> None:
+    webhook = await hook.register()
+    hook.receiver.responses = [503] * 12
+    await hook.assign("bob")
+    waits = []
+    for attempt in range(1, 12):
+        started = datetime.now(UTC)
+        await hook.attempt_once()
+        (delivery,) = await hook.deliveries(webhook)
+        assert (delivery["state"], delivery["attempts"]) == ("waiting", attempt)
+        due = datetime.fromisoformat((await hook.detail(delivery))["next_attempt_at"])
+        waits.append((due - started).total_seconds())
+    assert 5 * 3600 < sum(waits) < 9 * 3600
+    assert max(waits) < 3700
+    await hook.attempt_once()
+    (delivery,) = await hook.deliveries(webhook)
+    assert (delivery["state"], delivery["attempts"]) == ("failed", 12)
+    assert (await hook.detail(delivery))["next_attempt_at"] is None
 
 
 async def test_a_webhook_that_is_gone_for_long_is_disabled_with_a_reason(hook: Hooked) -> None:
@@ -416,12 +450,12 @@ async def test_a_receiver_that_hangs_is_cut_off_and_tried_again(
 ) -> None:
     opened = opener(serve, sqlite_url, monkeypatch)
     async with hooked(opened, webhook_timeout_seconds=0.05) as hook:
-        hook.receiver.responses = [None] * 5
+        hook.receiver.responses = [None] * 12
         webhook = await hook.register()
         await hook.assign("bob")
         await hook.work()
         (delivery,) = await hook.deliveries(webhook)
-        assert (delivery["state"], delivery["attempts"]) == ("failed", 5)
+        assert (delivery["state"], delivery["attempts"]) == ("failed", 12)
         assert delivery["detail"] == "no response within 0.05 seconds"
 
 

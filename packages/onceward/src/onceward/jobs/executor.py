@@ -300,11 +300,13 @@ class JobExecutor:
     ) -> Result:
         """Schedule a retry after at least ``floor`` seconds; dead-letter after the last attempt."""
         config, job = self._config, self.job
-        if WORKER.gives_up_after(job.attempt, max_attempts=job.max_attempts):
+        registration = config.registry.find(job.type)
+        policy = WORKER if registration is None else registration.retry
+        if policy.gives_up_after(job.attempt, max_attempts=job.max_attempts):
             return await self._dead_letter(reason, error, cause=cause)
         await self._roll_back()
         await self._reach("job_before_retry")
-        delay = WORKER.delay_seconds(
+        delay = policy.delay_seconds(
             job.attempt,
             random=random.random(),  # noqa: S311 - spreads retries, protects nothing
             retry_after_seconds=min(floor, MAX_SECONDS),

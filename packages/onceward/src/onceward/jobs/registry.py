@@ -13,6 +13,7 @@ from onceward.jobs.enqueue import MAX_ATTEMPTS
 from onceward.jobs.job import EnqueueOptions, check_name
 from onceward.jobs.schedule import Daily, Every, Schedule
 from onceward.jobs.sync_handler import SyncJobContext
+from onceward_protocol.retry import WORKER, RetryPolicy
 
 __all__ = ["Handler", "JobRegistry", "Periodic", "Registration"]
 
@@ -37,6 +38,8 @@ class Registration:
     time_limit_seconds: float
     # Attempts after which a job is dead-lettered.
     max_attempts: int
+    # How long a job waits after an attempt that failed.
+    retry: RetryPolicy
     # Exceptions that dead-letter a job at once.
     never_retry: tuple[type[Exception], ...]
     # False for a plain function.
@@ -79,13 +82,15 @@ class JobRegistry:
         *,
         queue: str = "default",
         time_limit_seconds: float = _TIME_LIMIT_SECONDS,
-        max_attempts: int = 5,
+        max_attempts: int | None = None,
+        retry: RetryPolicy = WORKER,
         never_retry: tuple[type[Exception], ...] = (),
     ) -> Callable[[HandlerT], HandlerT]:
         """Register a handler for a type of job.
 
         A coroutine function runs on the event loop and gets a ``JobContext``. A plain function
-        runs in a thread and gets a ``SyncJobContext``, which needs no ``await``. Errors of the
+        runs in a thread and gets a ``SyncJobContext``, which needs no ``await``. ``retry`` has the
+        delays, and the number of attempts unless ``max_attempts`` is given. Errors of the
         types in ``never_retry`` dead-letter the job at once, as ``NonRetryableError`` does. Raises
         ``ConfigurationError`` for a second handler of a type, and for what cannot be one.
         """
@@ -97,7 +102,8 @@ class JobRegistry:
         check_name(queue, "queue")
         if not time_limit_seconds > 0:
             raise ConfigurationError(f"{job_type}: time_limit_seconds must be above 0")
-        if not 1 <= max_attempts <= MAX_ATTEMPTS:
+        attempts = retry.attempts if max_attempts is None else max_attempts
+        if attempts is None or not 1 <= attempts <= MAX_ATTEMPTS:
             raise ConfigurationError(f"{job_type}: max_attempts must be from 1 to {MAX_ATTEMPTS}")
 
         def register(handler: HandlerT) -> HandlerT:
@@ -105,7 +111,14 @@ class JobRegistry:
             if job_type in self._registrations:
                 raise ConfigurationError(f"jobs of type {job_type} already have a handler")
             self._registrations[job_type] = Registration(
-                job_type, handler, queue, time_limit_seconds, max_attempts, never_retry, is_async
+                job_type=job_type,
+                handler=handler,
+                queue=queue,
+                time_limit_seconds=time_limit_seconds,
+                max_attempts=attempts,
+                retry=retry,
+                never_retry=never_retry,
+                is_async=is_async,
             )
             self._queues.add(queue)
             return handler

@@ -24,7 +24,7 @@ from onceward_operator.console import (
 )
 from onceward_protocol.storage.sql_files import Queries
 from onceward_services.planning.repository import is_id
-from onceward_services.planning.webhook_delivery import send_again, webhook_sql
+from onceward_services.planning.webhook_delivery import next_attempt_at, send_again, webhook_sql
 from onceward_services.settings import Settings
 
 __all__ = ["pages"]
@@ -108,13 +108,16 @@ class _WebhookPages:
         values = {"tenant": tenant, "delivery_id": about["id"], "limit": _ATTEMPTS}
         attempts = await request.store.read(webhook_sql("list_attempts"), values)
         body: str = rows[0]["body"]
+        log = [_times(row) for row in attempts]
         return Shown(
             "delivery.html",
             {
                 "webhook": webhook,
                 "delivery": _times(rows[0]),
                 "organization": tenant,
-                "attempts": [_times(row) for row in attempts],
+                "attempts": log,
+                "next_attempt_at": await next_attempt_at(request.store, tenant, rows[0]),
+                "last_response": next((row for row in reversed(log) if row["status"]), None),
                 "body": _pretty(body) if request.operator.sees_payloads else None,
                 "body_size": len(body.encode()),
             },

@@ -11,6 +11,7 @@ from onceward import Onceward
 from onceward.jobs.context import JobContext
 from onceward.ports import Row
 from onceward_protocol.ids import new_id
+from onceward_protocol.retry import PATIENT
 from onceward_services.planning.inbox import Inbox, NotificationKind, add_notification
 from onceward_services.planning.repository import find, sql
 from onceward_services.planning.webhook_delivery import (
@@ -100,9 +101,9 @@ def register(onceward: Onceward, settings: Settings) -> None:
             failing=timedelta(hours=settings.planning_webhook_failing_hours),
         ),
     )
-    onceward.jobs.handler(DELIVER, queue=WEBHOOK_QUEUE, time_limit_seconds=_DELIVER_SECONDS)(
-        deliveries.run
-    )
+    onceward.jobs.handler(
+        DELIVER, queue=WEBHOOK_QUEUE, time_limit_seconds=_DELIVER_SECONDS, retry=PATIENT
+    )(deliveries.run)
 
     @onceward.jobs.handler(COUNT, queue=QUEUE, time_limit_seconds=120)
     async def count(job: JobContext) -> None:

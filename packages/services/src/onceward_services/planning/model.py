@@ -412,6 +412,10 @@ class AttemptView(BaseModel):
 class DeliveryDetail(DeliveryView):
     """A message to a webhook, with its attempts."""
 
+    next_attempt_at: datetime | None = Field(
+        description="When it is tried next; null if it has ended, is tried now, or is behind "
+        "another delivery."
+    )
     message: dict[str, Any] = Field(description="The body of the request.")
     attempt_log: list[AttemptView] = Field(description="The last 100, oldest first.")
 

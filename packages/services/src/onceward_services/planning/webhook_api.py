@@ -33,6 +33,7 @@ from onceward_services.planning.webhook_delivery import (
     DISABLED,
     add_delivery,
     check_enabled,
+    next_attempt_at,
     send_again,
     webhook_sql,
 )
@@ -350,6 +351,7 @@ def _add_reads(api: APIRouter, service: AggregateService, admin: Any) -> None:
         return json_response(
             _delivery_view(row)
             | {
+                "next_attempt_at": await next_attempt_at(store, caller.tenant, row),
                 "message": json.loads(row["body"]),
                 "attempt_log": [row_view(each) for each in attempts],
             }

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from onceward import Transaction
 from onceward.errors import NonRetryableError, NotFoundError, RetryLaterError, ServiceError
+from onceward.jobs.admin import JobAdmin
 from onceward.jobs.context import JobContext
 from onceward.jobs.enqueue import encode_json
+from onceward.jobs.job import job_id, job_key
 from onceward.ports import Clock, Row, Store
 from onceward.stores.sql_loader import load_queries
 from onceward_protocol.ids import new_id
@@ -40,6 +42,7 @@ __all__ = [
     "add_delivery",
     "check_enabled",
     "enqueue_delivery",
+    "next_attempt_at",
     "send_again",
     "webhook_sql",
 ]
@@ -138,6 +141,20 @@ async def send_again(tx: Transaction, enqueue: Enqueue, delivery: Mapping[str, s
     if row is None:
         raise NotFoundError("there is no such delivery")
     await enqueue_delivery(enqueue, row)
+
+
+async def next_attempt_at(store: Store, tenant: str, delivery: Row) -> datetime | None:
+    """Return when a delivery that waits is tried next; None for another, or while it is tried.
+
+    Also None behind another delivery to the same webhook.
+    """
+    if delivery["state"] != "waiting":
+        return None
+    about = f"{delivery['id']}:{delivery['sends']}"
+    job = await JobAdmin(store).find_view(
+        job_id(job_key(tenant, QUEUE, DELIVER, about)), tenant=tenant
+    )
+    return job.due_at if job is not None and job.state == "waiting" else None
 
 
 @dataclass(frozen=True, slots=True)
