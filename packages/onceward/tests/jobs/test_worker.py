@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -135,10 +135,15 @@ class Repeating(SqlEngine):
         self.anonymous.append(self)
 
     async def take(
-        self, limit: int, wait_seconds: float, *, alone: bool = True
+        self,
+        limit: int,
+        wait_seconds: float,
+        *,
+        alone: bool = True,
+        skipped: Collection[str] = (),
     ) -> Sequence[Delivery]:
         if not self.inbox:
-            for delivery in await super().take(limit, wait_seconds, alone=alone):
+            for delivery in await super().take(limit, wait_seconds, alone=alone, skipped=skipped):
                 for engine in self.anonymous:
                     engine.inbox += [delivery] * self.copies
                     engine.notify()
