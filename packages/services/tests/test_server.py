@@ -1,6 +1,8 @@
 """What all services share: error responses, health checks and the OpenAPI document."""
 
+import asyncio
 import logging
+import time
 from typing import Any
 from uuid import uuid4
 
@@ -101,6 +103,56 @@ async def test_a_store_that_is_down_is_503_for_reading_too(serve: Serve, sqlite_
         assert ready.status_code == 503
         assert ready.json() == {"status": "unavailable", "reason": "the store does not respond"}
         assert (await client.get("/healthz")).json() == {"status": "ok"}
+
+
+async def test_reads_and_metrics_ask_the_breaker_of_a_store_that_hangs(
+    serve: Serve, sqlite_url: str
+) -> None:
+    calls: list[str] = []
+    is_hanging = True
+
+    async def hang(*arguments: Any) -> Any:
+        calls.append(str(arguments[:1]))
+        if not is_hanging:
+            return []
+        await asyncio.sleep(0.2)
+        raise StoreUnavailableError("no response within 0.2 seconds")
+
+    def break_it(app: FastAPI) -> None:
+        store: Any = app.state.onceward.store
+        store.read = hang
+
+    async with serve(sqlite_url, prepare=break_it) as client:
+        for _ in range(5):
+            assert (await client.get(f"{PATH}/{uuid4()}")).status_code == 503
+        before = len(calls)
+        began = time.monotonic()
+        for path in (f"{PATH}/{uuid4()}", "/api/v1/contacts", "/tree/state", "/metrics"):
+            response = await client.get(path)
+            assert response.status_code == (200 if path == "/metrics" else 503), path
+            assert ("retry-after" in response.headers) == (path != "/metrics")
+        assert time.monotonic() - began < 0.2
+        assert len(calls) == before
+        is_hanging = False
+        await asyncio.sleep(1.1)
+        assert (await client.get(f"{PATH}/{uuid4()}")).status_code == 404
+        assert len(calls) > before
+
+
+async def test_metrics_of_a_store_that_hangs_respond_within_3_seconds(
+    serve: Serve, sqlite_url: str
+) -> None:
+    async def hang(*_args: object) -> Any:
+        await asyncio.sleep(60)
+
+    def break_it(app: FastAPI) -> None:
+        store: Any = app.state.onceward.store
+        store.read = hang
+
+    async with serve(sqlite_url, prepare=break_it) as client:
+        began = time.monotonic()
+        assert (await client.get("/metrics")).status_code == 200
+        assert time.monotonic() - began < 3
 
 
 @pytest.mark.parametrize("where", ["claim", "transaction", "read"])

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -12,6 +12,7 @@ from onceward import Onceward
 from onceward.errors import StoreError
 from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import Metrics
+from onceward.stores.breaker import BreakerState
 
 __all__ = ["Reporter", "router"]
 
@@ -71,6 +72,15 @@ def router(
 
     if isinstance(metrics, PrometheusMetrics):
 
+        async def read_gauges() -> None:
+            """Read what is in the store, at the same time: scrapers do not wait for long."""
+            age = {"max_age_seconds": _DEPTHS_SECONDS}
+            reads: list[Awaitable[Any]] = [onceward.runtime.depths.report(**age)]
+            reads += [reporter.report(**age) for reporter in reporters]
+            if onceward.store.knows_durability:
+                reads.append(onceward.store.read_durability())
+            await asyncio.gather(*reads)
+
         @api.get(
             "/metrics",
             summary="Prometheus metrics",
@@ -78,12 +88,9 @@ def router(
             responses={200: {"content": {"text/plain": {}}}},
         )
         async def show_metrics() -> Response:
-            await onceward.runtime.depths.report(max_age_seconds=_DEPTHS_SECONDS)
-            if onceward.store.knows_durability:
+            if onceward.runtime.idempotency.breaker.state is BreakerState.CLOSED:
                 with suppress(StoreError, TimeoutError):  # the gauges keep their values
-                    await asyncio.wait_for(onceward.store.read_durability(), _STORE_TIMEOUT_SECONDS)
-            for reporter in reporters:
-                await reporter.report(max_age_seconds=_DEPTHS_SECONDS)
+                    await asyncio.wait_for(read_gauges(), _STORE_TIMEOUT_SECONDS)
             body, content_type = metrics.exposition()
             return Response(body, headers={"content-type": content_type})
 

@@ -83,7 +83,11 @@ class LargeBodyRoute(APIRoute):
 
         async def handle_request(request: Request) -> Response:
             if request.method in SAFE_METHODS:  # without a body; it may be a stream of events
-                return await handle(request)
+                onceward: Onceward = request.app.state.onceward
+                response: Response = await onceward.runtime.idempotency.call_store(
+                    None, handle(request)
+                )
+                return response
             request = self.request_class(request.scope, request.receive)
             if len(await request.body()) <= LARGE_BODY_BYTES:
                 return await handle(request)

@@ -713,8 +713,11 @@ class Idempotency:
 
     # -- the store -------------------------------------------------------------------------
 
-    async def call_store(self, operation: str, work: Awaitable[Any]) -> Any:
-        """Await a call of the store. Raises ``StoreUnavailableError`` if the breaker is open."""
+    async def call_store(self, operation: str | None, work: Awaitable[Any]) -> Any:
+        """Await a call of the store. Raises ``StoreUnavailableError`` if the breaker is open.
+
+        ``operation`` is None for work whose time is not only the store's, such as a read request.
+        """
         breaker, started = self.breaker, 0.0
         if self._store_clock.is_wrong:
             self._check_clock(work)
@@ -745,7 +748,7 @@ class Idempotency:
         if breaker.failures:
             breaker.succeeded()
             self._report_breaker()
-        if self._times_store:
+        if self._times_store and operation is not None:
             self.reports.metrics.store_time(operation, self.clock.monotonic() - started)
         return result
 
