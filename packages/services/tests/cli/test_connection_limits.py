@@ -13,6 +13,13 @@ from onceward_services.cli.connection_limits import ConnectionLimits, raise_file
 
 
 async def respond(scope: Any, _receive: Any, send: Any) -> None:
+    if scope["path"] == "/trailers":
+        await _receive()
+        await asyncio.sleep(0.1)
+    if any(name == b"authorization" for name, _ in scope["headers"]):
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        return
     while scope["path"] == "/read" and (await _receive()).get("more_body"):
         pass
     if scope["path"] == "/slow":
@@ -140,6 +147,17 @@ async def test_a_body_above_the_limit_is_413_on_any_path() -> None:
         await asyncio.sleep(0.05)
         served.write(b"x" * 1100)
         assert (await asyncio.wait_for(reader.read(), 3)).startswith(b"HTTP/1.1 413")
+
+
+async def test_trailers_of_a_chunked_body_are_no_headers() -> None:
+    async with serving(most=9) as served:
+        reader = await served.connect(
+            b"POST /trailers HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+        )
+        await asyncio.sleep(0.05)
+        served.write(b"0\r\nAuthorization: Bearer x\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 200")
 
 
 async def test_connections_of_one_address_are_bounded() -> None:

@@ -141,6 +141,11 @@ class ConnectionLimits:
                 elif self._head_timer is None:
                     self._expect_head()
 
+            def on_headers_complete(self) -> None:
+                super().on_headers_complete()
+                # The head ends here: httptools adds the trailers of the body to this list.
+                self.headers = []
+
             def _expect_head(self) -> None:
                 self._head_timer = self.loop.call_later(limits.head_seconds, self._head_is_late)
 
