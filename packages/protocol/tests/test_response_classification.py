@@ -123,7 +123,13 @@ def test_401_is_about_an_attestation_only_with_a_code_that_says_so() -> None:
     assert classify(401, None, entry(), codes) == SignInNeeded()
 
 
-@pytest.mark.parametrize("status", [200, 201, 204, 403, 404, 407, 410])
+@pytest.mark.parametrize(
+    "status",
+    [
+        *(200, 201, 204, 400, 403, 404, 405, 407, 409, 410, 411, 412, 413, 414, 415, 421, 422),
+        *(426, 428, 431, 451),
+    ],
+)
 def test_a_response_of_another_than_the_service_leaves_the_outcome_unknown(status: int) -> None:
     for operation in Operation:
         assert classify(status, None, entry(operation), recognised=False) == NotTheService()
@@ -132,14 +138,14 @@ def test_a_response_of_another_than_the_service_leaves_the_outcome_unknown(statu
 @pytest.mark.parametrize(
     ("status", "verdict"),
     [
-        # A gateway that refuses the request as it is does so again each time.
-        *((status, Refused()) for status in (400, 405, 411, 413, 414, 415, 431)),
         (401, SignInNeeded()),
         (302, Misdirected()),
         (502, UNKNOWN),
     ],
 )
-def test_a_gateway_may_refuse_a_request_for_good(status: int, verdict: Verdict) -> None:
+def test_a_response_of_another_than_the_service_may_be_about_the_token_or_an_outage(
+    status: int, verdict: Verdict
+) -> None:
     assert classify(status, None, entry(), recognised=False) == verdict
 
 

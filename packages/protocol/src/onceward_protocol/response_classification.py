@@ -10,7 +10,7 @@
 401                                     ``AttestationNeeded`` if the profile has its code as
                                         that, else ``SignInNeeded``
 408, 425, 429, 5xx                      ``TryLater``
-2xx, 403, 404, 407, 410 of another      ``NotTheService``: a captive portal, a proxy, a gateway
+any other status below, of another      ``NotTheService``: a captive portal, a proxy, a gateway
 3xx                                     ``Misdirected``: never followed
 everything else                         ``Refused``
 no response                             ``TryLater``, and the outcome is unknown
@@ -160,9 +160,6 @@ BY_CODE: Final[Mapping[str, Verdict]] = MappingProxyType(
 """409 and 422, by the code of the protocol. A profile adds the codes of its API."""
 
 _GONE: Final = frozenset({404, 410})
-# What others than the service say instead of it. Not 400, 405, 413 and the like: a gateway that
-# refuses the request itself does so again each time.
-_SAID_BY_OTHERS: Final = frozenset({403, 404, 407, 410})
 _OUTAGES: Final = frozenset({429, 502, 503, 504})
 _NOT_ABOUT_THE_ENTRY: Final = frozenset({UNREACHABLE, UNRECOGNISED, SILENT})
 _UNAUTHORIZED: Final = 401
@@ -191,14 +188,13 @@ def classify(  # noqa: PLR0911 - the table
         # Also for 425 and 429, which reject this copy of the request before it runs. They are not
         # recorded under the key, so a copy that a proxy has sent may still happen.
         return TryLater(outcome_unknown=True)
-    is_success = 200 <= status < 300  # noqa: PLR2004
-    if not recognised and (is_success or status in _SAID_BY_OTHERS):
-        return NotTheService()
     match status:
-        case _ if is_success:
-            return Done()
         case _ if 300 <= status < 400:  # noqa: PLR2004
             return Misdirected()
+        case _ if not recognised and status != _UNAUTHORIZED:  # which fails no entry
+            return NotTheService()
+        case _ if 200 <= status < 300:  # noqa: PLR2004
+            return Done()
         case 401:
             known = codes.get(code or "")
             return known if isinstance(known, AttestationNeeded) else SignInNeeded()
