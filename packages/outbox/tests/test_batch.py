@@ -401,6 +401,17 @@ def test_items_that_meet_an_outage_wait_for_the_hold_and_no_longer(device: Devic
     assert max(delays) < timedelta(seconds=70)  # Retry-After, and a little
 
 
+def test_conflict_is_not_read_while_a_later_item_says_that_the_server_is_down(
+    device: Device,
+) -> None:
+    edited = device.add("patch", "contacts", "/7", payload={"phone": "1"}, base_version='"1"')
+    device.add("create", "activities", payload={"title": "x"})
+    device.drain(lambda _request, _send: results(409, 503), token="token")
+    assert [request.target for request in device.requests] == ["/batch"]
+    waiting = device.queue.get(edited.id)
+    assert (waiting.status, waiting.outcome_unknown) == ("pending", True)
+
+
 def test_endpoint_that_is_not_there_is_tried_again_after_an_hour() -> None:
     clock = PocketClock()
     batches = Batches(QueueSettings(), clock.monotonic)

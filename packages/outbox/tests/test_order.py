@@ -3,6 +3,7 @@
 import pytest
 
 from onceward_outbox import Entry, OutboxQueue, Resolution, Status
+from onceward_outbox.entry import Reason
 from packages.outbox.tests.outcomes import fail, record_conflict, retry_later, succeed
 from packages.outbox.tests.queue_harness import ENDINGS, Lab, local, new, walk
 
@@ -279,3 +280,14 @@ def test_an_api_version_in_the_path_is_no_entity(lab: Lab) -> None:
         for name in ("alpha", "beta")
     ]
     assert lab.claimable() == ids
+
+
+def test_entry_that_came_back_is_sent_when_the_later_one_ends_in_conflict(lab: Lab) -> None:
+    first, second = lab.add(lane="a"), lab.add(lane="a")
+    lab.queue.park(first.id, reason=Reason.REBUILD, error="set aside")
+    retry_later(lab.queue, lab.claim(), delay_seconds=0, outcome_unknown=True)
+    lab.queue.retry(first.id)
+    later = lab.claim()
+    assert later.entry.id == second.id, "it may have happened"
+    record_conflict(lab.queue, later, theirs={"id": 7}, theirs_version='"3"')
+    assert lab.claim().entry.id == first.id

@@ -15,6 +15,7 @@ from onceward.errors import ConfigurationError
 from onceward_outbox import Event, EventKind, OutboxQueue, Profile, QueueSettings
 from onceward_outbox.backoff import RoundTrips
 from onceward_outbox.drain import Drain
+from onceward_outbox.drain_run import LeaseRenewer
 from onceward_outbox.drain_state import Ended
 from onceward_outbox.entry import NewEntry, Reason, Status
 from onceward_outbox.exchanges import Exchanges
@@ -435,6 +436,36 @@ def test_silent_requests_are_repeated_one_at_a_time_after_a_hold(
     report = drain(queue, user, Parallel(reply), max_seconds=20, retry=LATER)
     assert report.succeeded == 3
     assert repeats["most"] == 1
+
+
+def test_entry_whose_lease_expired_while_it_was_sent_is_sent_once_more(
+    tmp_path: Path, user: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = QueueSettings(lease_seconds=0.3, response_ceiling_seconds=6, batch=False)
+    monkeypatch.setattr(LeaseRenewer, "_renew_all", lambda _: None)
+    path, commits, sends = tmp_path / "leases.db", Counter[str](), Counter[str]()
+    with OutboxQueue.open(path, settings=settings) as queue, OutboxQueue.open(path) as other:
+        queue.add_user(user)
+        queue.enqueue_many([activity(user, str(n), lane=str(n)) for n in range(2)])
+        commit = queue.transaction
+
+        def transaction(**options: Any) -> Any:
+            commits["all"] += 1
+            return commit(**options)
+
+        def reply(request: Request) -> Response | NoResponse:
+            title = title_of(request)
+            sends[title] += 1
+            if sends[title] == 1:
+                time.sleep(0.5)
+                other.watchdog()
+                time.sleep(1)
+            return created(request)
+
+        monkeypatch.setattr(queue, "transaction", transaction)
+        drain(queue, user, Parallel(reply), max_seconds=10)
+        assert {entry.status for entry in queue.entries(user)} == {Status.SUCCEEDED}
+    assert commits["all"] < 50, "it does not wait"
 
 
 def test_a_drain_that_is_over_waits_for_a_silent_request_without_a_loop(

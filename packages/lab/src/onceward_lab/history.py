@@ -113,6 +113,8 @@ class ResponseSeen(msgspec.Struct, frozen=True, kw_only=True):
     data_of: str | None = None
     # Whether the endpoint stores this response and replays it; successes always are.
     stored: bool = True
+    # ``Onceward-Effect``.
+    effect: str | None = None
     # The user action that was sent.
     action: str | None = None
     # The request was served after a restore, and so late that caches must know of it.

@@ -281,6 +281,8 @@ def _conflict(
     record_read(tx, entry, plan.version)
     tx.emit(EventKind.CONFLICT, entry)
     if plan.how is None:
+        if tx.rows("yield_turn_to_earlier", id=entry.id):
+            _pass_turn(tx, entry)
         return entry
     # No person has seen the server's side: later edits are checked against it too.
     rewrite = resolved_request(entry, tx.profiles, plan.how, plan.payload)

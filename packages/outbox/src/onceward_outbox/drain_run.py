@@ -507,17 +507,29 @@ class DrainRun:
     def _abandon_all(self) -> None:
         """Give up what is in flight: its outcome is unknown, and it is sent again."""
         for flight in list(self._in_flight.values()):
-            flight.abandon()
-            self._state.report.count_sends(len(flight.claims))
-            if flight.batch is None:
-                self._end(flight.claimed, self._sender.abandon(flight.claimed))
-            else:
-                self._received.extend(self._sender.abandon_batch(flight.batch).results)
-        self._in_flight.clear()
+            self._abandon(flight)
         for claimed, result in self._received:
             outcome = self._sender.abandon(claimed) if isinstance(result, Response) else result
             self._end(claimed, outcome)
         self._received.clear()
+
+    def _abandon(self, flight: Flight) -> None:
+        del self._in_flight[flight.claimed.entry.id]
+        flight.abandon()
+        self._state.report.count_sends(len(flight.claims))
+        if flight.batch is None:
+            self._end(flight.claimed, self._sender.abandon(flight.claimed))
+        else:
+            self._received.extend(self._sender.abandon_batch(flight.batch).results)
+
+    def _abandon_expired(self, claimed_ids: set[str]) -> None:
+        """Give up requests of entries that are claimed again: their leases have expired.
+
+        That happens after a pause of the process. The new claims count.
+        """
+        for flight in list(self._in_flight.values()):
+            if any(claimed.entry.id in claimed_ids for claimed in flight.claims):
+                self._abandon(flight)
 
     # ------------------------------------------------------------------ commits
 
@@ -571,13 +583,15 @@ class DrainRun:
         again: list[Claimed] = []
         held_paths = self._server.outages.paths()
         self._was_held = bool(held_paths)
-        for claimed in self._queue.claim_some(
+        found = self._queue.claim_some(
             self._user_id,
             wanted,
             in_batch=batch_size > 1,
             skip_profiles=unknown,
             held_paths=held_paths,
-        ):
+        )
+        self._abandon_expired({claimed.entry.id for claimed in found})
+        for claimed in found:
             if self._queue.profiles.find(claimed.entry.profile) is None:
                 # Never sent under the rules of another profile: later claims skip it.
                 self._queue.record(claimed, Released())

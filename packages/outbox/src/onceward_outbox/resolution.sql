@@ -119,6 +119,16 @@ UPDATE offline_sync_queue SET turn = 0
    AND status IN ('pending', 'conflict') AND outcome_unknown = 0
    AND sequence_number > :sequence_number;
 
+-- name: yield_turn_to_earlier
+-- An entry in conflict returns the turn to one that came back while it was sent.
+UPDATE offline_sync_queue AS conflicting SET turn = 0
+ WHERE id = :id AND turn = 1
+   AND EXISTS (SELECT 1 FROM offline_sync_queue AS earlier
+                WHERE earlier.user_id = conflicting.user_id AND earlier.lane = conflicting.lane
+                  AND earlier.status = 'pending'
+                  AND earlier.sequence_number < conflicting.sequence_number)
+RETURNING 1;
+
 -- name: rejoin_lane
 -- At its old position: it is next, unless the first entry of the lane has the turn.
 UPDATE offline_sync_queue AS back

@@ -66,6 +66,7 @@ _SKIPPED: Final = frozenset({"batch.skipped", "BATCH_SKIPPED"})
 _IN_PROGRESS: Final = frozenset({"idempotency.in_progress", "IDEMPOTENCY_IN_PROGRESS"})
 _OK, _BAD_REQUEST, _UNAUTHORIZED, _TOO_LARGE, _SKIPPED_STATUS = 200, 400, 401, 413, 424
 _SERVER_ERROR: Final = 500
+_TO_READ: Final = frozenset({409, 412, 428})
 _MISSING: Final = frozenset({404, 405})
 
 
@@ -388,7 +389,16 @@ class Sender:
         results: list[tuple[Claimed, Response | Outcome]] = []
         seen: set[str] = set()
         has_failure = is_unknown = False
-        for part, send, each in zip(batch.parts, sends, found.responses, strict=False):
+        outage = max((n for n, each in enumerate(found.responses) if is_outage(each)), default=0)
+        for number, (part, send, each) in enumerate(
+            zip(batch.parts, sends, found.responses, strict=False)
+        ):
+            if number < outage and each.status in _TO_READ:
+                why = "the server is down: its side of the conflict is read later"
+                unread = msgspec.structs.replace(_unsent(send, why), outcome_unknown=True)
+                results.append((part.claimed, unread))
+                has_failure = True
+                continue
             if _is_skipped(each):
                 if not has_failure:
                     # There is no reason to skip it: in each further batch it could be skipped

@@ -2,11 +2,13 @@
 
 from typing import Any
 
-from onceward.errors import CommitUnknownError, ServiceError
+from onceward.errors import CommitUnknownError, ServiceError, StoreUnavailableError
 from onceward.guard.chunk import RequestChunk
 from onceward.guard.idempotency import Idempotency
+from onceward.guard.pipeline import Pipeline
 from onceward.stores.replication import ReplicationBarrier
 from onceward_lab.mutations.planting import Replacement, bug
+from onceward_protocol.effect import Effect
 
 
 @bug
@@ -33,6 +35,30 @@ def unknown_commit_reported_as_a_refusal() -> list[Replacement]:
             raise ServiceError(422, "INSUFFICIENT_POINTS", "the commit failed") from None
 
     return [(Idempotency, "_commit", commit)]
+
+
+@bug
+def unknown_commit_said_to_have_no_effect() -> list[Replacement]:
+    right = Pipeline._refuse
+
+    def refuse(self: Any, error: Any, exchange: Any, **options: Any) -> Any:
+        if isinstance(error, StoreUnavailableError):
+            exchange.effect = Effect.NONE
+        return right(self, error, exchange, **options)
+
+    return [(Pipeline, "_refuse", refuse)]
+
+
+@bug
+def unstored_error_said_to_be_stored() -> list[Replacement]:
+    right = Idempotency._conclude_error
+
+    async def conclude_error(self: Any, execution: Any, *args: Any) -> Any:
+        outcome = await right(self, execution, *args)
+        execution.effect = Effect.STORED
+        return outcome
+
+    return [(Idempotency, "_conclude_error", conclude_error)]
 
 
 @bug

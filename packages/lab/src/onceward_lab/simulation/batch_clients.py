@@ -307,7 +307,10 @@ class BatchClient:
         body = result.json()
         is_success = result.status in _OK and isinstance(body, dict)
         # A change of a note that was made again is another request: it has another path.
-        is_remade = item.parent is not None and item.parent.action.id in self._remade
+        # A batch that runs during a restore may have sent the id that was lost.
+        is_remade = item.parent is not None and (
+            item.parent.action.id in self._remade or not self._world.network.is_settled
+        )
         if result.code in _MISMATCH and not is_remade:
             self._world.errors.append(f"{action.id} got {result.code} for its own request")
         if action.id in self._results:

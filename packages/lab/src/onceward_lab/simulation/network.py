@@ -111,6 +111,12 @@ class Network:
         self._restored_at: float | None = None
 
     @property
+    def is_settled(self) -> bool:
+        """False while requests that were served during a restore may still have an effect."""
+        at = self._restored_at
+        return at is None or self._world.loop.time() >= at + SETTLED_SECONDS
+
+    @property
     def are_keys_forgotten(self) -> bool:
         """True once the server may not know keys any more that it has responded to."""
         return bool(self._key_suffix)
@@ -383,6 +389,7 @@ def _to_history(request: Request, response: Response, key_suffix: str) -> Respon
         body=response.body,
         request=request_text.decode(),
         code=response.code,
+        effect=response.headers.get("onceward-effect"),
         action=payload.get("action_id") if isinstance(payload, dict) else None,
         data_of=content.get("owner") if isinstance(content, dict) else None,
         stored=response.status < _ERROR

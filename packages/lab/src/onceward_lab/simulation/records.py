@@ -7,6 +7,7 @@ from typing import Final
 from onceward_lab.history import ResponseSeen
 from onceward_lab.simulation.batches import header_of, parts_of
 from onceward_outbox.transport import Request
+from onceward_protocol.effect import Effect
 
 __all__ = ["RecordCheck"]
 
@@ -45,14 +46,19 @@ class RecordCheck:
         endpoint = _endpoint(request)
         record = self._reader.execute(_SELECT, (seen.tenant, endpoint, key)).fetchone()
         name = seen.action or key
-        must_be_stored = seen.status < _ERROR or (seen.status == _UNPROCESSABLE and seen.stored)
+        must_be_stored = (
+            seen.status < _ERROR
+            or (seen.status == _UNPROCESSABLE and seen.stored)
+            or seen.effect == Effect.STORED
+        )
         if must_be_stored and record != (seen.status, seen.body):
             what = "there is no record" if record is None else f"the record is {record[0]}"
             self.differences.append(f"{name} got {seen.status}, and {what}")
-        if not is_certain or (seen.status != _SKIPPED and seen.status < _SERVER_ERROR):
-            return
         # Otherwise another request may have run it.
         is_only_one = self._deliveries[seen.tenant, key] == 1
+        is_failure = is_certain and (seen.status == _SKIPPED or seen.status >= _SERVER_ERROR)
+        if not is_failure and not (seen.effect == Effect.NONE and is_only_one):
+            return
         if record is not None and (is_only_one or record[0] == seen.status):
             self.left_behind.append(f"{name} got {seen.status}, and has a record")
         elif is_only_one and seen.action is not None and self._has_effect(seen):
