@@ -51,6 +51,24 @@ def soon(action: Callable[[], object]) -> Iterator[None]:
     timer.join()
 
 
+# -- enqueueing ---------------------------------------------------------------------------------
+
+
+def test_enqueue_takes_five_arguments_or_an_entry(outbox: Outbox) -> None:
+    path = "/api/v1/activities"
+    made = outbox.enqueue("ada", "create", "activity", path, {"title": "a"})
+    assert (made.user_id, made.method, made.entity_type) == ("ada", "POST", "activity")
+    assert (made.endpoint, made.payload) == (path, '{"title":"a"}')
+    more = outbox.enqueue("ada", "create", "activity", path, {}, lane="a", max_attempts=3)
+    assert (more.lane, more.max_attempts) == ("a", 3)
+    assert outbox.enqueue(new(payload={"title": "a"})).payload == made.payload
+    assert outbox.enqueue("ada", "delete", "activity", f"{path}/7").payload is None
+    with pytest.raises(TypeError, match="endpoint"):
+        outbox.enqueue("ada", "create", "activity")  # type: ignore[call-overload]
+    with pytest.raises(EntryInvalidError, match="another user_id"):
+        outbox.for_user("bo").enqueue("ada", "create", "activity", path)
+
+
 # -- one user -------------------------------------------------------------------------------------
 
 OF_AN_ENTRY: dict[str, Callable[[Outbox, str], object]] = {

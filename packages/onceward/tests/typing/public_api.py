@@ -48,6 +48,8 @@ def entries() -> None:
 def outbox(outbox: Outbox, queue: OutboxQueue, entry: Entry) -> None:
     Outbox.open("outbox.db", server="https://api.example", idle_seconds=1.0)
     Outbox.open("outbox.db", server="https://api.example", idle_secs=1.0)  # type: ignore[call-arg]
+    assert_type(outbox.enqueue("ada", "create", "note", "/notes", {}, once="a"), Entry)
+    outbox.enqueue("ada", "craete", "note", "/notes")  # type: ignore[call-overload]
     assert_type(outbox.resolve(entry.id, "client_wins"), Entry)
     assert_type(outbox.resolve(entry.id, Resolution.SERVER_WINS), Entry)
     outbox.resolve(entry.id, "ours")  # type: ignore[arg-type]
@@ -61,6 +63,8 @@ def outbox(outbox: Outbox, queue: OutboxQueue, entry: Entry) -> None:
 
 async def async_outbox(outbox: AsyncOutbox, entry: Entry) -> None:
     assert_type(await outbox.resolve(entry.id, "merge", payload={}), Entry)
+    assert_type(await outbox.enqueue("ada", "create", "note", "/notes", {}, lane="a"), Entry)
+    await outbox.enqueue("ada", "craete", "note", "/notes")  # type: ignore[call-overload]
     await outbox.resolve(entry.id, "give up")  # type: ignore[arg-type]
 
 

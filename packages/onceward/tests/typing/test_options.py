@@ -30,6 +30,8 @@ from onceward_outbox import (
     Status,
     StatusName,
 )
+from onceward_outbox.entries import _REQUEST
+from onceward_outbox.entry import EntryOptions
 
 
 def keywords(function: Callable[..., Any]) -> set[str]:
@@ -43,6 +45,7 @@ def keywords(function: Callable[..., Any]) -> set[str]:
         (OutboxOptions, keywords(Outbox)),
         (JetStreamOptions, keywords(JetStreamEngine) - {"worker", "lease_seconds", "url"}),
         (PolicyChanges, {field.name for field in fields(Policy)}),
+        (EntryOptions, {*NewEntry.__struct_fields__} - {*_REQUEST}),
         (RequestOptions, keywords(httpx.Client.build_request)),
         (ClientOptions, keywords(httpx.Client) - {"base_url", "max_redirects"}),
     ],

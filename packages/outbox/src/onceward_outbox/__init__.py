@@ -8,7 +8,7 @@
     Drain          sends what one user's queue holds, when the app calls it
     Outcome        what came of a send, for apps that send themselves
     Profile        the rules of one API: order, retries, codes, request format
-    NewEntry       what to queue; Entry, Attempt and Stats are what comes back
+    NewEntry       what to queue, as a value; Entry, Attempt and Stats are what comes back
     Event          what happened, for a screen or telemetry; EventStream and AsyncEventStream are
                    iterators of them
     HttpTransport  sends requests to the server; Transport is the protocol of another way

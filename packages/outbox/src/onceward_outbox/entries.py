@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Unpack, overload
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -14,6 +14,7 @@ from onceward_outbox.entry import (
     OPEN,
     Attempt,
     Entry,
+    EntryOptions,
     NewEntry,
     Reason,
     ReasonName,
@@ -37,6 +38,10 @@ from onceward_outbox.settings import QueueSettings
 from onceward_outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from onceward_outbox.transaction import Transaction, Transactions, Write
 from onceward_outbox.validation import Draft, check_new
+from onceward_protocol.operation import Operation, OperationName
+
+_REQUEST: Final = ("user_id", "operation", "entity_type", "endpoint", "payload")
+"""The positional arguments of ``enqueue``."""
 
 _BATCH: Final = 500
 """Entries per commit of a decision about many."""
@@ -102,14 +107,38 @@ class Entries:
 
     # ------------------------------------------------------------------ enqueueing
 
+    @overload
     def enqueue(
         self,
-        new: NewEntry,
+        user_id: str,
+        operation: Operation | OperationName,
+        entity_type: str,
+        endpoint: str,
+        payload: Any = None,
+        /,
         *,
         coalesce: bool = False,
         connection: AppConnection | None = None,
+        **options: Unpack[EntryOptions],
+    ) -> Entry: ...
+    @overload
+    def enqueue(
+        self, new: NewEntry, /, *, coalesce: bool = False, connection: AppConnection | None = None
+    ) -> Entry: ...
+    def enqueue(
+        self,
+        new: NewEntry | str,
+        /,
+        *request: Any,
+        coalesce: bool = False,
+        connection: AppConnection | None = None,
+        **options: Any,
     ) -> Entry:
         """Queue one mutation durably, and return it as it is queued.
+
+        ``outbox.enqueue("ada", "create", "activity", "/activities", payload)``: user, operation,
+        type of entity, path and payload; ``options`` are the other fields of ``NewEntry``, which
+        may be given instead.
 
         When this returns, a power cut does not lose the entry. The idempotency key is made here,
         unless one is given, and stays for every send. A key that is queued already returns the
@@ -134,6 +163,9 @@ class Entries:
 
         Raises ``EntryInvalidError`` (its ``rule`` names what was broken) or ``QueueFullError``.
         """
+        if isinstance(new, str):
+            given = dict(zip(_REQUEST, (new, *request), strict=False))
+            new = NewEntry(**given, **options)
         draft = self._checked(new)
         with self._write("enqueue", connection) as tx:
             return enqueue.enqueue(tx, draft, self._file.quota, coalesce=coalesce)

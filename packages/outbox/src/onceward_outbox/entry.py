@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -294,6 +294,28 @@ class NewEntry(msgspec.Struct, frozen=True, kw_only=True):
     # The id of the entry; a new UUID by default. Set one so that other entries of the same batch
     # can depend on this one.
     id: str | None = None
+
+
+class EntryOptions(TypedDict, total=False):
+    """The fields of ``NewEntry`` that need not be given; see there."""
+
+    headers: Mapping[str, str]
+    local_id: str | None
+    server_id: str | int | None
+    depends_on: tuple[str, ...]
+    priority: int | None
+    key: str | None
+    profile: str
+    conflict_resolution: ConflictResolution | ConflictResolutionName | None
+    max_attempts: int
+    client_generated_at: datetime | None
+    sequence_number: int | None
+    lane: str | None
+    base: Any
+    base_version: str | int | None
+    once: str | None
+    traceparent: str | None
+    id: str | None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
