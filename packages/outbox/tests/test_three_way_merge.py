@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onceward_outbox.three_way_merge import merge_patch, three_way_merge
+from onceward_outbox.conflicts import merge_patch, three_way_merge
 
 scalars = st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from(["", "a", "b"])
 values = st.recursive(
