@@ -26,11 +26,10 @@ from onceward_outbox.batch_offer import Batches
 from onceward_outbox.conflicts import Merge, resolve_conflict
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import DrainReport, Ended
-from onceward_outbox.entries import Entries
+from onceward_outbox.entries import Entries, wait_for_outcome_async
 from onceward_outbox.entry import Entry, Resolution, ResolutionName
 from onceward_outbox.errors import UsageError
 from onceward_outbox.events import AsyncEventStream, Listener
-from onceward_outbox.outcome_wait import wait_for_outcome_async
 from onceward_outbox.queue import OutboxQueue, QueueOptions
 from onceward_outbox.responses import AtSend, Token
 from onceward_outbox.transport import HttpTransport, Transport
