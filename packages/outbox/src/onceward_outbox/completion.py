@@ -22,7 +22,6 @@ from onceward_outbox.dependencies import (
 from onceward_outbox.entry import Claimed, Entry, Reason, Status, Transition, after
 from onceward_outbox.errors import OutcomeUnknownError
 from onceward_outbox.events import EventKind
-from onceward_outbox.failure_cause import is_client_bug
 from onceward_outbox.outcome import (
     AttemptResult,
     Conflicted,
@@ -38,7 +37,7 @@ from onceward_outbox.outcome import (
     Succeeded,
     WrongOrder,
 )
-from onceward_outbox.profile import ChainAction, Drop, Park, Send
+from onceward_outbox.profile import ChainAction, Drop, Park, Send, is_client_bug
 from onceward_outbox.resolution import Rewrite
 from onceward_outbox.sequences import OUTCOME_UNKNOWN, acknowledge, begin_stream, renumber
 from onceward_outbox.settings import QueueSettings

@@ -23,6 +23,7 @@ from onceward_outbox.entry import (
     ConflictResolution,
     Entry,
     OnRefusal,
+    Reason,
     UnknownBase,
     member_named,
 )
@@ -205,7 +206,7 @@ class Profile:
 
     causes: Mapping[str, str] = field(default_factory=dict)
     """The class of cause by the API's own error codes, such as ``{"SOLD_OUT": "stock"}``, for the
-    field ``cause`` of ``failed`` events. See ``onceward_outbox.failure_cause`` for the others."""
+    field ``cause`` of ``failed`` events. See ``onceward_outbox.profile`` for the others."""
 
     # Refuse payloads that are not JSON objects.
     payload_must_be_object: bool = False
@@ -363,3 +364,61 @@ def _load(name: str) -> Profile | None:
 @cache
 def _installed() -> Mapping[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+# -- causes of failed entries ----------------------------------------------------------------------
+
+
+PAYLOAD_MISMATCH: Final = "payload_mismatch"
+"""The key was used for another payload: an error of the app."""
+
+BAD_REQUEST: Final = "bad_request"
+"""The server cannot read the request: an error of the app."""
+
+_BY_CODE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "IDEMPOTENCY_CONFLICT": PAYLOAD_MISMATCH,
+        "idempotency.payload_mismatch": PAYLOAD_MISMATCH,
+    }
+)
+_BY_REASON: Final[Mapping[Reason | None, str]] = MappingProxyType(
+    {
+        Reason.DEPENDENCY: "dependency",
+        Reason.ATTEMPTS: "attempts",
+        Reason.MIGRATION: "migration",
+        Reason.UNKNOWN: "unknown",
+    }
+)
+_BY_STATUS: Final[Mapping[int | None, str]] = MappingProxyType(
+    {
+        400: BAD_REQUEST,
+        403: "forbidden",
+        404: "not_found",
+        409: "conflict",
+        410: "not_found",
+        412: "conflict",
+        413: "too_large",
+        428: "conflict",
+    }
+)
+
+
+def failure_cause(
+    reason: Reason | None, code: str | None, status: int | None, causes: Mapping[str, str]
+) -> str:
+    """Return why an entry is failed; ``causes`` are the classes of the profile, by code.
+
+    A reason of the device comes first, then the code, then the status. ``refused`` if none of them
+    says more.
+    """
+    found = _BY_REASON.get(reason)
+    if found is None and code is not None:
+        found = causes.get(code) or _BY_CODE.get(code)
+    if found is None and reason is Reason.REBUILD:
+        found = "out_of_order"
+    return found or _BY_STATUS.get(status, "refused")
+
+
+def is_client_bug(cause: str) -> bool:
+    """Return whether the app has to be corrected: no user can do anything about it."""
+    return cause in (PAYLOAD_MISMATCH, BAD_REQUEST)

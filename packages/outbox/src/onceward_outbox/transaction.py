@@ -27,8 +27,7 @@ from onceward_outbox.errors import (
     UsageError,
 )
 from onceward_outbox.events import Event, EventFacts, EventKind, Events
-from onceward_outbox.failure_cause import failure_cause
-from onceward_outbox.profile import ProfileRegistry
+from onceward_outbox.profile import ProfileRegistry, failure_cause
 from onceward_outbox.sql import entry_of, instant, statement
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
