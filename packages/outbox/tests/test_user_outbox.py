@@ -20,7 +20,7 @@ from onceward_outbox import (
     OutboxQueue,
     Reason,
     Status,
-    outcome_wait,
+    entries,
 )
 from onceward_outbox.errors import EntryInvalidError, EntryNotFoundError, TransitionError
 from packages.onceward.tests.support.outbox_harness import Scripted, activity, response
@@ -282,7 +282,7 @@ def test_wait_notices_an_outcome_of_another_process(lab: Lab) -> None:
 def test_wait_raises_after_the_timeout_and_inside_a_transaction(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outcome_wait, "_POLL_SECONDS", 60)
+    monkeypatch.setattr(entries, "_POLL_SECONDS", 60)
     entry = lab.add()
     began = time.monotonic()
     with pytest.raises(TimeoutError, match=rf"entry {entry.id} is still pending after 0\.05 s"):
@@ -295,7 +295,7 @@ def test_wait_raises_after_the_timeout_and_inside_a_transaction(
 
 
 async def test_wait_with_asyncio(outbox: Outbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcome_wait, "_POLL_SECONDS", 60)
+    monkeypatch.setattr(entries, "_POLL_SECONDS", 60)
     anyone = AsyncOutbox(outbox)
     mine = anyone.for_user("ada")
     entry = await mine.enqueue(activity("ada", "visit"))

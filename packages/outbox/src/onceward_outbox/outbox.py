@@ -20,11 +20,10 @@ from typing import Any, Concatenate, ParamSpec, Self, TypedDict, TypeVar, Unpack
 
 from msgspec import UNSET
 
-from onceward_outbox.background import IDLE_SECONDS, BackgroundDrain
 from onceward_outbox.backoff import Outages, Retry, RoundTrips
 from onceward_outbox.batch_offer import Batches
 from onceward_outbox.conflicts import Merge, resolve_conflict
-from onceward_outbox.drain import Drain
+from onceward_outbox.drain import IDLE_SECONDS, BackgroundDrain, Drain
 from onceward_outbox.drain_state import DrainReport, Ended
 from onceward_outbox.entries import Entries, wait_for_outcome_async
 from onceward_outbox.entry import Entry, Resolution, ResolutionName
