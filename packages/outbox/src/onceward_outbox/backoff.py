@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
+from onceward_outbox.claims import VIOLATION_CODES
 from onceward_outbox.completion import ABANDONED
 from onceward_outbox.drain_state import DrainState
 from onceward_outbox.entry import Entry, Transition
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.outcome import AttemptResult, RetryLater
 from onceward_outbox.profile import Profile
-from onceward_outbox.sequences import VIOLATION_CODES
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.transport import Response

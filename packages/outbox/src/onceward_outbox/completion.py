@@ -9,7 +9,15 @@ import msgspec
 from msgspec import UNSET
 
 from onceward_outbox import maintenance, resolution
-from onceward_outbox.claims import claim_holder, has_ended, lost
+from onceward_outbox.claims import (
+    OUTCOME_UNKNOWN,
+    acknowledge,
+    begin_stream,
+    claim_holder,
+    has_ended,
+    lost,
+    renumber,
+)
 from onceward_outbox.conflicts import resolved_request
 from onceward_outbox.dependencies import (
     bind_chain,
@@ -39,7 +47,6 @@ from onceward_outbox.outcome import (
 )
 from onceward_outbox.profile import ChainAction, Drop, Park, Send, is_client_bug
 from onceward_outbox.resolution import Rewrite
-from onceward_outbox.sequences import OUTCOME_UNKNOWN, acknowledge, begin_stream, renumber
 from onceward_outbox.settings import QueueSettings
 from onceward_outbox.sql import awaited_local, created_by, entry_of, instant, json_text
 from onceward_outbox.transaction import Transaction

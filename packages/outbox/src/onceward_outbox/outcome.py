@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from onceward_outbox.claims import Violation
 from onceward_outbox.conflicts import ConflictPlan
 from onceward_outbox.entry import Reason
 from onceward_outbox.profile import Recovery
-from onceward_outbox.sequences import Violation
 from onceward_outbox.versions import Produced
 from onceward_protocol.retry import QUEUE, RetryPolicy
 

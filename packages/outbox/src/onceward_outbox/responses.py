@@ -22,6 +22,7 @@ from onceward_outbox.backoff import (
     path_template,
     result_of,
 )
+from onceward_outbox.claims import Violation, read_violation, requires_number
 from onceward_outbox.conflicts import ConflictPlan, Merge
 from onceward_outbox.drain_state import DrainState, Ended
 from onceward_outbox.entry import Claimed, Entry, Reason, UnknownBase
@@ -45,7 +46,6 @@ from onceward_outbox.outcome import (
 from onceward_outbox.profile import Profile
 from onceward_outbox.queue import OutboxQueue
 from onceward_outbox.requests import correlation_headers, entity_path, without_correlation
-from onceward_outbox.sequences import Violation, read_violation, requires_number
 from onceward_outbox.transport import NoResponse, Request, Response
 from onceward_outbox.versions import produced_by, version_of
 from onceward_protocol.effect import is_conclusive
