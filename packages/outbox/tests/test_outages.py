@@ -14,9 +14,8 @@ from onceward_outbox import Event, EventKind, OutboxQueue
 from onceward_outbox.backoff import Outages, is_outage, path_template
 from onceward_outbox.drain import Drain
 from onceward_outbox.drain_state import Ended
-from onceward_outbox.entry import NewEntry, Status, UnknownBase
+from onceward_outbox.entry import NewEntry, Status, UnknownBase, statement
 from onceward_outbox.outbox import Outbox
-from onceward_outbox.sql import statement
 from onceward_outbox.transport import NoResponse, Request, Response
 from onceward_protocol.retry import Jitter, RetryPolicy
 from packages.onceward.tests.support.outbox_harness import (

@@ -20,11 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward_outbox.entry import Claimed, Entry
+from onceward_outbox.entry import Claimed, Entry, awaited_local, created_by, entry_of
 from onceward_outbox.errors import ClaimLostError
 from onceward_outbox.events import EventKind
 from onceward_outbox.profile import Profile
-from onceward_outbox.sql import awaited_local, created_by, entry_of
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.transport import Response
 from onceward_protocol.ids import new_uuid4

@@ -27,7 +27,19 @@ from onceward_outbox.dependencies import (
     park_dependents,
     step_aside,
 )
-from onceward_outbox.entry import Claimed, Entry, Reason, Status, Transition, after
+from onceward_outbox.entry import (
+    Claimed,
+    Entry,
+    Reason,
+    Status,
+    Transition,
+    after,
+    awaited_local,
+    created_by,
+    entry_of,
+    instant,
+    json_text,
+)
 from onceward_outbox.errors import OutcomeUnknownError
 from onceward_outbox.events import EventKind
 from onceward_outbox.outcome import (
@@ -48,7 +60,6 @@ from onceward_outbox.outcome import (
 from onceward_outbox.profile import ChainAction, Drop, Park, Send, is_client_bug
 from onceward_outbox.resolution import Rewrite
 from onceward_outbox.settings import QueueSettings
-from onceward_outbox.sql import awaited_local, created_by, entry_of, instant, json_text
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.versions import record_read, record_success
 from onceward_protocol.ids import new_uuid4

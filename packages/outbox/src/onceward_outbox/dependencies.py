@@ -10,10 +10,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from onceward_outbox.entry import Entry, OnRefusal, Status
+from onceward_outbox.entry import Entry, OnRefusal, Status, awaited_local, created_by
 from onceward_outbox.errors import EntryInvalidError
 from onceward_outbox.events import EventKind
-from onceward_outbox.sql import awaited_local, created_by
 from onceward_outbox.transaction import Transaction
 from onceward_protocol.local_ids import References
 from onceward_protocol.operation import Operation

@@ -18,11 +18,10 @@ from onceward_outbox.dependencies import (
     find_entity,
     park_dependents,
 )
-from onceward_outbox.entry import Entry, NewEntry, Reason, Status
+from onceward_outbox.entry import Entry, NewEntry, Reason, Status, created_by, instant, json_text
 from onceward_outbox.errors import EntryInvalidError, QueueFullError
 from onceward_outbox.events import EventKind
 from onceward_outbox.resolution import settle_unclaimed
-from onceward_outbox.sql import created_by, instant, json_text
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.validation import Draft, check_name
 from onceward_protocol.fingerprint import canonical_json

@@ -15,6 +15,7 @@ from onceward_outbox import enqueue, resolution
 from onceward_outbox.database import AppConnection
 from onceward_outbox.enqueue import QueueQuota
 from onceward_outbox.entry import (
+    COLUMNS,
     OPEN,
     Attempt,
     Entry,
@@ -26,6 +27,9 @@ from onceward_outbox.entry import (
     StatusName,
     Transition,
     after,
+    attempt_of,
+    created_by,
+    entry_of,
     member_named,
 )
 from onceward_outbox.errors import (
@@ -38,7 +42,6 @@ from onceward_outbox.events import Event, EventKind, Events, EventStream, Listen
 from onceward_outbox.profile import ProfileRegistry
 from onceward_outbox.resolution import Rewrite
 from onceward_outbox.settings import QueueSettings
-from onceward_outbox.sql import COLUMNS, attempt_of, created_by, entry_of
 from onceward_outbox.transaction import Transaction, Transactions, Write
 from onceward_outbox.validation import Draft, check_new
 from onceward_protocol.operation import Operation, OperationName

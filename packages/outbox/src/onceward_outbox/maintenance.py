@@ -19,12 +19,11 @@ import msgspec
 from onceward_outbox.clock import update_from_server
 from onceward_outbox.database import check_new_passphrase, rekey
 from onceward_outbox.entries import Entries, QueueFile
-from onceward_outbox.entry import Entry, Reason, Status
+from onceward_outbox.entry import Entry, Reason, Status, entry_of, json_text
 from onceward_outbox.errors import EntryInvalidError, OutboxFileError
 from onceward_outbox.events import Event, EventKind
 from onceward_outbox.resolution import Rewrite, park, settle_unclaimed
 from onceward_outbox.settings import QueueSettings
-from onceward_outbox.sql import entry_of, json_text
 from onceward_outbox.transaction import Transaction, Write
 from onceward_outbox.validation import Request
 from onceward_protocol.ids import new_uuid4

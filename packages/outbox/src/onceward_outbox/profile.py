@@ -25,10 +25,10 @@ from onceward_outbox.entry import (
     OnRefusal,
     Reason,
     UnknownBase,
+    instant,
     member_named,
 )
 from onceward_outbox.errors import ConfigurationError, EntryInvalidError
-from onceward_outbox.sql import instant
 from onceward_protocol.keys import KEY_HEADER, KeyFormat
 from onceward_protocol.operation import Operation
 from onceward_protocol.response_classification import Recogniser, Verdict, is_service_response

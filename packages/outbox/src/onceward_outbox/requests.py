@@ -12,11 +12,10 @@ from typing import Final, Protocol
 import msgspec
 
 from onceward_outbox.batch_offer import Batches
-from onceward_outbox.entry import Claimed, Entry
+from onceward_outbox.entry import Claimed, Entry, instant
 from onceward_outbox.errors import EntryInvalidError
 from onceward_outbox.profile import Profile, TimestampsInBody
 from onceward_outbox.queue import OutboxQueue
-from onceward_outbox.sql import instant
 from onceward_outbox.transport import Request, Response
 from onceward_outbox.versions import is_next_of
 from onceward_protocol.batch import ITEM_HEADERS, parse_results

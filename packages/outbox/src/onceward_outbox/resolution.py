@@ -16,11 +16,19 @@ from onceward_outbox.dependencies import (
     rejoin_lane,
     revive_dependents,
 )
-from onceward_outbox.entry import Entry, Reason, Resolution, Status, Transition, after
+from onceward_outbox.entry import (
+    Entry,
+    Reason,
+    Resolution,
+    Status,
+    Transition,
+    after,
+    created_by,
+    json_text,
+)
 from onceward_outbox.errors import OutcomeUnknownError, TransitionError, UsageError
 from onceward_outbox.events import EventKind
 from onceward_outbox.settings import QueueSettings
-from onceward_outbox.sql import created_by, json_text
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.validation import Request, check_if_match, check_request
 from onceward_outbox.versions import base_later_edits_on, record_adopted

@@ -18,7 +18,7 @@ from onceward_outbox.clock import (
     server_time,
 )
 from onceward_outbox.database import AppConnection, Database
-from onceward_outbox.entry import Entry
+from onceward_outbox.entry import Entry, entry_of, instant, statement
 from onceward_outbox.errors import (
     EntryNotFoundError,
     FileBusyError,
@@ -28,7 +28,6 @@ from onceward_outbox.errors import (
 )
 from onceward_outbox.events import Event, EventFacts, EventKind, Events
 from onceward_outbox.profile import ProfileRegistry, failure_cause
-from onceward_outbox.sql import entry_of, instant, statement
 from onceward_protocol.clock import Clock
 from onceward_protocol.fault_points import SyncFaultPoints
 

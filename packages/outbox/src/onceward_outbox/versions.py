@@ -10,8 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
-from onceward_outbox.entry import Claimed, Entry
-from onceward_outbox.sql import json_text
+from onceward_outbox.entry import Claimed, Entry, json_text
 from onceward_outbox.transaction import Transaction
 from onceward_outbox.transport import Response
 from onceward_protocol.operation import Operation

@@ -18,8 +18,7 @@ import msgspec
 
 from onceward_lab.bench.curves import Point, sizes
 from onceward_outbox import NewEntry, OutboxQueue, Released
-from onceward_outbox.entry import Entry
-from onceward_outbox.sql import instant, json_text, statement
+from onceward_outbox.entry import Entry, instant, json_text, statement
 from onceward_protocol.ids import new_id
 
 USER = "ada"
