@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "protocol": 3_890,  # target 3,200: decisions 0067, 0070
     "onceward": 34_700,  # target 31,000: decisions 0067, 0070
-    "outbox": 13_950,  # target 11,500: decision 0067
+    "outbox": 13_970,  # target 11,500: decision 0067
     "operator": 7_600,  # target 7,200
     "testing": 5_300,  # decision 0063
     "nats": 1_250,
