@@ -144,7 +144,7 @@ class ConnectionLimits:
             def on_headers_complete(self) -> None:
                 super().on_headers_complete()
                 # The head ends here: httptools adds the trailers of the body to this list.
-                self.headers = []
+                self.headers: list[tuple[bytes, bytes]] = []
 
             def _expect_head(self) -> None:
                 self._head_timer = self.loop.call_later(limits.head_seconds, self._head_is_late)
