@@ -231,6 +231,25 @@ def test_comparison_chart_is_drawn_from_existing_results(tmp_path: Path) -> None
     assert not any("9.9" in text for text in texts)
 
 
+def test_missed_targets_are_first_and_marked_and_no_label_is_cut(tmp_path: Path) -> None:
+    def row(name: str, ratio: float, *, met: bool) -> dict[str, object]:
+        return {"group": "a ÷ b", "name": name, "ratio": ratio, "target": "≤ 2", "met": met}
+
+    long = "the median of a neighbour beside two devices that send batches at once " * 2
+    found = {"measurements": [row("kept", 1.0, met=True), row(long, 4.0, met=False)]}
+    assert plots.draw(found, tmp_path) == [tmp_path / "at-most.svg"]
+    text = (tmp_path / "at-most.svg").read_text()
+    assert "prefers-color-scheme: dark" in text
+    assert text.index(long) < text.index("a: kept")
+    assert "missed: 4.00 (≤ 2)" in text
+    label = next(
+        each for each in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")
+        if long in (each.text or "")
+    )  # fmt: skip
+    # Wide letters have about seven pixels at this size.
+    assert float(label.attrib["x"]) > 7.5 * len(label.text or "")
+
+
 def test_growth_chart_is_drawn(tmp_path: Path) -> None:
     points = [{"rows": 1000, "us": 5.0, "ratio": 1.0}, {"rows": 10_000, "us": 6.0, "ratio": 1.2}]
     curve = {"suite": "c", "name": "claims", "unit": "jobs", "points": points}

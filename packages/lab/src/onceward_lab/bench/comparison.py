@@ -1,13 +1,13 @@
 """The chart ``compare.svg``: Onceward compared with bare code and with other libraries.
 
-Plain SVG instead of pygal: it needs a logarithmic axis around 1, lines for the spread, and colours
-for light and dark pages.
+A logarithmic axis around 1, and lines for the spread.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-from xml.sax.saxutils import escape
+
+from onceward_lab.bench.svg import conditions, element, page, text
 
 __all__ = ["draw_comparison"]
 
@@ -126,28 +126,6 @@ _TICKS = (
 _ROW, _BAR = 22, 12
 _HEAD = 68
 _SECTION_TITLE = 30
-_CSS = """
-  text { font: 13px -apple-system, "Segoe UI", Helvetica, Arial, sans-serif; fill: #1f2328; }
-  .title { font-size: 17px; font-weight: 600; }
-  .section { font-weight: 600; }
-  .faint { fill: #59636e; font-size: 12px; }
-  .paper { fill: #ffffff; stroke: #d8dee4; }
-  .grid { stroke: #d8dee4; }
-  .one { stroke: #59636e; stroke-width: 1.5; }
-  .ours { fill: #1b7f5c; }
-  .other { fill: #9aa4af; }
-  .spread { stroke: #1f2328; stroke-width: 1.2; opacity: 0.75; }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e6edf3; }
-    .faint { fill: #9198a1; }
-    .paper { fill: #0d1117; stroke: #30363d; }
-    .grid { stroke: #30363d; }
-    .one { stroke: #9198a1; }
-    .ours { fill: #2f9e77; }
-    .other { fill: #6e7781; }
-    .spread { stroke: #e6edf3; }
-  }
-"""
 
 
 def draw_comparison(found: Mapping[str, Any]) -> str | None:
@@ -171,14 +149,14 @@ def draw_comparison(found: Mapping[str, Any]) -> str | None:
     body: list[str] = []
     y = _HEAD
     for title, rows in sections:
-        body.append(_text(20, y + 20, title, "section"))
+        body.append(text(20, y + 20, title, "section"))
         y += _SECTION_TITLE
         body += _grid(y, y + _ROW * len(rows))
         for label, result in rows:
             body += _bar(y, label, result)
             y += _ROW
         y += 6
-    return _page(body, y, _conditions(found.get("runs", {})))
+    return _page(body, y, conditions(found.get("runs", {})))
 
 
 def _other_baseline(section: Section, results: Mapping[tuple[str, str], Any]) -> bool:
@@ -204,82 +182,39 @@ def _bar(y: float, label: str, result: Mapping[str, Any]) -> list[str]:
     middle = y + _ROW / 2
     top, width = middle - _BAR / 2, max(right - left, 1)
     parts = [
-        _text(_PLOT_LEFT - 12, middle + 4.5, label, "label", anchor="end"),
-        _element("rect", kind, x=left, y=top, width=width, height=_BAR),
+        text(_PLOT_LEFT - 12, middle + 4.5, label, "label", anchor="end"),
+        element("rect", kind, x=left, y=top, width=width, height=_BAR),
     ]
     if ratio < _MIN:  # the bar is longer than the axis
         arrow = f"M{left - 7:.1f} {middle:.1f} l7 -7 v14 z"
-        parts.append(_element("path", kind, d=arrow))
+        parts.append(element("path", kind, d=arrow))
     elif least is not None and most is not None:
-        parts.append(_element("line", "spread", x1=_x(least), y1=middle, x2=_x(most), y2=middle))
+        parts.append(element("line", "spread", x1=_x(least), y1=middle, x2=_x(most), y2=middle))
     spread = "" if least is None or most is None else f" ({least:.2f} to {most:.2f})"
     value = f"{ratio:.2f}x{spread}"
-    return [*parts, _text(_WIDTH - 20, middle + 4.5, value, "value", anchor="end")]
+    return [*parts, text(_WIDTH - 20, middle + 4.5, value, "value", anchor="end")]
 
 
 def _grid(top: float, bottom: float) -> list[str]:
     return [
-        _element(
+        element(
             "line", "one" if ratio == 1 else "grid", x1=_x(ratio), y1=top, x2=_x(ratio), y2=bottom
         )
         for ratio, _ in _TICKS
     ]
 
 
-def _page(body: Sequence[str], bottom: float, conditions: str) -> str:
-    height = bottom + 52
-    size = f'viewBox="0 0 {_WIDTH} {height:.0f}" width="{_WIDTH}" height="{height:.0f}"'
-    title = "Throughput compared with bare code and other libraries"
+def _page(body: Sequence[str], bottom: float, measured: str) -> str:
     legend = (
         "Right of 1x is faster, left is slower (logarithmic). Bar: median of the rounds; "
         "line: slowest to fastest round."
     )
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-            f"<title>{title}</title>",
-            f"<style>{_CSS}</style>",
-            _element("rect", "paper", x=0.5, y=0.5, width=_WIDTH - 1, height=height - 1, rx=8),
-            _text(20, 32, title, "title"),
-            _text(20, 54, legend, "faint"),
-            *body,
-            *(
-                _text(_x(ratio), bottom + 12, label, "faint", anchor="middle")
-                for ratio, label in _TICKS
-            ),
-            _text(20, bottom + 40, conditions, "faint"),
-            "</svg>\n",
-        ]
+    axis = [
+        text(_x(ratio), bottom + 12, label, "faint", anchor="middle") for ratio, label in _TICKS
+    ]
+    return page(
+        "Throughput compared with bare code and other libraries",
+        [legend],
+        [*body, *axis, text(20, bottom + 40, measured, "faint")],
+        size=(_WIDTH, bottom + 52),
     )
-
-
-def _conditions(runs: Mapping[str, Any]) -> str:
-    """Return when and where the results were measured."""
-    if not runs:
-        return "Measured by onceward bench."
-    dates = sorted(str(run["at"])[:10] for run in runs.values() if "at" in run)
-    last = max(runs.values(), key=lambda run: str(run.get("at", "")))
-    where = ", ".join(
-        text
-        for text in (
-            f"{last['cores']} cores" if "cores" in last else "",
-            f"Python {last['python']}" if "python" in last else "",
-            "fsync on",
-            dates[-1] if dates else "",
-        )
-        if text
-    )
-    return f"Measured by onceward bench: contenders in turns; {where}."
-
-
-def _text(x: float, y: float, text: str, kind: str, *, anchor: str = "start") -> str:
-    place = f'x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"'
-    return f'<text class="{kind}" {place}>{escape(text)}</text>'
-
-
-def _element(name: str, kind: str, **attributes: float | str) -> str:
-    written = " ".join(
-        f'{key}="{value}"' if isinstance(value, str) else f'{key}="{value:.1f}"'
-        for key, value in attributes.items()
-    )
-    return f'<{name} class="{kind}" {written}/>'

@@ -17,7 +17,7 @@ def run_bench(arguments: Sequence[str]) -> int:
 
     Raises ``CommandError`` if the extra ``bench`` is not installed.
     """
-    if importlib.util.find_spec("pygal") is None:
+    if importlib.util.find_spec("idemkit") is None:
         raise CommandError('the benchmarks need more packages: pip install "onceward-lab[bench]"')
     command = [sys.executable, "-m", "onceward_lab.bench", *arguments]
     started: list[subprocess.Popen[bytes]] = []
