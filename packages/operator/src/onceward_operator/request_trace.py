@@ -59,7 +59,7 @@ class _Key(NamedTuple):
 
 
 async def timeline(store: Store, correlation_id: str, tenant: str | None) -> list[Moment]:
-    """Return what is known of a correlation id, oldest first. ``tenant`` None means all.
+    """Return the events of a correlation id, oldest first. ``tenant`` None means all.
 
     A client that sends no correlation id gets another one for each request. So requests with the
     same key are included, and the record of the key with its audit event and its jobs.

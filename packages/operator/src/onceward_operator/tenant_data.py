@@ -244,7 +244,7 @@ class TenantData:
 
 
 def export_json(value: object) -> Any:
-    """Return what JSON has no type for: instants in UTC, bytes as text if they are."""
+    """Return a value that JSON has no type for: instants in UTC, bytes as text if they are."""
     match value:
         case datetime():
             return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")

@@ -104,12 +104,12 @@ def is_outage(response: Response) -> bool:
 
 
 def result_of(response: Response, error: str | None = None) -> AttemptResult:
-    """Return what is recorded of an attempt with this response."""
+    """Return the record of an attempt with this response."""
     return AttemptResult(response.status, response.code, response.request_id, error)
 
 
 def outage_result(response: Response) -> AttemptResult:
-    """Return what is recorded of an attempt during an outage; it does not count."""
+    """Return the record of an attempt during an outage; it does not count."""
     result = result_of(response, response.error_body)
     # The status of a gateway's page does not say that it is one.
     counts = counts_as_attempt(result.http_status, result.code)

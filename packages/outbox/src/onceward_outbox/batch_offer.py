@@ -48,7 +48,7 @@ class BatchOffer(msgspec.Struct, frozen=True):
 
 
 def parse_offer(header: str | None) -> BatchOffer | None:
-    """Return what the header offers; None without one, and for a value that is malformed.
+    """Return the offer of the header; None without one, and for a value that is malformed.
 
     The path is one of the same server: a URL, or a path with a query, is malformed.
     """

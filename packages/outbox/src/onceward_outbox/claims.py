@@ -126,7 +126,7 @@ def note_rewind(tx: Transaction, claimed: Claimed, violation: Violation) -> None
 
 
 def read_violation(response: Response, sent: SequenceNumber) -> Violation | None:
-    """Return what a 422 says about a number; None for every other response."""
+    """Return the facts of a 422 about a number; None for every other response."""
     if response.status != _UNPROCESSABLE or response.code not in VIOLATION_CODES:
         return None
     details = _details_of(response)

@@ -323,7 +323,7 @@ def find_entity(
 
 
 def _part_in(path: str, *names: str) -> str:
-    """Return what follows the entity in a path: ``/pin`` in ``/notes/5/pin``, often nothing."""
+    """Return the path below the entity: ``/pin`` in ``/notes/5/pin``, often nothing."""
     parts = path.rstrip("/").split("/")
     for place in range(len(parts) - 1, -1, -1):
         if parts[place].removeprefix("{local:").removesuffix("}") in names:
@@ -332,7 +332,7 @@ def _part_in(path: str, *names: str) -> str:
 
 
 def _entity_in(path: str) -> str:
-    """Return what names the entity in a path: ``5`` in ``/notes/5`` and in ``/notes/5/pin``."""
+    """Return the id of the entity in a path: ``5`` in ``/notes/5`` and in ``/notes/5/pin``."""
     parts = path.split("/")
     named = (part for part in reversed(parts) if _HAS_DIGIT.search(part))
     return next(named, parts[-1])

@@ -260,7 +260,7 @@ class Entries:
             return [entry_of(row) for row in tx.query(sql, params)]
 
     def next_eligible(self, user_id: str | None = None) -> Entry | None:
-        """Return what ``claim`` would claim now."""
+        """Return the entry that ``claim`` would claim now."""
         with self._read() as tx:
             return tx.one("next_eligible", user_id=self._user(user_id), ms=tx.ms)
 

@@ -89,7 +89,7 @@ class Recovery(Protocol):
         """Path of a GET that returns the server's state, such as ``/orders/open``."""
 
     def plan(self, entry: Entry, pending: Sequence[Entry], state: Any) -> Sequence[ChainAction]:
-        """Return what happens to the rejected entry and to pending ones. Pure.
+        """Return the actions for the rejected entry and for pending ones. Pure.
 
         ``pending`` are the user's pending entries in order, without ``entry``; those without an
         action stay as they are. ``state`` is the decoded JSON body of the GET.

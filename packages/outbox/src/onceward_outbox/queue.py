@@ -301,7 +301,7 @@ class OutboxQueue(Maintenance):
     def server_state(
         self, server: str, base_url: str
     ) -> tuple[dict[str, StoredHold], BatchOffer | None]:
-        """Return what the server has set by ``Retry-After``, by path, and its batch endpoint.
+        """Return the holds set by ``Retry-After``, by path, and its batch endpoint.
 
         See ``Outages`` and ``Batches``.
         """

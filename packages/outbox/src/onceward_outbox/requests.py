@@ -462,7 +462,7 @@ def _entity_of(entry: Entry) -> str | None:
 
 
 def _brings(entry: Entry) -> set[tuple[str, str]]:
-    """Return what later entries may wait for."""
+    """Return the names that later entries may wait for."""
     found = {("entry", entry.id)}
     found |= {
         (kind, name)
@@ -478,7 +478,7 @@ def _brings(entry: Entry) -> set[tuple[str, str]]:
 
 
 def _needs(entry: Entry) -> set[tuple[str, str]]:
-    """Return what an entry waits for, in the words of ``_brings``."""
+    """Return the names that an entry waits for, in the words of ``_brings``."""
     found = {("entry", entry_id) for entry_id in entry.dependency_ids}
     found |= {("local", local_id) for local_id in entry.local_refs}
     found |= {

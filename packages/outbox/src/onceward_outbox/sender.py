@@ -431,7 +431,7 @@ class Sender:
         return response
 
     def _pauses(self, entry: Entry, response: Response) -> str | None:
-        """Return what a response pauses: the sign-in, the server or an endpoint."""
+        """Return the scope that a response pauses: the sign-in, the server or an endpoint."""
         if is_outage(response):
             return path_template(entry.endpoint) if response.status == TOO_MANY else SERVER
         if response.status != _UNAUTHORIZED:

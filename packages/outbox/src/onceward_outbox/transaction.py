@@ -142,7 +142,7 @@ class Transaction:
         return self.clock.ms
 
     def ago(self, span: timedelta) -> int:
-        """Return what ``ms`` was this long ago."""
+        """Return the value of ``ms`` this long ago."""
         return self.ms - span // _MILLISECOND
 
     def server_now(self) -> datetime:

@@ -47,7 +47,7 @@ def current_version(refusal: Response) -> str | None:
 
 
 def produced_by(response: Response) -> Produced:
-    """Return what a successful response says about the entity."""
+    """Return the facts of a successful response about the entity."""
     version = version_of(response)
     if version is None:
         return Produced()

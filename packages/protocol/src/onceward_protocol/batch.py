@@ -191,7 +191,7 @@ def _check_names(raw: bytes, sent: _Sent, body: bytes) -> None:
 
 
 def _reason(error: msgspec.ValidationError) -> str:
-    """Return what is wrong, without what was sent."""
+    """Return the fault, without the values that were sent."""
     text = str(error)
     return "it has a member that items do not have" if "unknown field" in text else text
 

@@ -95,7 +95,7 @@ def _only(header: str, values: Sequence[bytes]) -> str:
 
 
 def key_hash(key: str) -> str:
-    """Return what is stored of a key: 32 hex digits of its SHA-256."""
+    """Return the stored part of a key: 32 hex digits of its SHA-256."""
     return sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_DIGITS]
 
 

@@ -72,7 +72,7 @@ def _text(value: Any) -> str | None:
 
 
 def _when_unset(settings: Settings, name: str) -> str:
-    """Return what counts while a variable is not set."""
+    """Return the value that counts while a variable is not set."""
     if name.endswith("_rate_limit"):
         return "no limit"
     if name == "jwt_secret" and settings.needs_development_secret:

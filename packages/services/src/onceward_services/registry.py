@@ -100,7 +100,7 @@ _BELOW: Final = tuple((f"{path}/", service) for path, service in _BY_PATH.items(
 
 
 def prefix_of(claim: str) -> str:
-    """Return what tenants of a claim begin with: a user and an organization may share a name."""
+    """Return the prefix of a claim's tenants: a user and an organization may share a name."""
     return "" if claim == "sub" else f"{claim}:"
 
 

@@ -378,7 +378,7 @@ class _LiteQueue(_Contender):
 
 
 def _as_dict(new: NewEntry) -> dict[str, Any]:
-    """Return what an app would store of the same action in a generic queue."""
+    """Return the row that an app would store of the same action in a generic queue."""
     return {
         "id": new.local_id,
         "operation": new.operation,

@@ -75,7 +75,7 @@ class _Results(msgspec.Struct):
 
 
 async def endpoint_of(harness: Harness) -> BatchEndpoint:
-    """Return what responses to guarded requests say about batches.
+    """Return the offer of batches in responses to guarded requests.
 
     Raises ``CheckSkippedError`` if there is no such endpoint.
     """

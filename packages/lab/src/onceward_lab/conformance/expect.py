@@ -167,7 +167,7 @@ def expect_error(harness: Harness, response: Response, kind: str) -> dict[str, A
 
 
 def _refused_by_handler(response: Response) -> str | None:
-    """Return what to change if the handler, not the check of the key, refused a valid request."""
+    """Return the advice for when the handler, not the check of the key, refused a valid request."""
     code = response.code(ErrorFormat.PROBLEM) or response.code(ErrorFormat.ENVELOPE) or ""
     if response.status in _UNAUTHORIZED:
         return "Check the credentials: --token, --secret, or sign_in in the profile."
@@ -182,7 +182,7 @@ def _refused_by_handler(response: Response) -> str | None:
 
 
 def _other_status(response: Response, kind: str, wanted: str) -> str | None:
-    """Return what to change if another status than the expected one was sent."""
+    """Return the advice for when another status than the expected one was sent."""
     if response.status >= _SERVER_ERROR:
         return f"Catch the error and respond {wanted}: the log of the server has the traceback."
     if kind == "payload_mismatch" and response.status == CODES["field_not_allowed"].status:

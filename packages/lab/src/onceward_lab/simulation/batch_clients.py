@@ -117,7 +117,7 @@ class BatchClients:
             client.expire()
 
     def unfinished(self) -> list[str]:
-        """Return what has no result, one line each."""
+        """Return the requests without a result, one line each."""
         return [
             f"{len(client.open_items)} items of a client of batches have no result"
             for client in self.clients

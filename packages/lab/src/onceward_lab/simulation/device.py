@@ -693,7 +693,7 @@ def _retry_after(result: Response | NoResponse | None) -> float | None:
 
 
 def _kind_of(result: Response | NoResponse | None) -> str:
-    """Return what a result says about the server: see ``Contact``."""
+    """Return the contact that a result shows: see ``Contact``."""
     if not isinstance(result, Response):
         return "none"
     if result.status in _HOLDS:
@@ -718,7 +718,7 @@ def _is_refused(entry: Entry) -> bool:
 
 
 def _blockers(entries: list[Entry], number: int) -> list[Entry]:
-    """Return what an entry may wait for: unsettled entries before it that are not refused.
+    """Return the entries to wait for: unsettled entries before it that are not refused.
 
     Also later ones of its lane that were sent while it had failed, and may have happened: when it
     comes back, they keep their place before it.

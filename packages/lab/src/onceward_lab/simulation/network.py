@@ -51,7 +51,7 @@ SETTLED_SECONDS: Final = 60.0
 
 
 def outage_response(status: int, retry_after: int | None) -> Response:
-    """Return what a proxy responds while the server is down, or limits an endpoint."""
+    """Return the response of a proxy while the server is down, or limits an endpoint."""
     if status in {502, 504}:
         return Response(status, _HTML, b"<html>Bad gateway</html>")
     headers = {"content-type": "application/json"}

@@ -702,7 +702,7 @@ class World:
         return waits is None and not has_items and is_drained
 
     def _unfinished(self) -> list[str]:
-        """Return what has not drained, one line each."""
+        """Return the entries and jobs that have not drained, one line each."""
         found = [
             f"{count} entries on {device.name} are not finished"
             for device in self.devices

@@ -87,7 +87,7 @@ class StreamClient:
         self._later(self._items[0].at)
 
     def unfinished(self) -> list[str]:
-        """Return what has no result, in one line."""
+        """Return the requests without a result, in one line."""
         return [f"{len(self._open)} requests of a stream have no result"] if self._open else []
 
     def expire(self) -> None:

@@ -90,7 +90,7 @@ class Seal(msgspec.Struct, frozen=True):
     mac: str | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return what the hash covers."""
+        """Return the bytes that the hash covers."""
         return {
             "tenant": self.tenant,
             "number": self.number,

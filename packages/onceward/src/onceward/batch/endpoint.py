@@ -152,7 +152,7 @@ class BatchEndpoint:
         )
 
     def _slots_for(self, idempotency: Idempotency) -> asyncio.Semaphore:
-        """Return what limits the chunks that run at once; a semaphore belongs to one loop."""
+        """Return the limit of chunks that run at once; a semaphore belongs to one loop."""
         loop = asyncio.get_running_loop()
         if self._slots is None or self._slots[0] is not loop:
             store = idempotency.store

@@ -326,7 +326,7 @@ def _has_error(view: JobView, text: str | None) -> bool:
 
 
 def _count_by_type(found: Sequence[JobView], what: str) -> str:
-    """Return what was done to how many jobs, such as ``2 jobs requeued: 2 mail.send in mail``."""
+    """Return a summary of the jobs changed, such as ``2 jobs requeued: 2 mail.send in mail``."""
     counts = Counter((view.type, view.queue) for view in found)
     which = ", ".join(f"{n} {kind} in {queue}" for (kind, queue), n in sorted(counts.items()))
     return f"{_jobs(len(found))} {what}" + (f": {printable(which)}" if which else "")

@@ -139,7 +139,7 @@ def command(app: typer.Typer, name: str) -> Callable[[CommandT], CommandT]:
 
 
 def _maker(parameter: Parameter) -> Callable[..., Any] | None:
-    """Return what makes the value of a parameter from several options; None if it is one."""
+    """Return the maker of a parameter value from several options; None if it is one."""
     if parameter.annotation == Target:
         return choose_target
     found = parameter.annotation

@@ -213,7 +213,7 @@ class Execution:
     # -- for the guard -----------------------------------------------------------------------
 
     def effect_of(self, response: Response) -> tuple[Writes, timedelta | None]:
-        """Return what becomes of the handler's writes, and how long to store its response.
+        """Return the effect on the handler's writes, and how long to store its response.
 
         None: it is not stored.
         """
@@ -353,7 +353,7 @@ class ItemContext:
                 self.parsed = content, parse_request(self.head, content, match, self.principal)
 
     def take_parsed(self, body: bytes, principal: Principal) -> GuardedRequest | None:
-        """Return what was parsed ahead, once, if body and caller are still the same.
+        """Return the body parsed ahead, once, if body and caller are still the same.
 
         The caller is another object if the head of the request was read again.
         """

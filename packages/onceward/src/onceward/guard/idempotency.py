@@ -467,7 +467,7 @@ class Idempotency:
     async def _conclude(
         self, execution: Execution, response: Response
     ) -> tuple[Response | Replay, Record | None]:
-        """Return what to send and the record that is committed now, if any."""
+        """Return the response to send and the record committed now, if any."""
         request = execution.request
         if self.faults:
             await self.faults.reach("after_business_write")
@@ -490,7 +490,7 @@ class Idempotency:
     def written_by(
         self, execution: Execution, response: Response, ttl: timedelta | None
     ) -> tuple[Record | None, AuditEvent | None]:
-        """Return what a response that commits leaves in the store, beside the app's rows."""
+        """Return the rows of a committing response in the store, beside the app's rows."""
         request, now = execution.request, self.clock.now()
         record = new_record(request, response, ttl, now, new_id)
         is_audited = request.policy.audit and response.status < _FIRST_ERROR

@@ -230,7 +230,7 @@ class Pipeline:
         return complete(render(INTERNAL, exchange), exchange)
 
     def _open_processor(self, exchange: Exchange) -> RequestProcessor | None:
-        """Return what claims the key of a request; None if its store may have to be opened."""
+        """Return the claimer of a request's key; None if its store may have to be opened."""
         if exchange.item is not None and exchange.item.processor is not None:
             return exchange.item.processor
         found = self._idempotency
@@ -421,7 +421,7 @@ class Pipeline:
     def _known_error(
         self, exchange: Exchange, error: Exception
     ) -> RequestError | StoreUnavailableError | str | None:
-        """Return what the client gets for an error of the app; None if the app has to respond."""
+        """Return the response for an error of the app; None if the app has to respond."""
         known = outage_of(exchange, error) or unstorable_error(error) or error
         if isinstance(known, StoreUnavailableError):
             log_outage(known, exchange)

@@ -31,7 +31,7 @@ async def has_written(execution: Execution) -> bool:
 
 
 def writes_error(execution: Execution, response: Response) -> str:
-    """Return what the developer has to change."""
+    """Return the advice for the developer."""
     endpoint, status = execution.request.endpoint, response.status
     undone = "Its writes were rolled back, because a retry would write again"
     if not execution.is_stored:

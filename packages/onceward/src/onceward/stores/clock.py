@@ -67,7 +67,7 @@ class StoreClock:
         return (now - self.now()).total_seconds()
 
     def problem(self) -> str | None:
-        """Return what is wrong and what to do, or None."""
+        """Return the error message with its remedy, or None."""
         difference = self.difference()
         if abs(difference) <= WARN_SECONDS:
             return None

@@ -108,7 +108,7 @@ def aborted(savepoint: str = _SAVEPOINT) -> AbortedTransactionError:
 
 
 def statement_error(error: BaseException) -> OncewardError:
-    """Return what to raise for an error of one of Onceward's statements, which is no outage."""
+    """Return the exception for an error of one of Onceward's statements, which is no outage."""
     if state_of(error) in _UNSTORABLE_STATES:
         return BodyInvalidError(UNSTORABLE)
     return StoreUnavailableError(f"PostgreSQL refused a statement: {error}", is_outage=False)

@@ -90,7 +90,7 @@ class Durability:
 
     @classmethod
     def of(cls, row: Sequence[Any]) -> "Durability":
-        """Return what ``epoch.sql`` has read."""
+        """Return the values that ``epoch.sql`` has read."""
         standbys, commit, fsync, pages, is_in_recovery = row
         return cls(str(standbys), str(commit), str(fsync), str(pages), bool(is_in_recovery))
 

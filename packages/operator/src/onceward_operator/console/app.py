@@ -464,7 +464,7 @@ def _view(root: str, path: str, query: Mapping[str, str], operator: Operator) ->
 
 
 def _values(page: Page, asked: PageRequest, shown: Shown) -> dict[str, Any]:
-    """Return what a template can use of a request, besides what the layout needs."""
+    """Return the values of a request for templates, besides what the layout needs."""
     return {
         **shown.values,
         "notice": asked.query.get("notice"),

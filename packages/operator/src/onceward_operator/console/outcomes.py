@@ -87,13 +87,13 @@ _NOT_STORED: Final = Explained(
 
 
 def title_of(code: str | None) -> str | None:
-    """Return what an error code of the guard means; None for codes of the app, or of several."""
+    """Return the sense of an error code of the guard; None for codes of the app, or of several."""
     titles = {each.title for each in CODES.values() if code in {each.envelope, each.problem}}
     return titles.pop() if len(titles) == 1 else None
 
 
 def explain(row: Row) -> Explained:
-    """Return what happened to a logged request."""
+    """Return the outcome of a logged request in words."""
     if row["outcome"] != "refused":
         return _EXPLAINED.get(row["outcome"], _BEFORE_HANDLER)
     if row["received_request_hash"] is None:  # it was not read as a whole

@@ -99,7 +99,7 @@ class _Overview:
         )
 
     def _attention(self, unswept: timedelta | None, not_logged: float) -> list[Attention]:
-        """Return what to look at besides queues, the most urgent first."""
+        """Return the findings besides queues, the most urgent first."""
         found = []
         if self._onceward.runtime.idempotency.breaker.state is BreakerState.OPEN:
             found.append(Attention("The circuit breaker of the database is open.", "system"))
@@ -118,7 +118,7 @@ class _Overview:
 
 
 def _attention_of_queues(queues: Sequence[QueueState], most: int, now: datetime) -> list[Attention]:
-    """Return what to look at of the queues: paused ones first, then dead letters and late jobs."""
+    """Return the findings about queues: paused ones first, then dead letters and late jobs."""
     paused, others = [], []
     for queue in queues:
         depth, name = queue.depth, {"queue": queue.name}
@@ -171,7 +171,7 @@ def _store_time(minutes: Mapping[str, list[float]]) -> _Tile:
 
 
 def _durability(store: Store) -> str:
-    """Return what the database guarantees about commits, in one line."""
+    """Return the database's guarantee for commits, in one line."""
     durability = getattr(store, "durability", None)
     if durability is not None:
         described: str = durability.describe()

@@ -117,7 +117,7 @@ class PageRequest:
         return text
 
     def pager(self, path: str, after: str | None) -> dict[str, str | None]:
-        """Return what ``parts.pager(first, next)`` needs: links to pages of the list at ``path``.
+        """Return arguments of ``parts.pager(first, next)``: links to pages of the list at ``path``.
 
         ``after`` is where the next page begins, None on the last one. It is the parameter ``after``
         of that page; the filter stays.

@@ -202,7 +202,7 @@ class _RecordPages:
 
 
 def _listed(record: Record) -> tuple[object, ...]:
-    """Return what a row of the list shows: most of the page's time is spent on its rows."""
+    """Return the cells of a row of the list: most of the page's time is spent on its rows."""
     status = record.status
     return (
         status or "unreadable",

@@ -126,7 +126,7 @@ def capped(number: int, most: int | None = None) -> str:
 
 
 def _payload(text: str) -> str:
-    """Return what is shown of a payload."""
+    """Return the visible part of a payload."""
     shown = visible_text(text[:SHOWN_CHARS])
     left = len(text) - SHOWN_CHARS
     return shown if left <= 0 else f"{shown}\n… and {left:,} characters more"

@@ -132,7 +132,7 @@ class _TenantPages:
 
 
 def _subject(table: str, prefix: str) -> str:
-    """Return what a table contains, as its name says: ``onceward_audit_events``, audit events."""
+    """Return the content of a table by its name: ``onceward_audit_events``, audit events."""
     return table.rpartition(".")[2].removeprefix(prefix).replace("_", " ").capitalize()
 
 

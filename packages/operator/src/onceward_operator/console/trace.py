@@ -135,7 +135,7 @@ def record_path(record_id: RecordId) -> str:
 
 
 async def _targets(request: PageRequest, wanted: str, tenant: str | None) -> dict[str, str]:
-    """Return what an id or key belongs to: paths with their descriptions."""
+    """Return the pages of an id or key: paths with their descriptions."""
     store = request.store
     targets: dict[str, str] = {}
     for name, title in _IDS.items():

@@ -49,7 +49,7 @@ def verdict_of(
     is_logged: bool,
     now: datetime,
 ) -> Verdict:
-    """Return what is known of a record.
+    """Return the verdict about a record.
 
     ``repeats`` are logged requests with its key, up to ``most_repeats``; ``jobs`` those that its
     request has caused, up to ``most_jobs``. ``is_logged`` says whether there is a log at all.
@@ -85,7 +85,7 @@ def _headline(record: Record, code: str | None) -> Sentence:
 def _about_repeats(
     record: Record, repeats: Sequence[Row], most: int, *, is_logged: bool
 ) -> list[Sentence]:
-    """Return what happened to the other requests with the key."""
+    """Return the outcomes of the other requests with the key."""
     own = [row for row in repeats if row["original_request_id"] in {None, record.request_id}]
     counts = Counter(row["outcome"] for row in own)
     is_cut = len(repeats) >= most

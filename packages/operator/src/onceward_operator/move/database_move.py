@@ -311,7 +311,7 @@ class DatabaseMove:
     async def _progress(
         self, source: Source, target: Target
     ) -> tuple[MoveState | None, SourceMark | None, bool]:
-        """Return what both databases record, and whether it is a move to continue.
+        """Return the marks of both databases, and whether it is a move to continue.
 
         Raises ``ConfigurationError`` for another move that is in the way.
         """

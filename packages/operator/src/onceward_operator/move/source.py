@@ -94,7 +94,7 @@ class Source:
     # -- the mark -------------------------------------------------------------------------------
 
     def mark(self) -> SourceMark | None:
-        """Return what an earlier move has recorded."""
+        """Return the record of an earlier move."""
         row = self._db.execute(
             f"SELECT name FROM {self._table} WHERE namespace = ? AND number = ?",  # noqa: S608
             MOVED,

@@ -241,7 +241,7 @@ def _error(text: str | None) -> str:
 
 
 def _sentence(body: str) -> str | None:
-    """Return what a JSON error body says to a person, in the formats that servers use."""
+    """Return the message of a JSON error body for a person, in the formats that servers use."""
     try:
         value = msgspec.json.decode(body)
     except (msgspec.DecodeError, RecursionError):

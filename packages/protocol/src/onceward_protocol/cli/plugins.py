@@ -117,7 +117,7 @@ def add_plugins(app: "typer.Typer", arguments: Sequence[str]) -> None:
 
 
 def default_worker() -> Callable[..., int] | None:
-    """Return what ``onceward worker`` runs without ``--app``, if an installed package has it."""
+    """Return the default of ``onceward worker`` without ``--app``, if an installed package has it."""
     from importlib import import_module
 
     for entry_point in _installed():
@@ -129,7 +129,7 @@ def default_worker() -> Callable[..., int] | None:
 
 
 def declared_by_packages(function: str) -> dict[str, list[Any]]:
-    """Return what installed packages declare for the namespaces of their migrations.
+    """Return the declarations of installed packages for the namespaces of their migrations.
 
     ``function`` is ``tenant_tables`` or ``retention``.
     """

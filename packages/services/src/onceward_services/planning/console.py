@@ -159,7 +159,7 @@ def _about_delivery(request: PageRequest, tenant: str) -> dict[str, str]:
 
 
 def _webhook(request: PageRequest, row: Row) -> dict[str, Any]:
-    """Return what is shown of a webhook. Paths of receivers often contain a secret."""
+    """Return the visible fields of a webhook. Paths of receivers often contain a secret."""
     shown = _times(row)
     if not request.operator.sees_payloads:
         parts = urlsplit(row["url"])

@@ -260,7 +260,7 @@ def _secrets(webhook: Row, now: datetime) -> list[str]:
 
 
 def _logged(outcome: Outcome) -> dict[str, Any]:
-    """Return what the organization sees of an outcome: nothing about the server's own network."""
+    """Return the outcome as the organization sees it: nothing about the server's own network."""
     kind = type(outcome).__name__.lower()
     if isinstance(outcome, Delivered):
         return {

@@ -18,7 +18,7 @@ _UNAUTHORIZED = 401
 
 
 def attest_actions(onceward: Onceward, settings: Settings) -> Attest:
-    """Return what checks the tokens of an action; it accepts all if the setting is off."""
+    """Return the check of an action's tokens; it accepts all if the setting is off."""
     if settings.walk_app_check == "reports":
         return _accept
 

@@ -154,7 +154,7 @@ async def book(
 
 
 async def list_holds(tx: Transaction, tenant: str) -> list[Hold]:
-    """Return what a walker has spent against open days, in the order of the actions."""
+    """Return a walker's spending against open days, in the order of the actions."""
     rows = await tx.fetch_all(_sql("list_holds"), {"tenant": tenant})
     return [
         Hold(

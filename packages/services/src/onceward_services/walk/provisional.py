@@ -264,7 +264,7 @@ async def _confirm_quests(
 
 
 def _still_open(quest: UnsettledQuest, days: OpenDays, *, is_free: bool) -> Unsettled:
-    """Return what of a quest's progress is not final; a step waits for the steps before it."""
+    """Return the progress of a quest that is not final; a step waits for the steps before it."""
     if quest.revert_due_at is not None:
         return quest.unsettled
     steps: dict[int, datetime] = {}

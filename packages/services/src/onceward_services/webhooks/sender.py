@@ -112,7 +112,7 @@ class WebhookSender:
 
 
 def outcome_of(result: HttpResult, now: datetime) -> Outcome:
-    """Return what a response means."""
+    """Return the meaning of a response."""
     status = result.status
     if status in _OK:
         return Delivered(status)

@@ -140,7 +140,7 @@ class Driver(Protocol):
         """Return the library's own connection object."""
 
     def handler_transaction(self, statements: Any) -> Any:
-        """Return what a handler gets as its transaction."""
+        """Return the transaction for the handler."""
 
     def translate_error(self, error: BaseException) -> NoReturn:
         """Raise one of ``outages`` as ``StoreUnavailableError``, a programming error unchanged."""

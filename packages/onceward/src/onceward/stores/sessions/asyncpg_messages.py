@@ -144,7 +144,7 @@ def _is_unsent(error: Exception) -> bool:
 
 
 def notices_of(pooled: Any) -> CommitNotices:
-    """Return what notes the warnings of a connection of the pool, from its first use on."""
+    """Return the listener for warnings of a connection of the pool, from its first use on."""
     found: CommitNotices | None = pooled.info.get(_NOTICES)
     if found is None:
         driver = pooled.driver_connection

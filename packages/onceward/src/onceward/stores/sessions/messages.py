@@ -87,7 +87,7 @@ class Messages:
         return nullcontext()
 
     def notices_of(self, connection: Any) -> CommitNotices | None:  # noqa: ARG002
-        """Return what is noted of a connection."""
+        """Return the notes on a connection."""
         return None
 
     def begin_and_claim(self, connection: Any, call: str) -> int | None:  # noqa: ARG002
