@@ -351,3 +351,30 @@ async def test_driver_s_connection_shares_the_transaction_and_has_savepoints(
         assert await count(store) == 2
     finally:
         await store.close()
+
+
+@pytest.mark.parametrize("make", [PostgresStore, PsycopgStore, PsycopgSyncStore])
+async def test_locks_of_a_process_that_was_stopped_are_released(
+    make: Callable[..., Any], postgres_url: str
+) -> None:
+    record = a_record()
+    stopped, other = (make(postgres_url, idle_seconds=seconds) for seconds in (0.5, 60))
+    await stopped.open()
+    await other.open()
+    try:
+        unit = await claimed(stopped, record.id)  # and no further statement
+        await unit.statements.execute("SELECT 1")
+        assert isinstance(await other.claim(record.id, NOW), Held)
+        async with asyncio.timeout(5):
+            while isinstance(found := await other.claim(record.id, NOW), Held):
+                await asyncio.sleep(0.05)
+        await found.unit.rollback()
+        with pytest.raises(StoreUnavailableError):
+            await unit.statements.execute("SELECT 1")
+        await unit.rollback()
+        # It is not reset with what a handler has set.
+        row = (await other.read("SHOW idle_in_transaction_session_timeout"))[0]
+        assert row["idle_in_transaction_session_timeout"] == "1min"
+    finally:
+        await stopped.close()
+        await other.close()

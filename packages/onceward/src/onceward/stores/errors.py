@@ -26,10 +26,10 @@ _READ_ONLY_STATE: Final = "25006"
 # Class 08 are connection errors. Everything else is about one statement: a conflict, a timeout, a
 # value, a missing table.
 _OUTAGE_STATES: Final = frozenset(
-    {"57P01", "57P02", "57P03", "57P04", "57P05", "53300", _READ_ONLY_STATE},
+    {"25P03", "57P01", "57P02", "57P03", "57P04", "57P05", "53300", _READ_ONLY_STATE},
 )
 # The connection was lost, or the server is stopping.
-LOST_STATES: Final = ("08", "57P")
+LOST_STATES: Final = ("08", "57P", "25P03")
 # Insufficient privilege, undefined function, feature not supported.
 DENIED_STATES: Final = frozenset({"42501", "42883", "0A000"})
 # Undefined table or schema: not migrated yet, or just being restored.

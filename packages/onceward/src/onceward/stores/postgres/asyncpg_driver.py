@@ -18,7 +18,7 @@ from onceward.stores.postgres.hosts import (
 )
 from onceward.stores.postgres.notifier import PostgresNotifier
 from onceward.stores.postgres.pool import ConnectionPool, PoolTime
-from onceward.stores.postgres.session import STARTUP_PARAMETERS
+from onceward.stores.postgres.session import IDLE_TIMEOUT, STARTUP_PARAMETERS
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.replication import is_replication_warning
 
@@ -102,20 +102,36 @@ class AsyncpgDriver:
         self._urls = host_urls(url)
         self.deadlines = deadlines
         self.time = PoolTime()
+        # Of a pooler that passes no such parameter on.
+        self._refuses_timeout = False
 
     async def connect(self, *, is_limited: bool = True) -> Any:
         limit = self.deadlines.statement_seconds
         limit_or_none = limit if is_limited and limit < math.inf else None
         is_first = self.deadlines.timelines.is_empty
 
-        async def connect(url: str) -> tuple[int, Any]:
-            connection = await asyncpg.connect(
+        idle = self.deadlines.idle_seconds if is_limited else math.inf
+
+        async def open_one(url: str) -> Any:
+            parameters = {"application_name": "onceward", **STARTUP_PARAMETERS}
+            if idle < math.inf and not self._refuses_timeout:
+                parameters[IDLE_TIMEOUT] = f"{idle * 1000:.0f}"
+            return await asyncpg.connect(
                 url,
                 timeout=self.deadlines.connect_seconds,
                 command_timeout=limit_or_none,
                 connection_class=_Connection,
-                server_settings={"application_name": "onceward", **STARTUP_PARAMETERS},
+                server_settings=parameters,
             )
+
+        async def connect(url: str) -> tuple[int, Any]:
+            try:
+                connection = await open_one(url)
+            except asyncpg.PostgresError as error:
+                if IDLE_TIMEOUT not in str(error) or self._refuses_timeout:
+                    raise
+                self._refuses_timeout = True
+                connection = await open_one(url)
             connection.backend = connection.get_server_pid()
             if len(self._urls) == 1:
                 return 0, connection

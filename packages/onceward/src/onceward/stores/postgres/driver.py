@@ -20,6 +20,8 @@ class Deadlines:
     claim_seconds: float = 5.0
     statement_seconds: float = 30.0
     commit_seconds: float = 10.0
+    # How long a transaction may be between two statements before the server ends it.
+    idle_seconds: float = math.inf
     # Shared by all connections of a store.
     timelines: Timelines = field(default_factory=Timelines, compare=False)
 

@@ -16,6 +16,9 @@ from typing import Any, Final
 # The settings that Onceward's connections start with, so that RESET returns to them.
 STARTUP_PARAMETERS: Final = {"client_encoding": "UTF8", "standard_conforming_strings": "on"}
 
+# Of PostgreSQL, in milliseconds. A parameter of the connection, too: RESET must return to it.
+IDLE_TIMEOUT: Final = "idle_in_transaction_session_timeout"
+
 # RESET ALL comes early: a statement_timeout of the handler must not end the others. It does not
 # reset the role; RESET SESSION AUTHORIZATION does, but older versions reset it to none, not to the
 # one of ALTER ROLE … SET role. Cursors are closed first: DISCARD TEMP fails on a table in use.

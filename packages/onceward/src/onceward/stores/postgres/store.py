@@ -74,6 +74,7 @@ class PostgresOptions(TypedDict, total=False):
     claim_seconds: float
     statement_seconds: float
     commit_seconds: float
+    idle_seconds: float
     require_durability: Literal["replicated"] | None
 
 
@@ -96,6 +97,9 @@ class Options:
     claim_seconds: float = 5.0
     statement_seconds: float = 30.0
     commit_seconds: float = 10.0
+    # A transaction without a statement for so long is ended by the server: a process that was
+    # stopped must not keep its locks; 0 is no limit.
+    idle_seconds: float = 60.0
     # Refuses a server that does not wait for a synchronous standby.
     require_durability: Literal["replicated"] | None = None
 
@@ -132,6 +136,7 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
             chosen.claim_seconds or math.inf,
             chosen.statement_seconds or math.inf,
             chosen.commit_seconds or math.inf,
+            chosen.idle_seconds or math.inf,
             epochs.timelines,
         )
         self.driver = driver(target.location, deadlines)
@@ -308,7 +313,7 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
     def lift_statement_limit(self) -> None:
         """Let statements take any time, as those of a command do. Call it before ``open``."""
         self.driver.deadlines = dataclasses.replace(
-            self.driver.deadlines, statement_seconds=math.inf
+            self.driver.deadlines, statement_seconds=math.inf, idle_seconds=math.inf
         )
 
     @property

@@ -2,10 +2,12 @@
 
 import asyncio
 import math
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 import psycopg
+from psycopg.conninfo import conninfo_to_dict
 
 from onceward.ports import Params, Row
 from onceward.stores.errors import raise_unstorable, unavailable
@@ -20,7 +22,7 @@ from onceward.stores.postgres.hosts import (
 from onceward.stores.postgres.notifier import PostgresNotifier
 from onceward.stores.postgres.params import positional, rows_changed
 from onceward.stores.postgres.pool import ConnectionPool, PoolTime
-from onceward.stores.postgres.session import STARTUP_PARAMETERS
+from onceward.stores.postgres.session import IDLE_TIMEOUT, STARTUP_PARAMETERS
 from onceward.stores.postgres.unit_of_work import PostgresTransaction
 from onceward.stores.psycopg.connections import (
     AsyncConnection,
@@ -45,6 +47,8 @@ _ALIVE_SECONDS: Final = 10.0
 _PENDING_SECONDS: Final = 0.01
 _NAME: Final = "onceward"
 _STRINGS: Final = "standard_conforming_strings"
+# What a proxy says of a connection with options that it does not pass on.
+_REFUSED: Final = re.compile(r"startup parameter|options", re.IGNORECASE)
 # Attributes of psycopg's connections. Its public methods only add and remove.
 _CALLBACKS: Final = ("_notify_handlers", "_notifies_backlog")
 
@@ -56,11 +60,27 @@ class _Driver:
     def __init__(self, url: str, deadlines: Deadlines) -> None:
         self._urls = host_urls(url)
         self.deadlines = deadlines
+        # Of a proxy in front of PostgreSQL.
+        self._refuses_options = False
         self._parameters: dict[str, Any] = {
             "autocommit": True,
             "application_name": _NAME,
             "client_encoding": STARTUP_PARAMETERS["client_encoding"],
         }
+
+    def _limited(self, url: str, *, is_limited: bool) -> dict[str, Any]:
+        """Return the parameters of a connection, with the limit of idle transactions."""
+        idle = self.deadlines.idle_seconds
+        if not is_limited or idle == math.inf or self._refuses_options:
+            return self._parameters
+        options = self._parameters.get("options", conninfo_to_dict(url).get("options")) or ""
+        return self._parameters | {"options": f"{options} -c {IDLE_TIMEOUT}={idle * 1000:.0f}"}
+
+    def _note_refusal(self, error: psycopg.OperationalError) -> None:
+        """Raise the error, unless a proxy has refused the options of a connection."""
+        if self._refuses_options or not _REFUSED.search(str(error)):
+            raise error
+        self._refuses_options = True
 
     def _has_startup_parameters(self, raw: Any) -> bool:
         """Check what libpq has no parameter for; if it is wrong, connections get it as an option.
@@ -191,10 +211,16 @@ class PsycopgDriver(_Driver):
         async def connect(url: str) -> tuple[int, AsyncConnection]:
             with translating_connect_errors():
                 async with asyncio.timeout(self.deadlines.connect_seconds):
-                    raw = await GuardedAsyncConnection.connect(url, **self._parameters)
+                    options = self._limited(url, is_limited=is_limited)
+                    try:
+                        raw = await GuardedAsyncConnection.connect(url, **options)
+                    except psycopg.OperationalError as error:
+                        self._note_refusal(error)
+                        raw = await GuardedAsyncConnection.connect(url, **self._parameters)
                     if not self._has_startup_parameters(raw):
                         await raw.close()
-                        raw = await GuardedAsyncConnection.connect(url, **self._parameters)
+                        options = self._limited(url, is_limited=is_limited)
+                        raw = await GuardedAsyncConnection.connect(url, **options)
                     return await self._prepare(AsyncConnection(raw), is_limited=is_limited)
 
         wait = COMPARE_SECONDS if is_first else 0.0
@@ -281,10 +307,14 @@ class PsycopgThreadDriver(_Driver):
 
     def _connect_to(self, url: str, *, is_limited: bool) -> tuple[int, GuardedConnection]:
         with translating_connect_errors():
-            raw = GuardedConnection.connect(url, **self._parameters)
+            try:
+                raw = GuardedConnection.connect(url, **self._limited(url, is_limited=is_limited))
+            except psycopg.OperationalError as error:
+                self._note_refusal(error)
+                raw = GuardedConnection.connect(url, **self._parameters)
             if not self._has_startup_parameters(raw):
                 raw.close()
-                raw = GuardedConnection.connect(url, **self._parameters)
+                raw = GuardedConnection.connect(url, **self._limited(url, is_limited=is_limited))
         timeline = 0
         if len(self._urls) > 1:
             raw.statement_seconds = self.deadlines.connect_seconds
