@@ -12,11 +12,11 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "protocol": 3_890,  # target 3,200: decisions 0067, 0070
     "onceward": 34_760,  # target 31,000: decisions 0067, 0070
-    "outbox": 13_970,  # target 11,500: decision 0067
+    "outbox": 13_990,  # target 11,500: decision 0067
     "operator": 7_600,  # target 7,200
     "testing": 5_300,  # decision 0063
     "nats": 1_250,
-    "services": 17_675,
+    "services": 17_680,
     "lab": 26_575,  # charts without a library: decision 0002
 }
 

@@ -147,6 +147,9 @@ async def _of_correlation_id(
     for row in await _rows(store, "jobs", tenant, about):
         if request_id in {None, row["request_id"]}:
             moments += _of_job(row, is_by_key=is_by_key)
+    for row in await _rows(store, "merged_jobs", tenant, about):
+        if request_id in {None, row["merged_request_id"]}:
+            moments += _of_merged_job(row, is_by_key=is_by_key)
     return moments
 
 
@@ -243,6 +246,20 @@ def _of_job(row: Row, *, is_by_key: bool) -> list[Moment]:
     return found
 
 
+def _of_merged_job(row: Row, *, is_by_key: bool) -> list[Moment]:
+    """Return when a job was merged into another one, and what became of that."""
+    merged = Moment(
+        at=_at(row["caused_at"]),
+        kind="merged",
+        text=f"{row['type']} in {row['queue']}, into the job of another request",
+        tenant=row["tenant"],
+        request_id=row["merged_request_id"],
+        job_id=str(row["job_id"]),
+        is_by_key=is_by_key,
+    )
+    return [merged, *_of_job(row, is_by_key=is_by_key)]
+
+
 async def _of_hashes(store: Store, hashes: Sequence[str], tenant: str | None) -> Sequence[Row]:
     values = {f"hash{number}": text for number, text in enumerate(hashes)}
     listed = ", ".join(f":{name}" for name in values)
@@ -256,13 +273,9 @@ async def _rows(
     about = {**values, "limit": MOST_MOMENTS} | ({} if tenant is None else {"tenant": tenant})
     sql = _queries(store)[name].replace("{hashes}", listed)
     sql = sql.replace("{tenant}", "1 = 1" if tenant is None else "tenant = :tenant")
-    if store.name == "sqlite":
-        sql = sql.replace("{enqueued_at}", "enqueued_at / 1000.0")
-        sql = sql.replace("{completed_at}", "completed_at / 1000.0")
-        sql = sql.replace("{died_at}", "died_at / 1000.0")
-    else:
-        for column in ("enqueued_at", "completed_at", "died_at"):
-            sql = sql.replace(f"{{{column}}}", f"extract(epoch FROM {column})::float8")
+    seconds = "{} / 1000.0" if store.name == "sqlite" else "extract(epoch FROM {})::float8"
+    for column in ("enqueued_at", "completed_at", "died_at", "caused_at"):
+        sql = sql.replace(f"{{{column}}}", seconds.format(column))
     return await store.read(sql, about)
 
 

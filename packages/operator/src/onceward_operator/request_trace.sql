@@ -42,3 +42,31 @@ SELECT tenant, job_id, type, queue, request_id, 'dead', {enqueued_at}, {died_at}
   FROM onceward_dead_letters
  WHERE correlation_id = :correlation_id AND {tenant} AND requeued_at IS NULL
  LIMIT :limit;
+
+-- name: merged_jobs
+-- Jobs into which one of this correlation id was merged: they ran in its place.
+SELECT * FROM (
+    SELECT job.tenant, job.id AS job_id, type, queue, job.request_id AS request_id, state AS state,
+           {enqueued_at} AS enqueued_at, CAST(NULL AS double precision) AS ended_at,
+           cause.request_id AS merged_request_id, {caused_at} AS caused_at
+      FROM onceward_job_causes AS cause
+      JOIN onceward_jobs AS job ON job.tenant = cause.tenant AND job.id = cause.job_id
+     WHERE cause.correlation_id = :correlation_id) AS current WHERE {tenant}
+UNION ALL
+SELECT * FROM (
+    SELECT job.tenant, job.job_id AS job_id, type, queue, job.request_id AS request_id, 'done' AS state,
+           {enqueued_at} AS enqueued_at, {completed_at} AS ended_at,
+           cause.request_id AS merged_request_id, {caused_at} AS caused_at
+      FROM onceward_job_causes AS cause
+      JOIN onceward_job_completions AS job ON job.tenant = cause.tenant AND job.job_id = cause.job_id
+     WHERE cause.correlation_id = :correlation_id) AS ended WHERE {tenant}
+UNION ALL
+SELECT * FROM (
+    SELECT job.tenant, job.job_id AS job_id, type, queue, job.request_id AS request_id, 'dead' AS state,
+           {enqueued_at} AS enqueued_at, {died_at} AS ended_at,
+           cause.request_id AS merged_request_id, {caused_at} AS caused_at
+      FROM onceward_job_causes AS cause
+      JOIN onceward_dead_letters AS job ON job.tenant = cause.tenant AND job.job_id = cause.job_id
+     WHERE cause.correlation_id = :correlation_id
+       AND requeued_at IS NULL) AS dead WHERE {tenant}
+ LIMIT :limit;

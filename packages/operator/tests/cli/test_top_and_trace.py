@@ -97,6 +97,54 @@ def test_trace_shows_record_replay_mismatch_audit_and_job(here: Here, database: 
     assert shown.stderr.decode().startswith("Not included: requests without a key")
 
 
+def test_trace_follows_a_merged_job_to_the_one_that_ran(here: Here, database: str) -> None:
+    async def send() -> str:
+        onceward: Onceward[Any] = Onceward(
+            database, tenants=SINGLE_TENANT, config=GuardConfig(request_log_seconds=3600)
+        )
+        app = FastAPI()
+        onceward.install(app)
+
+        @onceward.jobs.handler("count", queue="counts")
+        async def count(_job: Any) -> None:
+            pass
+
+        @app.post("/orders", status_code=201)
+        @onceward.guard()
+        async def create() -> dict[str, bool]:
+            await onceward.enqueue("count", None, queue="counts", coalesce="today")
+            return {"ok": True}
+
+        await onceward.open()
+        try:
+            transport = httpx.ASGITransport(app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+                for number in (1, 2):
+                    headers = {
+                        "idempotency-key": f"key-{number}",
+                        "x-correlation-id": f"tap-{number}",
+                    }
+                    response = await client.post("/orders", headers=headers)
+            worker = onceward.worker()
+            await worker.start()
+            await worker.until_idle()
+            await worker.stop()
+        finally:
+            await onceward.close()
+        return str(response.headers["x-request-id"])
+
+    request_id = asyncio.run(send())
+    result = here("trace", "tap-2", "--database", database, "--json")
+    assert result.returncode == 0, result.stderr
+    by_kind = {moment["kind"]: moment for moment in json.loads(result.stdout)}
+    assert by_kind["merged"]["request_id"] == request_id
+    assert by_kind["done"]["job_id"] == by_kind["merged"]["job_id"]
+    first = json.loads(here("trace", "tap-1", "--database", database, "--json").stdout)
+    assert "merged" not in {moment["kind"] for moment in first}
+    own = ("trace", "tap-2", "--tenant", by_kind["merged"]["tenant"], "--database", database)
+    assert b"merged" in here(*own).stdout
+
+
 def test_trace_includes_requests_with_the_same_key_and_other_correlation_ids(
     here: Here, database: str
 ) -> None:

@@ -154,6 +154,7 @@ CREATE TABLE onceward_job_causes (
     caused_at      timestamptz NOT NULL DEFAULT statement_timestamp(),
     PRIMARY KEY (tenant, job_id, request_id)
 );
+CREATE INDEX idx_onceward_job_causes_correlation_id ON onceward_job_causes (correlation_id);
 
 -- Queues whose jobs are not claimed.
 CREATE TABLE onceward_paused_queues (

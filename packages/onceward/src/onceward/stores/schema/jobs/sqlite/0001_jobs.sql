@@ -164,6 +164,7 @@ CREATE TABLE onceward_job_causes (
     caused_at      INTEGER NOT NULL,
     PRIMARY KEY (tenant, job_id, request_id)
 ) WITHOUT ROWID;
+CREATE INDEX idx_onceward_job_causes_correlation_id ON onceward_job_causes (correlation_id);
 
 -- Queues whose jobs are not claimed.
 CREATE TABLE onceward_paused_queues (
