@@ -214,3 +214,24 @@ async def test_plain_http_is_refused_for_public_addresses(monkeypatch: pytest.Mo
     lookups(monkeypatch, ["8.8.8.8"])
     outcome = await WebhookSender().send("http://e.test/", [SECRET], {}, message_id="m", now=NOW)
     assert outcome == Refused("should begin with https://")
+
+
+async def test_a_silent_host_is_not_waited_for_again_and_again() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))  # connects, and says nothing
+    url = f"http://127.0.0.1:{silent.getsockname()[1]}/hook"
+    sender = WebhookSender(timeout_seconds=0.05, allowed=HERE)
+
+    async def attempt(url: str) -> Outcome:
+        return await sender.send(url, [SECRET], {}, message_id="m", now=NOW)
+
+    for _ in range(3):
+        assert await attempt(url) == Unavailable("no response within 0.05 seconds")
+    started = asyncio.get_running_loop().time()
+    for path in ("/hook", "/another"):
+        outcome = await attempt(url.replace("/hook", path))
+        assert isinstance(outcome, Unavailable)
+        assert 50 < outcome.after_seconds <= 60
+    assert asyncio.get_running_loop().time() - started < 0.04
+    async with receiving() as receiver:  # another port is another host
+        assert await attempt(receiver.url) == Delivered(204)
+    silent.close()

@@ -1,9 +1,11 @@
 """Send a signed message to a URL and say what became of it."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from onceward.jobs.enqueue import encode_json
 from onceward_protocol.retry import is_transient, parse_retry_after
@@ -22,6 +24,11 @@ __all__ = ["Delivered", "Gone", "Outcome", "Refused", "Unavailable", "WebhookSen
 _OK: Final = range(200, 300)
 _REDIRECTS: Final = range(300, 400)
 _GONE: Final = (404, 410)
+# After so many messages without a response, a host gets none for so many seconds: each would take
+# a slot of the worker until its timeout.
+_MOST_SILENT: Final = 3
+_PAUSE_SECONDS: Final = 60.0
+_MAX_SILENT_HOSTS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,9 @@ class WebhookSender:
 
     def __init__(self, *, timeout_seconds: float = 10.0, allowed: Sequence[Network] = ()) -> None:
         self._timeout_seconds = timeout_seconds
+        # Of each host and port without a response: how often in a row, and until when (monotonic)
+        # nothing is sent to it.
+        self._silent: dict[str, tuple[int, float]] = {}
         self._allowed = tuple(allowed)
 
     def check_url(self, url: str) -> None:
@@ -86,6 +96,10 @@ class WebhookSender:
         now: datetime,
     ) -> Outcome:
         """Send one message. Never raises for what the receiver does."""
+        host = urlsplit(url).netloc.rpartition("@")[2].lower()
+        count, until = self._silent.get(host, (0, 0.0))
+        if (wait := until - time.monotonic()) > 0:
+            return Unavailable(f"not sent: no response to the last {count} messages", wait)
         body = encode_json(message)
         headers = {
             "content-type": "application/json",
@@ -107,8 +121,18 @@ class WebhookSender:
         except AddressRefusedError as error:
             return Refused(str(error), is_internal=True)
         except NoResponseError as error:
+            self._note_silence(host)
             return Unavailable(str(error))
+        self._silent.pop(host, None)
         return outcome_of(result, now)
+
+    def _note_silence(self, host: str) -> None:
+        """Count a message without a response; after some, the host gets none for a while."""
+        count = self._silent.get(host, (0, 0.0))[0] + 1
+        if len(self._silent) > _MAX_SILENT_HOSTS:
+            self._silent.clear()
+        pause = _PAUSE_SECONDS if count >= _MOST_SILENT else 0.0
+        self._silent[host] = count, time.monotonic() + pause
 
 
 def outcome_of(result: HttpResult, now: datetime) -> Outcome:
