@@ -56,10 +56,12 @@ VALUES (:tenant, :audit_id::text, :actor::text, :audit_name::text, :payload_hash
 -- name: causes
 SELECT request_id, correlation_id, extract(epoch FROM caused_at)::float8 AS caused_at
   FROM onceward_job_causes
- WHERE tenant = :tenant::text AND job_id = :job_id::uuid ORDER BY caused_at;
+ WHERE tenant = :tenant::text AND job_id = :job_id::uuid
+   AND PLANNED_FOR(:tenant) ORDER BY caused_at;
 
 -- name: is_done
-SELECT 1 AS done FROM onceward_job_completions WHERE tenant = :tenant AND job_id = :id::uuid;
+SELECT 1 AS done FROM onceward_job_completions WHERE tenant = :tenant AND job_id = :id::uuid
+   AND PLANNED_FOR(:tenant);
 
 -- name: claim
 -- Leases due jobs, oldest first, up to the limit from each queue that is not paused. Rows that another claim has locked
@@ -88,7 +90,8 @@ SELECT failure.worker, failure.error
     ON failure.tenant = job.tenant AND failure.job_id = job.id
    AND failure.failed_at = job.started_at
  WHERE job.tenant = :tenant AND job.id = :job_id::uuid AND job.lease = :lease
-   AND failure.reason = 'worker_lost';
+   AND failure.reason = 'worker_lost'
+   AND PLANNED_FOR(:tenant);
 
 -- name: still_to_do
 -- Of these jobs, those that are not finished, and in how many seconds each can be leased.
@@ -97,7 +100,8 @@ SELECT job.tenant, job.id::text AS job_id, job.queue,
             THEN greatest(0, extract(epoch FROM visible_at - statement_timestamp()))::float8 END
          AS free_in_seconds
   FROM json_to_recordset(:jobs::json) AS wanted(tenant text, job_id uuid)
-  JOIN onceward_jobs AS job ON job.tenant = wanted.tenant AND job.id = wanted.job_id;
+  JOIN onceward_jobs AS job ON job.tenant = wanted.tenant AND job.id = wanted.job_id
+   AND PLANNED_FOR(:jobs);
 
 -- name: due_in
 -- In how many seconds the next job of these queues can be leased. Paused queues do not count.
@@ -106,6 +110,10 @@ SELECT extract(epoch FROM onceward_next_visible(:queues::text[], '-infinity')
 
 -- name: renew
 -- An expired lease is not renewed: another worker may have leased the job since.
+SELECT tenant, job_id
+  FROM onceward_renew_leases(:leases::json, :worker::text, :lease_seconds::float8);
+
+-- name: renew on citus
 UPDATE onceward_jobs AS job
    SET visible_at = statement_timestamp() + make_interval(secs => :lease_seconds::float8)
   FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
@@ -115,6 +123,10 @@ RETURNING job.tenant, job.id::text AS job_id;
 
 -- name: mark_alone
 -- Records whether the worker runs these jobs alone. Returns no row for a lost lease.
+SELECT tenant, job_id
+  FROM onceward_mark_jobs_alone(:leases::json, :worker::text, :alone::boolean);
+
+-- name: mark_alone on citus
 UPDATE onceward_jobs AS job
    SET alone = :alone::boolean
   FROM json_to_recordset(:leases::json) AS mine(tenant text, job_id uuid, lease bigint)
@@ -151,6 +163,7 @@ SELECT tenant, id::text AS job_id FROM deleted;
 WITH deleted AS (
     DELETE FROM onceward_jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
+   AND PLANNED_FOR(:tenant)
        AND visible_at > statement_timestamp()
     RETURNING *
 )
@@ -171,6 +184,7 @@ SELECT onceward_two_phase_commit();
 -- A job whose key was completed before it ran.
 DELETE FROM onceward_jobs
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
+   AND PLANNED_FOR(:tenant)
 RETURNING id::text AS job_id;
 
 -- name: release_next
@@ -179,6 +193,7 @@ UPDATE onceward_jobs
    SET visible_at = run_at
  WHERE tenant = :tenant AND order_key = :order_key AND visible_at = 'infinity'
    AND seq = (SELECT min(seq) FROM onceward_jobs WHERE tenant = :tenant AND order_key = :order_key)
+   AND PLANNED_FOR(:tenant)
 RETURNING queue;
 
 -- name: retry
@@ -188,6 +203,7 @@ WITH kept AS (
            visible_at = statement_timestamp() + make_interval(secs => :delay_seconds::float8)
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
        AND visible_at > statement_timestamp()
+   AND PLANNED_FOR(:tenant)
     RETURNING tenant, id, attempts
 ), failed AS (
     INSERT INTO onceward_job_failures (tenant, job_id, attempt, reason, error, worker)
@@ -201,6 +217,7 @@ UPDATE onceward_jobs
    SET state = 'waiting', worker = NULL, attempts = attempts - 1, visible_at = statement_timestamp()
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
    AND visible_at > statement_timestamp()
+   AND PLANNED_FOR(:tenant)
 RETURNING id::text AS job_id;
 
 -- name: dead_letter
@@ -210,6 +227,7 @@ WITH deleted AS (
     DELETE FROM onceward_jobs
      WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker::text
        AND visible_at > statement_timestamp()
+   AND PLANNED_FOR(:tenant)
     RETURNING *
 ), failed AS (
     INSERT INTO onceward_job_failures (tenant, job_id, attempt, reason, error, worker)
@@ -247,17 +265,20 @@ SELECT tenant, id, :name::text, :result::text, attempts
   FROM onceward_jobs
  WHERE tenant = :tenant AND id = :job_id::uuid AND lease = :lease AND worker = :worker
    AND visible_at > statement_timestamp()
+   AND PLANNED_FOR(:tenant)
     ON CONFLICT (tenant, job_id, name) DO NOTHING
 RETURNING name;
 
 -- name: steps
 SELECT name, result, attempt, extract(epoch FROM finished_at)::float8 AS finished_at
   FROM onceward_job_steps WHERE tenant = :tenant AND job_id = :job_id::uuid
+   AND PLANNED_FOR(:tenant)
  ORDER BY finished_at, name;
 
 -- name: failures
 SELECT attempt, reason, error, worker, extract(epoch FROM failed_at)::float8 AS failed_at
   FROM onceward_job_failures WHERE tenant = :tenant AND job_id = :job_id::uuid
+   AND PLANNED_FOR(:tenant)
  ORDER BY failed_at, seq;
 
 -- name: list_jobs

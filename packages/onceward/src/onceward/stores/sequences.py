@@ -38,7 +38,8 @@ class SequenceNumbers:
 
     async def find(self, stream: Stream, number: int, on: Transaction | None = None) -> Position:
         """Return how far a stream has come, and which key has used this number."""
-        rows = await self._fetch("find_number", {**_names(stream), "number": number}, on)
+        name = "find_number_at_once" if self.has_locks else "find_number"
+        rows = await self._fetch(name, {**_names(stream), "number": number}, on)
         return Position(rows[0]["last_number"] or 0, rows[0]["key_hash"])
 
     async def find_keys(

@@ -7,6 +7,16 @@ SELECT (SELECT last_number FROM onceward_sequences
        (SELECT key_hash FROM onceward_sequence_numbers
          WHERE tenant = :tenant AND client_id = :client_id AND number = :number) AS key_hash;
 
+-- name: find_number_at_once
+-- The same on PostgreSQL: a function, whose plan never reads a whole table.
+SELECT last_number, key_hash FROM onceward_find_number(:tenant, :client_id, :number);
+
+-- name: find_number_at_once on citus
+SELECT (SELECT last_number FROM onceward_sequences
+         WHERE tenant = :tenant AND client_id = :client_id) AS last_number,
+       (SELECT key_hash FROM onceward_sequence_numbers
+         WHERE tenant = :tenant AND client_id = :client_id AND number = :number) AS key_hash;
+
 -- name: find_numbers
 -- The keys of a number and of those after it.
 SELECT number, key_hash FROM onceward_sequence_numbers
@@ -37,6 +47,11 @@ SELECT begun.tenant, begun.client_id, used.number, used.key_hash
 
 -- name: advance_at_once
 -- Uses the next numbers of a stream, on PostgreSQL. Inserts no row if the stream is not where it was.
+SELECT onceward_advance_sequence(
+           :tenant, :client_id, :before, :last_number, :now, :forgotten,
+           CAST(:numbers AS text[]), CAST(:hashes AS text[]));
+
+-- name: advance_at_once on citus
 WITH advanced AS (
     UPDATE onceward_sequences SET last_number = :last_number, updated_at = :now
      WHERE tenant = :tenant AND client_id = :client_id AND last_number = :before

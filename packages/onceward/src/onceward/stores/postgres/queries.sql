@@ -3,10 +3,7 @@
 
 -- name: find_record
 -- The record of a key unless it is expired.
-SELECT canonical_body_hash, request_fingerprint, response_status, response_body, response_headers,
-       request_id, correlation_id, audit_id, created_at, expires_at, client_generated_at
-  FROM onceward_idempotency_records
- WHERE tenant = $1 AND endpoint = $2 AND idempotency_key = $3 AND expires_at > $4;
+SELECT * FROM onceward_find_record($1, $2, $3, $4);
 
 -- name: finish
 SELECT onceward_save_record($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16,

@@ -8,7 +8,8 @@
 -- log.)
 CREATE OR REPLACE FUNCTION onceward_claim(
     p_lock bigint, p_tenant text, p_endpoint text, p_key text, p_now timestamptz
-) RETURNS SETOF integer LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS SETOF integer LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_expires_at timestamptz;
 BEGIN

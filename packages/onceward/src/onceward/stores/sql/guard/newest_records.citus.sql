@@ -3,7 +3,8 @@
 CREATE OR REPLACE FUNCTION onceward_newest_records(
     p_before timestamptz, p_after_at timestamptz, p_after_tenant text, p_after_endpoint text,
     p_after_key text, p_limit bigint
-) RETURNS SETOF onceward_idempotency_records LANGUAGE plpgsql STABLE AS $$
+) RETURNS SETOF onceward_idempotency_records LANGUAGE plpgsql STABLE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_endpoint text := '';
 BEGIN

@@ -1,6 +1,7 @@
 -- The next tenants that have records, in the order of their names.
 CREATE OR REPLACE FUNCTION onceward_next_tenants(p_after text, p_limit bigint)
-RETURNS SETOF text LANGUAGE plpgsql STABLE AS $$
+RETURNS SETOF text LANGUAGE plpgsql STABLE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_tenant text := p_after;
 BEGIN

@@ -3,7 +3,8 @@
 -- lock of the order key.
 CREATE OR REPLACE FUNCTION onceward_cancel_job(
     p_tenant text, p_job_id uuid, p_actor text, p_reason text, p_audit_id text
-) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS text LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := statement_timestamp();
     v_job onceward_jobs;

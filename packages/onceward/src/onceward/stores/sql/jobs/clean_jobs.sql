@@ -3,10 +3,13 @@
 -- Steps, failures and causes: only of jobs that are gone.
 CREATE OR REPLACE FUNCTION onceward_clean_jobs(
     p_what text, p_before timestamptz, p_limit integer
-) RETURNS integer LANGUAGE plpgsql VOLATILE SET enable_sort = off AS $$
+) RETURNS integer LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = on SET enable_sort = off AS $$
 DECLARE
     v_deleted integer;
 BEGIN
+    -- The others have no index for it.
+    PERFORM set_config('enable_seqscan', CASE p_what WHEN 'completions' THEN 'off' ELSE 'on' END, true);
     IF p_what = 'completions' THEN
         DELETE FROM onceward_job_completions
          WHERE ctid = ANY (ARRAY(

@@ -1,7 +1,8 @@
 -- Completes a job in the transaction of its effects; see complete_job.sql.
 CREATE OR REPLACE FUNCTION onceward_complete_job(
     p_tenant text, p_job_id uuid, p_lease bigint, p_worker text, p_result text
-) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS void LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_job onceward_jobs;
 BEGIN

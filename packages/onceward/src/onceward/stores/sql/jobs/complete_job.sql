@@ -2,7 +2,8 @@
 -- with COMMIT. It raises if the lease was lost or a marker exists, and the transaction cannot commit.
 CREATE OR REPLACE FUNCTION onceward_complete_job(
     p_tenant text, p_job_id uuid, p_lease bigint, p_worker text, p_result text
-) RETURNS void LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS void LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_job onceward_jobs;
 BEGIN

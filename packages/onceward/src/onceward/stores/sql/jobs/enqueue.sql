@@ -8,7 +8,8 @@ CREATE OR REPLACE FUNCTION onceward_enqueue(
     p_payload text, p_payload_hash text, p_order_key text, p_run_at float8, p_delay_seconds float8,
     p_max_attempts integer, p_actor text, p_request_id text, p_correlation_id text,
     p_traceparent text, p_version bigint, p_audit_id text, p_audit_name text
-) RETURNS boolean LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS boolean LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := statement_timestamp();
     v_run_at timestamptz;

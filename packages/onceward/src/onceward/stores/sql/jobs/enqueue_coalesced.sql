@@ -7,7 +7,8 @@ CREATE OR REPLACE FUNCTION onceward_enqueue_coalesced(
     p_correlation_id text, p_traceparent text, p_version bigint, p_audit_id text,
     p_audit_name text,
     OUT job_id text, OUT job_key text, OUT merged integer
-) LANGUAGE plpgsql VOLATILE AS $$
+) LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := statement_timestamp();
     v_run_at timestamptz;

@@ -2,7 +2,8 @@
 -- queue matches every one, and so does a tenant that is null.
 CREATE OR REPLACE FUNCTION onceward_first_jobs(
     p_queue text, p_state text, p_tenant text, p_after timestamptz, p_after_id uuid, p_limit integer
-) RETURNS SETOF onceward_jobs LANGUAGE plpgsql STABLE AS $$
+) RETURNS SETOF onceward_jobs LANGUAGE plpgsql STABLE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_queue text := p_queue;
 BEGIN

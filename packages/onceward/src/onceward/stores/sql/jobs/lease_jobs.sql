@@ -12,7 +12,8 @@ CREATE OR REPLACE FUNCTION onceward_lease_jobs(
     attempts integer, max_attempts integer, lost integer, request_id text, correlation_id text,
     traceparent text, version bigint, resource_id text, order_key text, enqueued_at timestamptz,
     completed boolean
-) LANGUAGE plpgsql VOLATILE AS $$
+) LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 #variable_conflict use_column
 BEGIN
     IF p_has_lost THEN

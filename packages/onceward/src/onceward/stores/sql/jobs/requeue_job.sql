@@ -2,7 +2,8 @@
 -- is none. The dead letter stays, marked. The caller holds the lock of the order key.
 CREATE OR REPLACE FUNCTION onceward_requeue_job(
     p_tenant text, p_job_id uuid, p_actor text, p_audit_id text
-) RETURNS text LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS text LANGUAGE plpgsql VOLATILE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_now timestamptz := statement_timestamp();
     v_visible_at timestamptz := v_now;

@@ -1,6 +1,7 @@
 -- The tenants that have a job with this id, among the first p_most of each table.
 CREATE OR REPLACE FUNCTION onceward_tenants_of_job(p_job_id uuid, p_most integer)
-RETURNS SETOF text LANGUAGE plpgsql STABLE AS $$
+RETURNS SETOF text LANGUAGE plpgsql STABLE
+  SET enable_seqscan = off AS $$
 DECLARE
     v_tenant text := '';
 BEGIN
