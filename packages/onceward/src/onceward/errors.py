@@ -9,6 +9,7 @@
     │   └── RecordUnreadableError          500  the record of this key is damaged
     ├── StoreError                     the database
     │   ├── StoreUnavailableError          503
+    │   │   └── TransactionConflictError
     │   ├── SupersededError                another request committed a record for this key first
     │   └── CommitUnknownError             the connection died during COMMIT
     ├── JobError                       a job
@@ -71,6 +72,7 @@ __all__ = [
     "StoreUnavailableError",
     "StreamingResponseError",
     "SupersededError",
+    "TransactionConflictError",
     "UnstoredWritesError",
     "UsageError",
     "VersionMismatchError",
@@ -122,7 +124,7 @@ class StoreUnavailableError(StoreError):
     ) -> None:
         super().__init__(message)
         # ``breaker_open``, ``unreachable``, ``outcome_unknown``, ``record_changed``,
-        # ``not_replicated`` or ``commits_waiting``.
+        # ``not_replicated``, ``commits_waiting``, ``conflict`` or ``statement_failed``.
         self.reason = reason
         # Sent as ``Retry-After``.
         self.retry_after_seconds = retry_after_seconds
@@ -130,6 +132,15 @@ class StoreUnavailableError(StoreError):
         self.is_for_callers = is_for_callers
         # Whether it counts as a failure of the store for the circuit breaker.
         self.is_outage = is_outage
+
+
+class TransactionConflictError(StoreUnavailableError):
+    """A deadlock, or a serialization failure: the transaction may be run again at once."""
+
+    kind = "transaction_conflict"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, retry_after_seconds=0, is_outage=False, reason="conflict")
 
 
 class SupersededError(StoreError):

@@ -47,6 +47,7 @@ CODES: Final[dict[str, Code]] = {
     "payload_mismatch":  Code(409, "IDEMPOTENCY_CONFLICT", "idempotency.payload_mismatch", "Key was used for another request"),  # noqa: E501
     "in_progress":       Code(409, "IDEMPOTENCY_IN_PROGRESS", "idempotency.in_progress", "First request still running"),  # noqa: E501
     "store_unavailable": Code(503, "STORE_UNAVAILABLE", "idempotency.store_unavailable", "Store unavailable"),  # noqa: E501
+    "transaction_conflict": Code(503, "TRANSACTION_CONFLICT", "transaction.conflict", "Another transaction came first"),  # noqa: E501
     "version_mismatch":  Code(409, "VERSION_MISMATCH", "concurrency.version_mismatch", "Version differs"),  # noqa: E501
     "version_required":  Code(428, "VERSION_REQUIRED", "concurrency.version_required", "Version required"),  # noqa: E501
     "rate_limited":      Code(429, "RATE_LIMITED", "rate.limited", "Too many requests"),

@@ -33,7 +33,7 @@ from onceward.guard.request import Headers, RequestHead
 from onceward.guard.request_body import Message, Receive, RequestBody, WholeBody
 from onceward.guard.route_table import SAFE_METHODS, GuardTable, Match
 from onceward.records import Response
-from onceward.stores.errors import unstorable_error
+from onceward.stores.errors import refusal_of
 from onceward.stores.sessions.gate import end_visit
 from onceward_protocol.error_codes import ErrorFormat
 
@@ -214,7 +214,7 @@ class GuardMiddleware:
             if exchange.transaction is None or response.is_started:
                 raise
             outage = exchange.transaction.outage_of(error)
-            refused = outage or unstorable_error(error)
+            refused = outage or refusal_of(error)
             if refused is None:
                 raise
             if outage is not None:

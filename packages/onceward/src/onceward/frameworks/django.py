@@ -85,7 +85,7 @@ from onceward.guard.request import Headers, Principal, RequestHead
 from onceward.guard.request_thread import has_request_thread, run_in_request_thread
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
 from onceward.records import Response
-from onceward.stores.errors import unstorable_error
+from onceward.stores.errors import refusal_of
 from onceward.stores.sessions.django import DjangoStore
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -259,7 +259,7 @@ class OncewardMiddleware:
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Respond with a Onceward error that a view raised."""
-        error = unstorable_error(error) or error
+        error = refusal_of(error) or error
         if not isinstance(error, RequestError | StoreUnavailableError):
             return None
         head = head_of(request.META, request.method or "GET", request.path_info)
@@ -511,7 +511,7 @@ def _response_of(view: Any, request: Any, args: tuple[Any, ...], kwargs: dict[st
     except OncewardError:
         raise
     except Exception as error:
-        refused = unstorable_error(error)
+        refused = refusal_of(error)
         if refused is not None:
             raise refused from error
         if rest_view is not None:

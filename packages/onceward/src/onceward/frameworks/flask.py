@@ -67,7 +67,7 @@ from onceward.frameworks.wsgi import (
 )
 from onceward.guard.request import Principal, RequestHead
 from onceward.guard.route_table import SAFE_METHODS, Guard, Match, guard_of, mark_guarded
-from onceward.stores.errors import unstorable_error
+from onceward.stores.errors import refusal_of
 from onceward.stores.sessions.gate import end_visit
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -481,7 +481,7 @@ def _response_of(
             try:
                 result = app.handle_user_exception(error)
             except Exception as unhandled:
-                refused = unstorable_error(unhandled)
+                refused = refusal_of(unhandled)
                 if refused is None:
                     raise
                 result = app.handle_user_exception(refused)

@@ -17,6 +17,7 @@ from onceward.errors import (
     RequestError,
     ServiceError,
     StoreUnavailableError,
+    TransactionConflictError,
 )
 from onceward.records import Response
 from onceward_protocol.error_codes import CODES, ERROR_HEADER, Code, ErrorFormat
@@ -153,6 +154,7 @@ def _info(
 ) -> ErrorInfo:
     message, details = "", dict[str, Any]()
     retry_after: float | None = None
+    least = 0 if isinstance(error, TransactionConflictError) else 1
     if isinstance(error, ServiceError):
         code = Code(error.status, error.code, error.code, error.message)
         kind = _SERVICE
@@ -174,7 +176,7 @@ def _info(
         details=details,
         request_id=request_id,
         # Whole seconds, rounded up: a client that retries too early is refused again.
-        retry_after=None if retry_after is None else max(1, ceil(retry_after)),
+        retry_after=None if retry_after is None else max(least, ceil(retry_after)),
     )
 
 

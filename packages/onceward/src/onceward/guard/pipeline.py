@@ -68,7 +68,7 @@ from onceward.guard.route_table import Match
 from onceward.observability.traces import Spans
 from onceward.ports import Metrics, Outcome
 from onceward.records import Record, Response
-from onceward.stores.errors import unstorable_error
+from onceward.stores.errors import refusal_of
 from onceward_protocol.effect import Effect
 from onceward_protocol.fingerprint import short_hash
 from onceward_protocol.keys import parse_key
@@ -422,7 +422,7 @@ class Pipeline:
         self, exchange: Exchange, error: Exception
     ) -> RequestError | StoreUnavailableError | str | None:
         """Return the response for an error of the app; None if the app has to respond."""
-        known = outage_of(exchange, error) or unstorable_error(error) or error
+        known = outage_of(exchange, error) or refusal_of(error) or error
         if isinstance(known, StoreUnavailableError):
             log_outage(known, exchange)
         # A superseded execution ends with a replay, whatever response is given here.

@@ -12,6 +12,7 @@ from onceward.errors import (
     OncewardError,
     StoreUnavailableError,
     SupersededError,
+    TransactionConflictError,
 )
 from onceward.stores.rows import UNSTORABLE
 
@@ -42,6 +43,12 @@ _UNSTORABLE_STATES: Final = frozenset({"22021", "22P05"})
 _UNKNOWN_CLASSES: Final = frozenset({"08", "57", "58", "XX"})
 # Classes of errors that a statement without data may raise: resources, locks, cancellation, system.
 _CLEANING_CLASSES: Final = frozenset({"53", "55", "57", "58", "XX"})
+
+# Serialization failure, deadlock.
+_CONFLICT_STATES: Final = frozenset({"40001", "40P01"})
+# Resources (a full disk, no memory), cancelled, a lock that was not free in time, system errors:
+# the same statement may succeed later.
+_PASSING_STATES: Final = ("53", "57014", "55P03", "58")
 
 # psycopg refuses NUL by itself, without a SQLSTATE.
 _REFUSED_BY_PSYCOPG: Final = "NUL (0x00)"
@@ -111,6 +118,8 @@ def statement_error(error: BaseException) -> OncewardError:
     """Return the exception for an error of one of Onceward's statements, which is no outage."""
     if state_of(error) in _UNSTORABLE_STATES:
         return BodyInvalidError(UNSTORABLE)
+    if state_of(error) in _CONFLICT_STATES:
+        return TransactionConflictError(str(error))
     return StoreUnavailableError(f"PostgreSQL refused a statement: {error}", is_outage=False)
 
 
@@ -125,6 +134,20 @@ def unstorable_error(error: BaseException) -> BodyInvalidError | None:
             found.__cause__ = error
             return found
     return None
+
+
+def refusal_of(error: BaseException) -> BodyInvalidError | StoreUnavailableError | None:
+    """Return what the client gets for the error of a handler's statement; None: an error of it."""
+    state = state_of(error)
+    found: StoreUnavailableError
+    if state in _CONFLICT_STATES:
+        found = TransactionConflictError(str(error))
+    elif state.startswith(_PASSING_STATES):
+        found = StoreUnavailableError(str(error), is_outage=False, reason="statement_failed")
+    else:
+        return unstorable_error(error)
+    found.__cause__ = error
+    return found
 
 
 def raise_unstorable(error: Exception) -> None:
