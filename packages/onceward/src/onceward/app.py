@@ -440,6 +440,7 @@ class Runtime:
             created = await create_within(execution.statements, schema, JOBS)
             execution.after_commit(lambda: schema.committed(created))
         outcome = await self.job_store.enqueue(execution.statements, job)
+        self.jobs.warn_of_queue(job_type, job.queue)
         log_duplicate(job, outcome)
         execution.after_commit(self.notifier.notify)
         return outcome

@@ -203,3 +203,18 @@ def test_invalid_name_is_refused_when_it_is_registered(arguments: dict[str, Any]
         jobs.daily(time(3), **arguments)
     assert jobs.periodic == []
     assert jobs.queues == ()
+
+
+def test_queue_without_a_handler_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    jobs = JobRegistry()
+
+    @jobs.handler("receipt.send", queue="mail")
+    async def send(_job: Any) -> None:
+        pass
+
+    for queue in ("mail", "mial", "mial"):
+        jobs.warn_of_queue("receipt.send", queue)
+    jobs.warn_of_queue("of.another.app", "elsewhere")
+    (record,) = caplog.records
+    assert "the queue mial, which no handler of this app has" in record.getMessage()
+    assert "(queues: mail)" in record.getMessage()

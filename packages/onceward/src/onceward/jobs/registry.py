@@ -1,6 +1,7 @@
 """The handlers of an app, by job type, and its periodic jobs."""
 
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import time
@@ -22,6 +23,8 @@ Handler = Callable[[JobContext], Awaitable[Any]] | Callable[[SyncJobContext], An
 HandlerT = TypeVar("HandlerT", bound=Handler)
 
 _TIME_LIMIT_SECONDS: Final = 300.0
+
+_log = logging.getLogger("onceward.jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,8 @@ class JobRegistry:
     def __init__(self) -> None:
         self._registrations: dict[str, Registration] = {}
         self._queues: set[str] = set()
+        # Queues that were warned of.
+        self._warned: set[str] = set()
         # The periodic jobs, in the order in which they were added.
         self.periodic: list[Periodic] = []
 
@@ -148,6 +153,19 @@ class JobRegistry:
         if found is None:
             return {}
         return {"queue": found.queue, "max_attempts": found.max_attempts}
+
+    def warn_of_queue(self, job_type: str, queue: str) -> None:
+        """Log once that no worker of this app serves a queue of a job that has a handler here."""
+        if queue in self._queues or queue in self._warned or job_type not in self._registrations:
+            return
+        self._warned.add(queue)
+        _log.warning(
+            "jobs of type %s are enqueued in the queue %s, which no handler of this app has: "
+            "no worker of it runs them (queues: %s)",
+            job_type,
+            queue,
+            ", ".join(self.queues),
+        )
 
     @property
     def queues(self) -> tuple[str, ...]:
