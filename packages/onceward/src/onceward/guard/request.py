@@ -22,7 +22,7 @@ from onceward.guard.policy import Policy
 from onceward.guard.route_table import Match
 from onceward.records import Record, RecordId, RequestFingerprint, Response
 from onceward.stores.rows import check_storable
-from onceward.tenants import is_reserved
+from onceward.tenants import SYSTEM_TENANT, is_reserved
 from onceward_protocol.correlation import is_traceparent
 from onceward_protocol.fingerprint import FingerprintInput, body_hash, request_fingerprint
 from onceward_protocol.ids import new_request_id
@@ -110,7 +110,7 @@ class Principal:
                     f"the {name} of a Principal must be text that is not empty, not {value!r}: "
                     "raise NotAuthenticatedError for a caller who is not known"
                 )
-        if is_reserved(self.tenant):
+        if self.tenant.startswith(SYSTEM_TENANT) and is_reserved(self.tenant):
             raise PrincipalInvalidError(f"the tenant {self.tenant!r} is Onceward's own")
 
 
