@@ -133,6 +133,18 @@ async def test_reviews_need_the_admin_role(steps: Stepping) -> None:
     assert review["status"] == "open"
 
 
+async def test_admin_does_not_resolve_a_review_of_their_own_walks(steps: Stepping) -> None:
+    review_id = await quarantine(steps)
+    (review,) = await steps.reviews()
+    for who, status in ((review["walkerId"], 403), ("boss", 200)):
+        response = await steps.client.post(
+            f"/admin/review-queue/{review_id}/resolve",
+            json={"decision": "accept"},
+            headers=steps.signed_in(who, "admin") | {"Idempotency-Key": new_key()},
+        )
+        assert response.status_code == status, response.text
+
+
 async def test_the_queue_is_read_page_by_page_open_or_resolved(steps: Stepping) -> None:
     for walker in ("ada", "bob", "cyd"):
         await quarantine(steps, walker=walker)

@@ -117,7 +117,7 @@ def add_plugins(app: "typer.Typer", arguments: Sequence[str]) -> None:
 
 
 def default_worker() -> Callable[..., int] | None:
-    """Return the default of ``onceward worker`` without ``--app``, if an installed package has it."""
+    """Return the default ``onceward worker`` without ``--app``, if an installed package has it."""
     from importlib import import_module
 
     for entry_point in _installed():

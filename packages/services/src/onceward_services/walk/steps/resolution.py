@@ -3,7 +3,7 @@
 from datetime import date, datetime
 
 from onceward import Transaction
-from onceward.errors import FieldNotAllowedError
+from onceward.errors import FieldNotAllowedError, ForbiddenError
 from onceward.ports import Row
 from onceward_services.settings import Settings
 from onceward_services.walk.announcements import Enqueue
@@ -32,9 +32,13 @@ async def resolve_review(
 ) -> Row:
     """Resolve a review and return it: the day is settled, the walker suspended and told.
 
-    Raises ``NotFoundError``, and ``ServiceError`` if it is resolved already.
+    Raises ``NotFoundError``, ``ForbiddenError`` for a review of the admin's own walks, and
+    ``ServiceError`` if it is resolved already.
     """
     walker = str((await reviews.find_review(tx, review_id))["tenant"])
+    # The actor in the console is ``boss via console``.
+    if admin.partition(" via ")[0] == walker:
+        raise ForbiddenError("nobody resolves a review of their own walks: ask another admin")
     before = (await lock_walker(tx, walker, now)).event_seq
     resolved = await reviews.resolve_review(tx, review_id, resolution, admin=admin, now=now)
     if resolution.decision == "suspend":
