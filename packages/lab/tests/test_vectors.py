@@ -42,6 +42,7 @@ from onceward_outbox.entry import NewEntry, Status, Transition, after
 from onceward_outbox.errors import EntryInvalidError, TransitionError
 from onceward_outbox.transport import Request, Response
 from onceward_protocol.batch import Results, check_headers, parse_batch, parse_item
+from onceward_protocol.effect import is_conclusive
 from onceward_protocol.endpoint_validation import check_endpoint
 from onceward_protocol.error_codes import CODES
 from onceward_protocol.fingerprint import body_hash, canonical_json
@@ -224,6 +225,9 @@ def local_ids_hold(case: dict[str, Any]) -> None:
 
 
 def errors_hold(case: dict[str, Any]) -> None:
+    if case["about"] == "effect":
+        assert is_conclusive(case["headers"]) is case["conclusive"]
+        return
     if case["about"] == "answer":
         entry = entry_of(
             case["operation"], attempt=case["attempt"], previous_status=case["previous_status"]

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from onceward_outbox.entry import TRANSITIONS, Entry, Status, Transition
+from onceward_protocol.effect import is_conclusive
 from onceward_protocol.error_codes import CODES, Code
 from onceward_protocol.operation import Operation
 from onceward_protocol.response_classification import (
@@ -112,6 +113,16 @@ _RETRY_AFTER: Final[tuple[tuple[str | None, float | None], ...]] = (
     ("", None),
     (None, None),
 )
+
+
+_CONCLUSIVE: Final[Mapping[str, Mapping[str, str]]] = {
+    "nothing has happened under the key": {"onceward-effect": "none"},
+    "the response of the record": {"onceward-effect": "stored"},
+    "a replay of a server without effects": {"idempotency-replayed": "true"},
+    "an effect that is not known": {"onceward-effect": "perhaps"},
+    "an effect in upper case": {"onceward-effect": "NONE"},
+    "a response that does not say": {},
+}
 
 
 def generate(name: str) -> str:
@@ -217,6 +228,9 @@ def _errors() -> Iterator[dict[str, Any]]:
         attempt=2,
         previous_status=503,
     )
+    for name, headers in _CONCLUSIVE.items():
+        is_final = is_conclusive(headers)
+        yield {"name": name, "about": "effect", "headers": headers, "conclusive": is_final}
 
 
 def _names(code: Code) -> tuple[str, str]:
