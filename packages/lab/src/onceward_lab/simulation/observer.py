@@ -210,6 +210,8 @@ class DeviceObserver:
             return
         sent = self._sent.get(action)
         number = None if sent in (None, "*") else int(str(sent).strip('"'))
+        if number == theirs:  # read before it was sent: the server's side could not be read after
+            return
         self.conflicts.append(Conflict(entity=note, action=action, sent=number, theirs=theirs))
         self._add(user, note, theirs, at, "conflict", action)
 
