@@ -106,6 +106,7 @@ lint: $(SETUP) ## formatting, lint, types, import layers, known-bad dependencies
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pymarkdown scan --recurse docs *.md packages/*/README.md
 	$(BIN)/python -m tools.advisories
 
 format: $(SETUP) ## reformat the code
