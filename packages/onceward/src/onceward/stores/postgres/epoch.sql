@@ -22,7 +22,7 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
        current_setting('full_page_writes'),
        pg_is_in_recovery(),
        pg_backend_pid(),
-       clock_timestamp()
+       statement_timestamp()
   FROM onceward_secret;
 
 -- name: read_epoch_by_start
@@ -43,5 +43,5 @@ SELECT CASE WHEN NOT pg_is_in_recovery() THEN
        current_setting('full_page_writes'),
        pg_is_in_recovery(),
        pg_backend_pid(),
-       clock_timestamp()
+       statement_timestamp()
   FROM onceward_secret;
