@@ -327,3 +327,24 @@ def test_openapi_documents_fastapis_own_422(database: str, error_format: ErrorFo
         assert "application/problem+json" in content
     else:
         assert of_fastapi in content["application/json"]["schema"]["anyOf"]
+
+
+@pytest.mark.parametrize("handling", ["default", "debug", "own"])
+def test_500_of_an_unguarded_route_has_the_request_id(
+    database: str, handling: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = FastAPI(debug=handling == "debug")
+    Onceward(database, tenants=SINGLE_TENANT).install(app)
+
+    @app.get("/broken")
+    async def broken() -> None:
+        raise RuntimeError("broken")
+
+    if handling == "own":
+        app.add_exception_handler(Exception, lambda *_: Response("own", 500))
+    with TestClient(app, raise_server_exceptions=False) as client:
+        failed = client.get("/broken", headers={"X-Request-ID": "r-1"})
+    assert (failed.status_code, failed.headers["x-request-id"]) == (500, "r-1")
+    [line] = [r for r in caplog.records if r.name == "onceward.request"]
+    assert (line.exc_info is not None, line.__dict__["request_id"]) == (True, "r-1")
+    assert line.__dict__["endpoint"] == "GET /broken"

@@ -562,6 +562,19 @@ class GuardContract(GuardHarness):
         assert (again.status, again.is_replay) == (201, False)
         assert (caller.runs, caller.counts()) == (2, (1, 1, 1))
 
+    def test_unhandled_error_is_logged_and_responded_with_its_request(
+        self, caller: Caller, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        failed = caller.send(do="raise", headers={"X-Request-ID": "r-1"})
+        if failed.headers:  # else the server responds, which knows no ids
+            assert (failed.status, failed.header("x-request-id")) == (500, "r-1")
+        [line] = [r for r in caplog.records if r.name == "onceward.request" and r.exc_info]
+        facts = line.__dict__
+        assert (facts["request_id"], facts["tenant"]) == ("r-1", caller.tenant)
+        assert facts["endpoint"] == "orders.create"
+        for text in ("r-1", caller.tenant, "orders.create"):
+            assert text in line.getMessage()
+
     def test_streamed_response_is_refused_or_stored_as_a_whole(self, caller: Caller) -> None:
         first, again = caller.send(do="stream size=2000"), caller.send()
         if self.collects_streams:

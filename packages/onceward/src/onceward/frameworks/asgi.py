@@ -26,6 +26,7 @@ from onceward.guard.pipeline import (
     complete,
     id_headers,
     log_outage,
+    log_unhandled,
     render,
     response_too_large,
 )
@@ -45,6 +46,7 @@ __all__ = [
     "GuardMiddleware",
     "LifespanMiddleware",
     "PreparedCall",
+    "RequestIdMiddleware",
     "Send",
     "SendResponse",
     "server_is_stopping",
@@ -69,6 +71,7 @@ _RESPONSE_EXTENSIONS: Final = "http.response."
 # Sends nothing to the client: test clients read the template and its context from it.
 _DEBUG: Final = "http.response.debug"
 _FIRST_ERROR: Final = 400
+_SERVER_ERROR: Final = 500
 # After one of these, the app serves no more requests.
 _LAST_MESSAGES: Final = frozenset(
     {"lifespan.startup.failed", "lifespan.shutdown.complete", "lifespan.shutdown.failed"}
@@ -211,11 +214,12 @@ class GuardMiddleware:
         except ResponseDiscarded:  # the commit has failed, and the client knows
             pass
         except Exception as error:
-            if exchange.transaction is None or response.is_started:
-                raise
-            outage = exchange.transaction.outage_of(error)
-            refused = outage or refusal_of(error)
+            outage = refused = None
+            if exchange.transaction is not None and not response.is_started:
+                outage = exchange.transaction.outage_of(error)
+                refused = outage or refusal_of(error)
             if refused is None:
+                log_unhandled(error, exchange)
                 raise
             if outage is not None:
                 log_outage(outage, exchange)
@@ -421,11 +425,8 @@ class _UnguardedResponse:
                 except AbortedTransactionError as misuse:
                     _log.error("%s", misuse, extra=exchange.facts())
                     await self._discard(INTERNAL, misuse)
-            headers = list(message.get("headers", ()))
-            present = {name.lower() for name, _ in headers}
-            headers += [pair for pair in id_headers(exchange.head) if pair[0] not in present]
-            headers += exchange.added_headers
-            message = {**message, "headers": headers}
+            message = _with_ids(message, exchange.head)
+            message["headers"] += exchange.added_headers
         await self._send(message)
 
     async def _discard(self, error: StoreUnavailableError | str, cause: Exception) -> None:
@@ -433,6 +434,30 @@ class _UnguardedResponse:
         exchange = self._exchange
         await send_reply(self._send, complete(render(error, exchange), exchange))
         raise ResponseDiscarded from cause
+
+
+class RequestIdMiddleware:
+    """Adds the request's ids to responses that are made outside the guard, such as a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_ids(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] >= _SERVER_ERROR:
+                exchange = scope.get(EXCHANGE_KEY)
+                if isinstance(exchange, Exchange):
+                    message = _with_ids(message, exchange.head)
+            await send(message)
+
+        await self._app(scope, receive, send_with_ids if scope["type"] == "http" else send)
+
+
+def _with_ids(message: Message, head: RequestHead) -> Message:
+    headers = list(message.get("headers", ()))
+    present = {name.lower() for name, _ in headers}
+    headers += [pair for pair in id_headers(head) if pair[0] not in present]
+    return {**message, "headers": headers}
 
 
 class LifespanMiddleware:

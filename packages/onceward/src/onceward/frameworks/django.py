@@ -27,6 +27,7 @@ from inspect import iscoroutine, iscoroutinefunction, unwrap
 from typing import Any, Final, TypeVar, cast
 from weakref import WeakKeyDictionary
 
+from onceward.guard.pipeline import id_headers
 from onceward.guard.policy import Policy
 from onceward_protocol.extras import needs_extra
 
@@ -92,6 +93,7 @@ View = TypeVar("View", bound=Callable[..., Any])
 # Takes the request, of Django REST framework where the view is one of its views.
 GetPrincipal = Callable[[Any], Principal]
 
+_HEAD: Final = "onceward.head"
 _WRITING_HANDLERS: Final = ("post", "put", "patch", "delete")
 _WRITING_ACTIONS: Final = ("create", "update", "partial_update", "destroy")
 # Django turns these into responses outside the view, where the guard could not store them.
@@ -248,14 +250,21 @@ def _no_caller(what: str) -> ConfigurationError:
 
 
 class OncewardMiddleware:
-    """Optional: turns Onceward's errors into responses in views that are not guarded."""
+    """Optional: turns Onceward's errors into responses in views that are not guarded.
+
+    Adds the request's ids to the 500 of a guarded view.
+    """
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self._get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         """Serve one Django request."""
-        return self._get_response(request)
+        response = self._get_response(request)
+        head = request.META.get(_HEAD)
+        for name, value in () if head is None else id_headers(head):
+            response.headers.setdefault(name.decode(), value.decode("latin-1"))
+        return response
 
     def process_exception(self, request: HttpRequest, error: Exception) -> HttpResponse | None:
         """Respond with a Onceward error that a view raised."""
@@ -382,6 +391,7 @@ class _ViewGuard:
             return _response_of_django(own), own
 
         head, body = _head_and_body(request, plain, policy.max_body_bytes)
+        plain.META[_HEAD] = head
         served = configured.bridge.serve(
             head,
             Match(endpoint, policy, params),

@@ -19,6 +19,7 @@ from inspect import iscoroutinefunction
 from typing import Any, Final, NamedTuple, TypeVar, Unpack
 from weakref import WeakKeyDictionary
 
+from onceward.guard.pipeline import id_headers
 from onceward.guard.policy import Policy
 from onceward.jobs.job import EnqueueOptions, EnqueueOutcome
 from onceward.records import Response
@@ -73,6 +74,7 @@ from onceward.stores.sessions.gate import end_visit
 View = TypeVar("View", bound=Callable[..., Any])
 GetPrincipal = Callable[[], Principal]
 
+_HEAD: Final = "onceward.head"
 _FILE_WRAPPER: Final = "wsgi.file_wrapper"
 _GUARDED_METHODS: Final = ("dispatch_request", "post", "put", "patch", "delete")
 
@@ -153,6 +155,7 @@ class FlaskGuard:
         installed = self._app(app)
         app.register_error_handler(RequestError, self._respond)
         app.register_error_handler(StoreUnavailableError, self._respond)
+        app.after_request(_with_ids)
         # Before other hooks.
         app.before_request_funcs.setdefault(None, []).insert(0, self._before_request)
         if installed.bridge is not None and installed.bridge.gate is not None:
@@ -335,6 +338,7 @@ class FlaskGuard:
             _check_caller(flask_app, bridge, view.name)
             principal = login_principal
         head, body = _head_and_body(current, policy.max_body_bytes)
+        current.environ[_HEAD] = head
         prefix = current.environ.get("SCRIPT_NAME", "")
         served = bridge.serve(
             head,
@@ -511,6 +515,14 @@ def _flask_response(served: Served) -> flask.Response:
         own: flask.Response = served.add_to_own()
         return own
     return current_app.response_class(served.body, served.status, served.text_headers)
+
+
+def _with_ids(response: flask.Response) -> flask.Response:
+    """Add the ids of a guarded request to its response, which may be Flask's own 500."""
+    head = request.environ.get(_HEAD)
+    for name, value in () if head is None else id_headers(head):
+        response.headers.setdefault(name.decode(), value.decode("latin-1"))
+    return response
 
 
 def _expect_whole_body(current: flask.Request) -> None:

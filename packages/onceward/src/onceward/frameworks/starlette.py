@@ -17,7 +17,7 @@ from onceward.errors import (
     StoreUnavailableError,
     StreamingResponseError,
 )
-from onceward.frameworks.asgi import ERROR_FORMAT_KEY, SCOPE_KEY
+from onceward.frameworks.asgi import ERROR_FORMAT_KEY, SCOPE_KEY, RequestIdMiddleware
 from onceward.guard.error_formats import ErrorFormatter, render_error
 from onceward.guard.execution import Exchange, Execution, PendingExecution, exchange_of
 from onceward.guard.pipeline import log_outage, render
@@ -107,6 +107,9 @@ def install(
     ``batch`` the batch endpoint, with errors in ``error_format``.
     """
     app.add_middleware(wrap)
+    # Starlette sends the 500 of an unhandled error outside all middleware.
+    build = app.build_middleware_stack
+    app.build_middleware_stack = lambda: RequestIdMiddleware(build())
     app.add_exception_handler(RequestError, _respond)
     app.add_exception_handler(StoreUnavailableError, _respond)
     if hasattr(app, "openapi"):

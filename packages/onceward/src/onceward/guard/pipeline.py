@@ -209,6 +209,9 @@ class Pipeline:
             return None
         except (RequestError, StoreUnavailableError) as error:
             return self._refuse(error, exchange)
+        except Exception as error:
+            log_unhandled(error, exchange)
+            raise
         try:
             response = await front.run(exchange, content)
             misuse = front.misuse
@@ -219,6 +222,7 @@ class Pipeline:
         except Exception as error:
             known_error = None if exchange.has_reply else self._known_error(exchange, error)
             if known_error is None:
+                log_unhandled(error, exchange)
                 raise
             return await self.commit(exchange, render(known_error, exchange))
         finally:
@@ -554,6 +558,23 @@ def log_outage(error: StoreUnavailableError, exchange: Exchange | None) -> None:
     if not error.is_for_callers:
         facts = {} if exchange is None else exchange.facts()
         _log.warning("the store is unavailable: %s", error, extra=facts)
+
+
+def log_unhandled(error: Exception, exchange: Exchange) -> None:
+    """Log the traceback of an error that becomes a 500, with the request that it belongs to."""
+    head, match, caller = exchange.head, exchange.match, exchange.principal
+    endpoint = f"{head.method} {head.path}" if match is None else match.endpoint
+    facts: dict[str, Any] = {**exchange.facts(), "endpoint": endpoint}
+    if caller is not None:
+        facts["tenant"] = caller.tenant
+    _log.error(
+        "unhandled error in %s (tenant %s, request id %s)",
+        endpoint,
+        facts.get("tenant", "unknown"),
+        head.request_id,
+        exc_info=error,
+        extra=facts,
+    )
 
 
 def _note_refusal(
