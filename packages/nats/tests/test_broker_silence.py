@@ -69,6 +69,18 @@ async def delivered(nats: NatsLab, store: Store) -> int:
     return int(sequence.consumer_seq)
 
 
+async def until_delivered(nats: NatsLab, store: Store) -> None:
+    """Wait until the broker has delivered every message.
+
+    One that was lost with its connection is not acknowledged before the lease ends.
+    """
+
+    async def check() -> bool:
+        return (await nats.consumer_info(store)).num_pending == 0
+
+    await eventually(check)
+
+
 async def until_effects(lab: JobsLab, count: int) -> None:
     async def check() -> bool:
         return len(await lab.effects()) >= count
@@ -88,7 +100,7 @@ async def until_broker_is_used(
     async def comes_by_message() -> bool:
         await counts.until_silent(is_silent=False)
         await nats.until_consumer(lab.store)
-        await nats.until_empty()
+        await until_delivered(nats, lab.store)
         messages, bypassed = await delivered(nats, lab.store), counts.bypassed
         names.append(f"{prefix} {len(names)}")
         await lab.until(await lab.enqueued(resource_id=names[-1]), "done")

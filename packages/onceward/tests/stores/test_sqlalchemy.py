@@ -401,6 +401,13 @@ async def terminate(store: SqlAlchemyStore, session: AsyncSession) -> None:
     await store.read("SELECT pg_terminate_backend(:pid, 5000)", {"pid": pid})
 
 
+def terminate_now(url: str, pid: int) -> None:
+    """Terminate a connection while the event loop waits."""
+    plain_url = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain_url) as other:
+        other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+
+
 @pytest.fixture
 async def on_postgres(postgres_only_url: str) -> AsyncIterator[SqlAlchemyStore]:
     engine = create_async_engine(postgres_only_url)
@@ -440,9 +447,7 @@ async def test_commit_that_was_never_sent_is_an_outage(on_postgres, postgres_onl
     record = a_record()
     unit = await claimed(on_postgres, record.id)
     pid = await unit.transaction.scalar(text("SELECT pg_backend_pid()"))
-    plain_url = make_url(postgres_only_url).set(drivername="postgresql")
-    with psycopg.connect(plain_url.render_as_string(hide_password=False)) as other:
-        other.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))  # the event loop waits
+    terminate_now(postgres_only_url, pid)
     for _ in range(turns):
         await asyncio.sleep(0)
     with pytest.raises(StoreUnavailableError):
@@ -485,7 +490,7 @@ async def test_outage_has_neither_the_statement_nor_its_parameters(on_postgres, 
 
 @pytest.mark.parametrize("body", [b"{}", b"x" * 20_000], ids=["shares COMMIT", "sent before"])
 async def test_connection_broken_in_the_commit_makes_the_outcome_unknown(
-    on_postgres, monkeypatch, body
+    on_postgres, postgres_only_url, monkeypatch, body
 ):
     record = a_record(body=body)
     unit = await claimed(on_postgres, record.id)
@@ -501,8 +506,8 @@ async def test_connection_broken_in_the_commit_makes_the_outcome_unknown(
     async def cut_and_commit(shared: SharedTransaction) -> None:
         if shared.last_statement is not None and not cuts:
             cuts.append("commit")
-            pid = shared._driver.get_server_pid()
-            await on_postgres.read("SELECT pg_terminate_backend(:pid)", {"pid": pid})
+            # The event loop waits, so that COMMIT is sent before asyncpg can read of the end.
+            terminate_now(postgres_only_url, shared._driver.get_server_pid())
         await share(shared)
 
     monkeypatch.setattr(on_postgres, "save", save_and_cut)
