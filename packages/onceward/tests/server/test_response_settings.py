@@ -7,12 +7,14 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI, Request, Response
 from fastapi.testclient import TestClient
 
 from onceward import SINGLE_TENANT, ErrorFormat, GuardConfig, Onceward, Policy
 from onceward.errors import BodyInvalidError, ConfigurationError, UsageError
+from onceward.guard.caches import Epoch, RecordLruCache
 from onceward.guard.error_formats import ProblemFormat
 from onceward.guard.limits import Limits
 from onceward.guard.rate_limits import LimitsRateLimiter
@@ -21,6 +23,7 @@ from onceward.observability.metrics import PrometheusMetrics
 from onceward.ports import RecordQuery
 from onceward_protocol.clock import SystemClock
 from onceward_protocol.fingerprint import FingerprintInput, short_hash
+from onceward_testing.samples import a_record
 from packages.onceward.tests.support.harness import HeldClock, open_lab
 
 
@@ -93,8 +96,72 @@ async def test_own_fingerprint_decides_about_query_headers_and_body(database: st
         assert (await lab.send("k3", headers={"X-Trace": "bad"})).status_code == 400
 
 
-async def test_extra_headers_are_replayed_only_if_the_policy_names_them(database: str) -> None:
-    async with open_lab(database, memory_bytes=0) as lab:
+@pytest.mark.parametrize("memory_bytes", [0, 1024 * 1024])
+def test_replay_has_all_headers_of_the_handler_but_those_of_exchange_and_session(
+    database: str, memory_bytes: int
+) -> None:
+    own = {
+        "content-disposition": 'attachment; filename="a.csv"',
+        "cache-control": "no-store",
+        "retry-after": "5",
+        "x-own": "1",
+    }
+    others = {
+        "connection": "x-hop",
+        "x-hop": "1",
+        "keep-alive": "timeout=5",
+        "set-cookie": "a=1",
+        "date": "Thu, 01 Jan 2026 00:00:00 GMT",
+        "server": "shop",
+        "ratelimit": "limit=9",
+        "x-ratelimit-remaining": "8",
+        "onceward-error": "none",
+    }
+
+    async def handler(response: Response) -> dict[str, str]:
+        response.headers.update(own | others)
+        response.headers.append("vary", "accept")
+        response.headers.append("vary", "accept-language")
+        return {}
+
+    onceward = Onceward(
+        database, tenants=SINGLE_TENANT, config=GuardConfig(memory_bytes=memory_bytes)
+    )
+    with TestClient(app_of(onceward, handler)) as client:
+        first, again = post(client), post(client)
+    assert again.headers["idempotency-replayed"] == "true"
+    assert {name: again.headers.get(name) for name in own} == own
+    assert again.headers["vary"] == first.headers["vary"] == "accept, accept-language"
+    assert set(first.headers) >= set(others)
+    assert set(again.headers).isdisjoint(others)
+
+
+def test_response_with_headers_that_are_too_large_is_refused(
+    database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    sizes = [70_000, 60_000]
+
+    async def handler(response: Response) -> dict[str, str]:
+        response.headers["x-large"] = "x" * sizes.pop(0)
+        return {}
+
+    with TestClient(app_of(Onceward(database, tenants=SINGLE_TENANT), handler)) as client:
+        assert post(client).status_code == 500
+        assert "headers of more than 65536 bytes" in caplog.text
+        assert [post(client).status_code for _ in range(2)] == [200, 200]
+
+
+def test_memory_counts_the_headers_of_records() -> None:
+    cache, epoch = RecordLruCache(30_000), Epoch("1")
+    for number in range(3):
+        record = a_record(key=f"key-{number}")
+        cache.put(msgspec.structs.replace(record, headers={"x-large": "x" * 12_000}), epoch)
+    assert len(cache) == 2
+    assert 24_000 < cache.size_bytes <= 30_000
+
+
+async def test_only_the_headers_that_the_policy_names_are_replayed(database: str) -> None:
+    async with open_lab(database, Policy(replay_headers=()), memory_bytes=0) as lab:
         first, again = await lab.send("key-0"), await lab.send("key-0")
         assert "x-not-stored" in first.headers
         assert "x-not-stored" not in again.headers

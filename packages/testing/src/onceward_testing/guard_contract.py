@@ -152,8 +152,7 @@ class GuardContract(GuardHarness):
     def test_replay_repeats_the_response_byte_for_byte(
         self, new_caller: NewCaller, memory_bytes: int
     ) -> None:
-        policy = Policy(replay_headers=("X-Extra",))
-        caller = new_caller(policy, memory_bytes=memory_bytes)
+        caller = new_caller(memory_bytes=memory_bytes)
         first = caller.send(headers={"X-Request-ID": "r-1"})
         again = caller.send(headers={"X-Request-ID": "r-2", "X-Correlation-ID": "chain"})
         assert (again.status, again.body) == (201, first.body)

@@ -221,7 +221,7 @@ class RecordLruCache:
 
     def put(self, record: Record, epoch: Epoch) -> None:
         """Keep a committed record, evicting the least recently used ones."""
-        cost = _RECORD_BYTES + len(record.body)
+        cost = _cost_of(record)
         if cost > self._max_bytes or epoch.value is None:
             return
         with self._lock:
@@ -239,4 +239,9 @@ class RecordLruCache:
 
     def _drop(self, record_id: RecordId) -> None:
         record, _ = self._records.pop(record_id)
-        self.size_bytes -= _RECORD_BYTES + len(record.body)
+        self.size_bytes -= _cost_of(record)
+
+
+def _cost_of(record: Record) -> int:
+    headers = sum(len(name) + len(value) for name, value in record.headers.items())
+    return _RECORD_BYTES + headers + len(record.body)

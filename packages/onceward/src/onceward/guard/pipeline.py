@@ -89,6 +89,8 @@ ADDED_HEADERS: Final = frozenset(
     }
 )
 _FIRST_ERROR: Final = 400
+# Stored with the record. Most clients take no more.
+_MAX_HEADERS_BYTES: Final = 64 * 1024
 _FIRST_SERVER_ERROR: Final = 500
 # RFC 9110 §8.6: these carry no Content-Length.
 _WITHOUT_BODY: Final = frozenset({204, 304})
@@ -299,11 +301,16 @@ class Pipeline:
         if isinstance(outcome, Execution) and not outcome.ended:
             assert exchange.processor is not None  # noqa: S101 - it has claimed
             try:
+                _check_headers(outcome, response)
                 committed = await exchange.processor.finish(outcome, response)
             except (RequestError, StoreUnavailableError) as error:
                 exchange.has_reply = True
                 return self._refuse(error, exchange)
-            except (UnstoredWritesError, AbortedTransactionError) as misuse:
+            except (
+                UnstoredWritesError,
+                AbortedTransactionError,
+                ResponseTooLargeError,
+            ) as misuse:
                 exchange.has_reply = True
                 _log.error("%s", misuse, extra=exchange.facts())
                 return complete(render(INTERNAL, exchange), exchange, may_go_on=False)
@@ -460,6 +467,14 @@ def response_too_large(match: Match) -> ResponseTooLargeError:
         f"{match.endpoint} sent a response of more than {most} bytes, which cannot be stored for a "
         "replay. Store the result and respond with a link to it."
     )
+
+
+def _check_headers(execution: Execution, response: Response) -> None:
+    if sum(len(value) for _, value in response.headers) > _MAX_HEADERS_BYTES:
+        raise ResponseTooLargeError(
+            f"{execution.request.endpoint} sent headers of more than {_MAX_HEADERS_BYTES} bytes, "
+            "which cannot be stored for a replay"
+        )
 
 
 def outage_of(exchange: Exchange, error: Exception) -> StoreUnavailableError | None:

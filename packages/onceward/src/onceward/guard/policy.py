@@ -17,6 +17,7 @@ from onceward_protocol.keys import KEY_HEADER, KeyFormat
 from onceward_protocol.sequence import Ordering
 
 __all__ = [
+    "NEVER_REPLAYED",
     "SIGN_IN_PATHS",
     "STORABLE_REDIRECTS",
     "ErrorFormat",
@@ -55,17 +56,20 @@ NEVER_STORED = frozenset({401, 403, 408, 424, 425, 428, 429})
 STORABLE_REDIRECTS = frozenset({302, 303})
 
 # Repeating one of these would repeat a session or the framing of another exchange.
-_NEVER_REPLAYED: Final = frozenset(
+NEVER_REPLAYED: Final = frozenset(
     {
         "connection",
         "content-length",
         "date",
         "idempotency-replayed",
         "keep-alive",
+        "onceward-batch",
+        "onceward-effect",
+        "onceward-error",
         "proxy-authenticate",
+        "proxy-connection",
         "ratelimit",
         "ratelimit-policy",
-        "retry-after",
         "server",
         "set-cookie",
         "te",
@@ -117,7 +121,7 @@ class PolicyChanges(TypedDict, total=False):
     errors_stored: ErrorsStored
     redirects_stored: AbstractSet[int]
     sign_in_paths: tuple[str, ...]
-    replay_headers: tuple[str, ...]
+    replay_headers: tuple[str, ...] | None
     staleness: Staleness | None
     outlive_staleness: bool
     error_format: ErrorFormat | ErrorFormatter
@@ -164,8 +168,9 @@ class Policy:
     # A redirect to one of these paths by a handler that has written nothing is never stored: it
     # asks the caller to sign in.
     sign_in_paths: tuple[str, ...] = SIGN_IN_PATHS
-    # Headers of the response that a replay repeats, besides Content-Type, ETag and Location.
-    replay_headers: tuple[str, ...] = ()
+    # Headers of the response that a replay repeats, besides Content-Type, ETag and Location. None:
+    # all but those of the exchange or the session, such as Set-Cookie.
+    replay_headers: tuple[str, ...] | None = None
     # The maximum age of an action; None accepts any.
     staleness: Staleness | None = None
     # Keep a success until its action has become stale, even if success_ttl is shorter. Otherwise a
@@ -258,18 +263,19 @@ class Policy:
                 f'policy {self.name}: replay_headers is a list of names, such as ("vary",), not '
                 f"{self.replay_headers!r}"
             )
-        for name in self.replay_headers:
+        for name in self.replay_headers or ():
             if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
                 raise ConfigurationError(
                     f"policy {self.name}: {name!r} in replay_headers is not the name of a header"
                 )
-            if name.lower() in _NEVER_REPLAYED:
+            if name.lower() in NEVER_REPLAYED:
                 raise ConfigurationError(
                     f"policy {self.name}: {name} cannot be replayed: it belongs to the exchange or "
                     "the session it was sent in"
                 )
-        names = tuple(name.lower() for name in self.replay_headers)
-        object.__setattr__(self, "replay_headers", names)
+        if self.replay_headers is not None:
+            names = tuple(name.lower() for name in self.replay_headers)
+            object.__setattr__(self, "replay_headers", names)
         self._check_batch_headers()
 
     def _check_batch_headers(self) -> None:

@@ -18,7 +18,7 @@ from onceward.errors import (
     PrincipalInvalidError,
     StaleActionError,
 )
-from onceward.guard.policy import Policy
+from onceward.guard.policy import NEVER_REPLAYED, Policy
 from onceward.guard.route_table import Match
 from onceward.records import Record, RecordId, RequestFingerprint, Response
 from onceward.stores.rows import check_storable
@@ -78,11 +78,11 @@ _READ: Final = frozenset(
         b"x-client-generated-at",
     }
 )
-# The headers a replay repeats; all others belong to the exchange they were sent in. The encoding
-# belongs to the bytes: without it a compressed body could not be read.
-_STORED_NAMES: Final = {
-    name.encode(): name for name in ("content-type", "content-encoding", "etag", "location")
-}
+# Headers that every record keeps. The encoding belongs to the bytes: without it a compressed body
+# could not be read.
+_STORED_NAMES: Final = frozenset({"content-type", "content-encoding", "etag", "location"})
+# Common names begin so, too: X-RateLimit-Remaining.
+_RATE_LIMITS: Final = ("ratelimit", "x-ratelimit", "x-rate-limit")
 _VISIBLE: Final = frozenset(range(0x21, 0x7F))
 
 
@@ -465,21 +465,26 @@ def new_record(
     )
 
 
-def stored_headers(response: Response, extra: tuple[str, ...] = ()) -> dict[str, str]:
-    """Return the headers that are kept in the record; ``extra`` are names in lower case.
+def stored_headers(response: Response, named: tuple[str, ...] | None = None) -> dict[str, str]:
+    """Return the headers that are kept in the record: ``named`` ones, in lower case; None: all.
 
-    Several values of an extra one become one, with commas, as RFC 9110 §5.3 allows.
+    Never those of the exchange or the session. Several values of one become one, with commas, as
+    RFC 9110 §5.3 allows.
     """
-    stored = {
-        _STORED_NAMES[name]: value.decode("latin-1")
-        for name, value in response.headers
-        if name in _STORED_NAMES
-    }
-    for name in extra:
-        raw = name.encode("latin-1")
-        values = [value.decode("latin-1") for other, value in response.headers if other == raw]
-        if values and raw not in _STORED_NAMES:
-            stored[name] = ", ".join(values)
+    stored: dict[str, str] = {}
+    hops = ""
+    for raw, value in response.headers:
+        name, text = raw.decode("latin-1"), value.decode("latin-1")
+        if name in _STORED_NAMES:
+            stored[name] = text
+        elif name in NEVER_REPLAYED:
+            if name == "connection":
+                hops = f"{hops},{text.lower()}"
+        elif not name.startswith(_RATE_LIMITS) if named is None else name in named:
+            stored[name] = f"{stored[name]}, {text}" if name in stored else text
+    if hops:  # names of further headers of this connection, RFC 9110 §7.6.1
+        for name in hops.split(","):
+            stored.pop(name.strip(), None)
     return stored
 
 

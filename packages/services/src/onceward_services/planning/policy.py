@@ -1,4 +1,4 @@
-"""The idempotency policy of the planning service: the library's defaults."""
+"""The idempotency policy of the planning service."""
 
 from typing import Final
 
@@ -6,4 +6,5 @@ from onceward import Policy
 
 __all__ = ["POLICY"]
 
-POLICY: Final = Policy(name="planning")
+# Document 003 lists the headers of a replay: those that every record keeps.
+POLICY: Final = Policy(name="planning", replay_headers=())
