@@ -195,7 +195,8 @@ class SqlAlchemyStore(SqlAlchemySessions[AsyncSession]):
 
     def outage_of(self, session: AsyncSession, error: Exception) -> StoreUnavailableError | None:
         """Return the client's error, if a method of the session raised ``error`` in an outage."""
-        return unavailable(error) if session.sync_session.info.get(OUTAGE) is error else None
+        noted = session.sync_session.info.get(OUTAGE) is error or hasattr(error, OUTAGE)
+        return unavailable(error) if noted else None
 
     # -- the event loop -----------------------------------------------------------------------
 

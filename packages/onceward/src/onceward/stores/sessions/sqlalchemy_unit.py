@@ -537,6 +537,9 @@ def _after_error(context: Any) -> None:
     error = context.original_exception
     if is_read_only(error):
         context.is_disconnect = True  # SQLAlchemy then discards the connections of the same age
+    if context.is_disconnect or is_outage(error):
+        # Of a connection that the app got from its session; the session does not raise it.
+        (context.sqlalchemy_exception or error).__dict__[OUTAGE] = True
     if context.connection is not None:
         unit = getattr(context.connection, _UNIT, None)
         if unit is not None:
