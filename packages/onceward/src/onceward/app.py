@@ -81,7 +81,7 @@ class _Options(TypedDict, total=False):
     identify: Identify | None
     tenants: SingleTenant | None
     policy: Policy | None
-    config: GuardConfig
+    config: GuardConfig | None
 
 
 class Onceward(Generic[TransactionT_co]):
@@ -113,7 +113,7 @@ class Onceward(Generic[TransactionT_co]):
         identify: Identify | None = None,
         tenants: SingleTenant | None = None,
         policy: Policy | None = None,
-        config: GuardConfig = GuardConfig(),  # noqa: B008 - immutable
+        config: GuardConfig | None = None,
     ) -> None:
         """Take a store or its URL. Nothing is opened before ``open`` or the first request.
 
@@ -127,7 +127,9 @@ class Onceward(Generic[TransactionT_co]):
         """
         callers = _callers(principal, identify, tenants)
         # What this connects, for the packages of this repository; it may change in any release.
-        self.runtime = runtime = Runtime(store_of(store), callers, policy or Policy(), config)
+        self.runtime = runtime = Runtime(
+            store_of(store), callers, policy or Policy(), config or GuardConfig()
+        )
         # Where records, jobs and the app's rows are.
         self.store: Store[TransactionT_co] = runtime.store
         # The time, which tests may replace.

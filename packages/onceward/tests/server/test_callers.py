@@ -49,6 +49,11 @@ def asgi_app(onceward: Onceward) -> Any:
     return onceward.wrap(Starlette(routes=[Route("/orders", create, methods=["POST"])]))
 
 
+def test_config_none_is_the_default_like_policy_none(url: str) -> None:
+    onceward = Onceward(url, tenants=SINGLE_TENANT, policy=None, config=None)
+    assert onceward.runtime.config == GuardConfig()
+
+
 @pytest.mark.parametrize("make", [fastapi_app, starlette_app, asgi_app])
 def test_app_that_does_not_say_who_calls_refuses_to_start(url: str, make: Any) -> None:
     app = make(Onceward(url, config=GuardConfig(sweep_every_seconds=None)))
