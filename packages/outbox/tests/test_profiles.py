@@ -7,6 +7,7 @@ from datetime import timedelta
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -161,6 +162,15 @@ def test_entries_of_an_unknown_profile_are_not_sent_and_hold_up_no_others(
         assert queue.attempts(left.id) == []
         # A person can still give it up.
         assert queue.cancel(left.id).status is Status.DISCARDED
+
+
+def test_drain_says_that_no_entry_creates_a_local_id(tmp_path: Path) -> None:
+    absent = f"/orders/{{local:{uuid4()}}}"
+    with open_queue(tmp_path) as queue:
+        queue.enqueue(order(operation="patch", endpoint=absent))
+        report = drain(queue, "ada", Scripted(lambda _: response(201, {"id": 1})))
+        assert (report.ended, report.unsent) == (Ended.BLOCKED, 1)
+        assert report.detail == "no entry creates a local id that is referred to"
 
 
 # -- recovery -------------------------------------------------------------------------------------

@@ -275,7 +275,7 @@ def _check_plain(path: Path, driver: str) -> None:
         if _code_of(error.__cause__) == _NOT_A_DATABASE:
             raise WrongPassphraseError(
                 f"{path} is encrypted or not a database: if it is encrypted, open it with its "
-                "passphrase"
+                "passphrase (passphrase=…, --passphrase-env)"
             ) from error
     finally:
         peek.close()

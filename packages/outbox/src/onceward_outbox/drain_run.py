@@ -719,6 +719,8 @@ class DrainRun:
             _log.error("entries of %s were not sent: %s", self._user_id, unknown_profile(name))
             if report.ended is Ended.BLOCKED:
                 report.detail = unknown_profile(name)
+        if report.ended is Ended.BLOCKED and not queue.blocked_by(self._user_id):
+            report.detail = report.detail or "no entry creates a local id that is referred to"
         report.elapsed_seconds = self._clock.monotonic() - self._started
         queue.emit(
             Event(

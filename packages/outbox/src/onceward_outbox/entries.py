@@ -487,16 +487,15 @@ class Entries:
     def purge_user(self, user_id: str | None = None, *, force: bool = False) -> int:
         """Remove a user with all entries, attempts and mappings, as at logout.
 
-        Raises ``UnsentEntriesError`` while anything is unsent, unless ``force``; refused entries
-        are not. The pages are overwritten. Returns how many entries were removed.
+        Raises ``UnsentEntriesError`` while anything is unsent or in conflict, unless ``force``;
+        refused entries are neither. The pages are overwritten. Returns how many were removed.
         """
         user = self._user(user_id)
         with self._write("purge_user") as tx:
             unsent = _unsettled(tx, user).unsent
             if unsent and not force:
                 raise UnsentEntriesError(
-                    f"{user} has {unsent} unsent entries, which would be lost: send them, or "
-                    "use force",
+                    f"entries of {user} not sent, or in conflict: {unsent} (force=True drops them)",
                     unsent=unsent,
                 )
             tx.rows("purge_waits", user_id=user)

@@ -37,7 +37,8 @@ def check_endpoint(endpoint: str) -> str:
     match = _ENDPOINT.fullmatch(endpoint)
     if match is None:
         raise _refused(
-            "contains a character that is not allowed in a path, or an invalid placeholder"
+            "contains a character that is not allowed in a path, or a placeholder other than "
+            "{local:UUID} with a UUID in lower case"
         )
     path = match[1]
     _check_path(path)
