@@ -291,3 +291,24 @@ def test_entry_that_came_back_is_sent_when_the_later_one_ends_in_conflict(lab: L
     assert later.entry.id == second.id, "it may have happened"
     record_conflict(lab.queue, later, theirs={"id": 7}, theirs_version='"3"')
     assert lab.claim().entry.id == first.id
+
+
+def test_entry_that_may_have_happened_is_sent_before_one_that_came_back(lab: Lab) -> None:
+    first, second, third = (lab.add(lane="a") for _ in range(3))
+    lab.queue.park(first.id, reason=Reason.REBUILD, error="set aside")
+    batch = lab.queue.claim_some("ada", 2, in_batch=True)
+    assert [claimed.entry.id for claimed in batch] == [second.id, third.id]
+    lab.queue.retry(first.id)
+    succeed(lab.queue, batch[0])
+    retry_later(lab.queue, batch[1], delay_seconds=0, outcome_unknown=True)
+    assert drained(lab) == [third.id, first.id]
+
+
+def test_turn_is_passed_to_one_that_may_have_happened_after_the_outcome_before_it(lab: Lab) -> None:
+    first, second, third = (lab.add(lane="a") for _ in range(3))
+    lab.queue.park(first.id, reason=Reason.REBUILD, error="set aside")
+    batch = lab.queue.claim_some("ada", 2, in_batch=True)
+    for claimed in batch:
+        retry_later(lab.queue, claimed, delay_seconds=0, outcome_unknown=True)
+    lab.queue.retry(first.id)
+    assert drained(lab) == [second.id, third.id, first.id]

@@ -137,11 +137,20 @@ SELECT local_id, server_id FROM id_mappings
  WHERE user_id = :user_id AND local_id IN (SELECT value FROM json_each(:local_ids));
 
 -- name: pass_turn
--- Give the turn to the first unsettled entry of the lane.
+-- Give the turn to the first unsettled entry of the lane. One that may have happened goes before an
+-- entry that came back and is not sent: their versions follow in the order of the server. The plus
+-- signs keep SQLite from reading the lane, which may be long, for the few that were sent.
 UPDATE offline_sync_queue SET turn = 1
- WHERE rowid = (SELECT rowid FROM offline_sync_queue
-                 WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
-                 ORDER BY sequence_number LIMIT 1);
+ WHERE rowid = (SELECT coalesce(
+           CASE WHEN first.turn = 0 AND first.status <> 'in_flight' AND first.outcome_unknown = 0
+                THEN (SELECT rowid FROM offline_sync_queue
+                       WHERE MAYBE_SENT AND +user_id = :user_id AND +lane = :lane
+                         AND +status IN ('pending', 'in_flight')
+                       ORDER BY +sequence_number LIMIT 1) END,
+           first.place)
+      FROM (SELECT rowid AS place, turn, status, outcome_unknown FROM offline_sync_queue
+             WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
+             ORDER BY sequence_number LIMIT 1) AS first);
 
 -- name: meet_waits
 -- An entry that waits for both is returned twice.
