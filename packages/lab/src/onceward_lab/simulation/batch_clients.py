@@ -307,9 +307,10 @@ class BatchClient:
         body = result.json()
         is_success = result.status in _OK and isinstance(body, dict)
         # A change of a note that was made again is another request: it has another path.
-        # A batch that runs during a restore may have sent the id that was lost.
+        # A batch that ran during a restore may have sent the id that was lost.
         is_remade = item.parent is not None and (
-            item.parent.action.id in self._remade or not self._world.network.is_settled
+            item.parent.action.id in self._remade
+            or self._world.network.was_around_restore(action.key or "")
         )
         if result.code in _MISMATCH and not is_remade:
             self._world.errors.append(f"{action.id} got {result.code} for its own request")

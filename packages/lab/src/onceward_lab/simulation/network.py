@@ -109,12 +109,17 @@ class Network:
         # The last request of a device for each caller and key.
         self._sent: dict[tuple[str, str], Request] = {}
         self._restored_at: float | None = None
+        # The requests that a server has received and not responded to.
+        self._served_now: list[Request] = []
+        # The keys that were served while the database was restored, or shortly after.
+        self._around_restore: set[str] = set()
 
-    @property
-    def is_settled(self) -> bool:
-        """False while requests that were served during a restore may still have an effect."""
-        at = self._restored_at
-        return at is None or self._world.loop.time() >= at + SETTLED_SECONDS
+    def was_around_restore(self, key: str) -> bool:
+        """Return whether a request with the key may have run on what a restore has lost.
+
+        It may have named an id that was lost, and may have been stored in the restored database.
+        """
+        return key in self._around_restore
 
     @property
     def are_keys_forgotten(self) -> bool:
@@ -138,6 +143,8 @@ class Network:
         """Note that the server's database has gone back to an earlier state."""
         self.drop_in_flight(keys_forgotten=True)
         self._restored_at = self._world.loop.time()
+        for request in self._served_now:
+            self._around_restore |= _keys_of(request)
 
     def resend(self, user: str, key: str) -> None:
         """Send the request of a device again, as a client does that has lost the response."""
@@ -240,10 +247,14 @@ class Network:
         unknown_commits = self._world.unknown_commits
         process = server.process
         self._serving[process] += 1
+        self._served_now.append(request)
+        if not self._is_settled(delivered_at):
+            self._around_restore |= _keys_of(request)
         try:
             response = await _call_app(app, request)
         finally:
             self._serving[process] -= 1
+            self._served_now.remove(request)
         # The response has left the process, which may be killed now.
         is_current = epoch == self._epoch
         is_certain = unknown_commits == self._world.unknown_commits
@@ -268,8 +279,7 @@ class Network:
         ``is_certain`` is False if the outcome of a commit was unknown meanwhile.
         """
         restored_at = self._restored_at
-        # Around a restore, a key may get the lost response, and then another one.
-        is_settled = restored_at is None or delivered_at >= restored_at + SETTLED_SECONDS
+        is_settled = self._is_settled(delivered_at)
         if request.method == "GET":
             return
         for each, result in _exchanges(request, response):
@@ -282,6 +292,11 @@ class Network:
             is_after = restored_at is not None
             self.responses.append(msgspec.structs.replace(seen, is_after_restore=is_after))
             self.records.on_response(seen, each, is_certain=is_certain)
+
+    def _is_settled(self, delivered_at: float) -> bool:
+        """Return False around a restore: a key may get the lost response, and then another one."""
+        at = self._restored_at
+        return at is None or delivered_at >= at + SETTLED_SECONDS
 
     def _on_response(
         self,
@@ -333,6 +348,10 @@ def _keys(request: Request) -> str:
     """Return the keys of a request, for the timeline."""
     keys = [header_of(part, "Idempotency-Key") or "" for part in parts_of(request)]
     return " ".join(key[:8] for key in keys)
+
+
+def _keys_of(request: Request) -> set[str]:
+    return {header_of(part, "Idempotency-Key") or "" for part in parts_of(request)}
 
 
 def _exchanges(request: Request, response: Response) -> Iterator[tuple[Request, Response]]:
