@@ -266,10 +266,12 @@ async def _anonymous(harness: Harness) -> str:
     if response.status == 200:  # noqa: PLR2004 - an app may sign in each item
         (result,) = msgspec.json.decode(response.body)["results"]
         expect(result["status"] == 401, f"an item got {result['status']} without sign-in")  # noqa: PLR2004
+        found = f"{response.summary()}, its item 401"
     else:
         expect(response.status == 401, f"{response.summary()} without sign-in")  # noqa: PLR2004
+        found = response.summary()
     expect_first(await harness.send(request, key))
-    return response.summary()
+    return found
 
 
 async def _other_tenant(harness: Harness) -> str:
@@ -375,7 +377,7 @@ _MALFORMED_BATCH: Final = Check(
 _ANONYMOUS: Final = Check(
     "batch without sign-in",
     _SECTION,
-    "401, and nothing is run",
+    "401 for the batch or for its items, and nothing is run",
     _anonymous,
     why="A batch would be a way around the sign-in of the operations.",
     change="Sign the caller in before the batch is read, as for any request.",
