@@ -10,6 +10,7 @@ import onceward
 
 # Every name is a promise: add one only with its documentation.
 PUBLIC = {
+    "CORS_HEADERS",
     "SINGLE_TENANT",
     "ErrorFormat",
     "ErrorsStored",
@@ -67,9 +68,9 @@ ELSEWHERE = {
 }
 
 
-def test_the_public_names_are_these_and_at_most_twenty() -> None:
+def test_the_public_names_are_these_and_at_most_twenty_one() -> None:
     assert set(onceward.__all__) == PUBLIC
-    assert len(onceward.__all__) == len(PUBLIC) <= 20
+    assert len(onceward.__all__) == len(PUBLIC) <= 21
 
 
 def test_members_of_onceward_are_these_and_at_most_fifteen() -> None:

@@ -42,6 +42,7 @@ _NEVER: Final = False
 if TYPE_CHECKING or _NEVER:
     from onceward.app import Onceward
     from onceward.config import GuardConfig
+    from onceward.frameworks.cors import CORS_HEADERS
     from onceward.guard.execution import Execution
     from onceward.guard.optimistic_locking import update_with_version
     from onceward.guard.policy import ErrorFormat, ErrorsStored, Policy, Staleness
@@ -54,6 +55,7 @@ if TYPE_CHECKING or _NEVER:
     from onceward_protocol.keys import KeyFormat
 
 __all__ = [
+    "CORS_HEADERS",
     "SINGLE_TENANT",
     "ErrorFormat",
     "ErrorsStored",
@@ -77,6 +79,7 @@ __all__ = [
 ]
 
 _MODULE_OF_NAME: Final = {
+    "CORS_HEADERS": "onceward.frameworks.cors",
     "SINGLE_TENANT": "onceward.tenants",
     "ErrorFormat": "onceward.guard.policy",
     "ErrorsStored": "onceward.guard.policy",
