@@ -21,8 +21,10 @@ MEANINGS = {
     Transition.EXPIRE: "too old: past the cap on the device, or rejected as stale by the server",
     Transition.WATCHDOG: "the process that had claimed it has ended",
     Transition.PARK: "an entry that it depends on will not happen",
-    Transition.REVIVE: "the entry that it depends on is back in the queue",
-    Transition.RETRY: "the app retries it: same key, all attempts again",
+    Transition.REVIVE: "the entry that it depends on is back in the queue; or the app retries "
+    "what the device expired unsent",
+    Transition.RETRY: "the app retries it, all attempts again: with a new key if the server "
+    "refused it, with the same key if it may have happened",
     Transition.RESEND: "a conflict was resolved: local version forced, or merged, with a new key",
     Transition.GIVE_UP: "a conflict that cannot be resolved",
     Transition.EDIT: "another request at the same position, with a new key",

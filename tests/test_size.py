@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 LINES = {
     "protocol": 3_890,  # target 3,200: decisions 0067, 0070
     "onceward": 34_995,  # target 31,000: decisions 0067, 0070
-    "outbox": 13_990,  # target 11,500: decision 0067
+    "outbox": 14_140,  # target 11,500: decision 0067
     "operator": 7_600,  # target 7,200
     "testing": 5_320,  # decisions 0063, 0067
     "nats": 1_250,

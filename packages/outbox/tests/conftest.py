@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from onceward_outbox.entry import OnRefusal
+from onceward_outbox.settings import QueueSettings
+from onceward_protocol.staleness import CAP
 from onceward_services.field.outbox_profile import PROFILE as FIELD
 from onceward_services.walk.outbox_profile import PROFILE as WALK
 from packages.onceward.tests.support.outbox_harness import SECRET
@@ -26,7 +28,8 @@ def quick_path() -> Iterator[Path]:
 
 @pytest.fixture
 def lab(quick_path: Path) -> Iterator[Lab]:
-    made = Lab(quick_path / "outbox.db")
+    """A queue in which entries of every profile expire after the cap."""
+    made = Lab(quick_path / "outbox.db", settings=QueueSettings(stale_after=CAP))
     yield made
     made.close()
 

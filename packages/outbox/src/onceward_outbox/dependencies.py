@@ -285,7 +285,7 @@ def revive_dependents(tx: Transaction, parent: Entry) -> list[Entry]:
     back = [parent]
     while back:
         entry = back.pop()
-        children = tx.entries("revive_dependents", id=entry.id, local=created_by(entry))
+        children = tx.entries("revive_dependents", id=entry.id, local=created_by(entry), ms=tx.ms)
         children = [rejoin_lane(tx, child) for child in children]
         for child in children:
             tx.emit(EventKind.REVIVED, child)

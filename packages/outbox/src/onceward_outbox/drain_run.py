@@ -698,9 +698,12 @@ class DrainRun:
 
     def _finish(self) -> DrainReport:
         queue, state, report = self._queue, self._state, self._state.report
-        report.unsent, report.refused = queue.unsettled(self._user_id)
+        report.unsent, report.refused, was_out = queue.unsettled_at_end(self._user_id)
         report.next_due_seconds = self._due_seconds()
         report.ended = state.ended or (Ended.BLOCKED if report.unsent else Ended.EMPTY)
+        is_out = report.ended is Ended.SIGNED_OUT
+        if is_out is not was_out and (is_out or report.sent):
+            queue.note_sign_in(self._user_id, signed_in=not is_out)
         leases = queue.lease_seconds_left(self._user_id)
         if leases is not None:
             # Claimed by another process. If that one has ended and this is not known here,

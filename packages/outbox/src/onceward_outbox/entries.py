@@ -161,8 +161,9 @@ class Entries:
         app calls ``announce`` after its commit. See also ``OutboxQueue.transaction``.
 
         ``once`` of the entry names what the user does, such as ``order.close:001``: if the user
-        has an unsettled entry with that name (pending, in flight, failed or in conflict), it is
-        returned, and nothing is written. So a double tap on a button is one entry.
+        has an entry with that name that is unsettled or has succeeded, it is returned, and nothing
+        is written. So a double tap on a button is one entry. One that the server has refused does
+        not count: the next tap is a new entry.
 
         A parent that is failed, discarded or expired makes the new entry ``failed`` with reason
         ``dependency`` at once; it is revived with its parent.
@@ -352,10 +353,12 @@ class Entries:
     # ------------------------------------------------------------------ decisions
 
     def retry(self, entry_id: str) -> Entry:
-        """Send a failed entry again: same key, all its attempts, and its dependents revived.
+        """Send a failed entry again, with all its attempts, and revive its dependents.
 
-        Raises ``TransitionError`` unless it is ``failed``, or while something it depends on is
-        failed, discarded or expired: retry that first.
+        So too one that the device expired unsent. What the server refused gets a new key, as the
+        refusal may be stored; what may have happened keeps its key. Raises ``TransitionError``
+        for any other entry, while something it depends on is failed, discarded or expired (retry
+        that first), and if another entry was enqueued with its ``once`` since.
         """
         with self._write("retry") as tx:
             return resolution.retry(tx, self._entry(tx, entry_id).id)
@@ -431,9 +434,16 @@ class Entries:
 
         def retry(tx: Transaction, found: Iterable[Entry]) -> Iterator[Entry]:
             # Decided for the whole batch first, so that a dry run finds the same ones.
-            ready = [entry for entry in found if not tx.rows("dead_waits", id=entry.id)]
+            ready = [
+                entry
+                for entry in found
+                if not tx.rows("dead_waits", id=entry.id)
+                and resolution.newer_with_once(tx, entry) is None
+            ]
             for entry in ready:
-                yield entry if dry_run else resolution.retry(tx, entry.id)
+                # Of several with the same ``once`` the first is retried.
+                if dry_run or resolution.newer_with_once(tx, entry) is None:
+                    yield entry if dry_run else resolution.retry(tx, entry.id)
 
         return _in_batches(
             self._write,
@@ -553,7 +563,7 @@ class Entries:
 
 
 def _unsettled(tx: Transaction, user_id: str) -> Unsettled:
-    count, refused = tx.rows("count_unsettled", user_id=user_id)[0]
+    count, refused, _ = tx.rows("count_unsettled", user_id=user_id)[0]
     return Unsettled(count - refused, refused)
 
 

@@ -151,7 +151,7 @@ class Transition(StrEnum):
     WATCHDOG = "watchdog"
     # An entry it depends on will not happen.
     PARK = "park"
-    # That entry may happen again.
+    # That entry may happen again; or a person revives what the device expired unsent.
     REVIVE = "revive"
     # A person sends it again.
     RETRY = "retry"
@@ -195,7 +195,7 @@ TRANSITIONS: Final[Mapping[Transition, Mapping[Status, Status]]] = MappingProxyT
         Transition.WATCHDOG: {_I: _P},
         # Following from another entry.
         Transition.PARK: {_P: _F},
-        Transition.REVIVE: {_F: _P},
+        Transition.REVIVE: {_F: _P, Status.EXPIRED: _P},
         # By a person, or by the chosen strategy.
         Transition.RETRY: {_F: _P},
         Transition.RESEND: {_C: _P},
@@ -414,7 +414,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     claim_number: int = 0
     # How many of its dependencies are not met.
     waiting_for: int
-    # The user has no other unsettled entry with this name; None for none.
+    # The user has no other entry with this name that is unsettled or succeeded; None for none.
     once: str | None = None
     # The W3C trace context that is sent with it.
     traceparent: str | None = None

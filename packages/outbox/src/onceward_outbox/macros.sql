@@ -6,6 +6,16 @@
 -- Not settled. Spelled as in the partial index on lanes, or SQLite would not use that index.
 status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired'
 
+-- name: AGED_FROM
+coalesce(aged_from_ms, enqueued_ms)
+
+-- name: COUNTS_FOR_ONCE
+-- Unsettled or succeeded: a refused one does not count. Spelled as in the unique index on once.
+once IS NOT NULL AND status <> 'discarded' AND status <> 'expired' AND NOT WAS_REFUSED
+
+-- name: WAS_REFUSED
+(status = 'failed' AND outcome_unknown = 0 AND (reason IS 'answer' OR reason IS 'rebuild'))
+
 -- name: IS_REFUSED
 -- The server has refused the entry for good, and its lane goes on without it.
 (status = 'failed' AND reason IS 'answer' AND outcome_unknown = 0 AND lane IS NULL)

@@ -88,7 +88,13 @@ class Maintenance(Entries):
             if update is None:
                 return False
             if update.missed_ms:
-                for name in ("shift_since", "shift_settled", "shift_maybe"):
+                for name in (
+                    "shift_since",
+                    "shift_aged",
+                    "shift_signed_out",
+                    "shift_settled",
+                    "shift_maybe",
+                ):
                     tx.rows(name, by_ms=update.missed_ms, since_ms=update.since_ms)
                 tx.rows("shift_leases", by_ms=update.missed_ms)
             if update.gap_unknown:
@@ -120,9 +126,10 @@ class Maintenance(Entries):
             return lifetime is not None and tx.now - datetime.fromisoformat(found[0][1]) >= lifetime
 
     def expire_stale(self, user_id: str) -> list[Entry]:
-        """Expire what has been pending for longer than the cap (7 days), and park its dependents.
+        """Expire what has been pending for longer than the cap of its profile; park its dependents.
 
-        If entries will pass the cap within 48 hours, an event ``expiring`` is emitted, once a day.
+        Time spent waiting for a person's decision or for a sign-in does not count. If entries will
+        pass the cap within 48 hours, an event ``expiring`` is emitted, once a day.
 
         Age is time that has certainly passed: by a clock that cannot be set while the device is
         on, and by the server's ``Date`` (``learn_server_time``) across the times when it was off.
@@ -131,6 +138,21 @@ class Maintenance(Entries):
         """
         with self._write("expire_stale") as tx:
             return expire_stale(tx, user_id, self.settings)
+
+    def unsettled_at_end(self, user_id: str) -> tuple[int, int, bool]:
+        """Return the counts of unsent and refused entries, and whether the user has to sign in."""
+        with self._read() as tx:
+            count, refused, signed_out_ms = tx.rows("count_unsettled", user_id=user_id)[0]
+            return count - refused, refused, signed_out_ms is not None
+
+    def note_sign_in(self, user_id: str, *, signed_in: bool) -> None:
+        """Store whether a user has to sign in: entries do not age meanwhile."""
+        with self._write("note_sign_in") as tx:
+            since_ms = _signed_out_since(tx, user_id)
+            if signed_in and since_ms is not None:
+                tx.rows("skip_signed_out", user_id=user_id, ms=tx.ms, since_ms=since_ms)
+            if (since_ms is None) is not signed_in:
+                tx.rows("set_signed_out", user_id=user_id, ms=None if signed_in else tx.ms)
 
     # ------------------------------------------------------------------ removal
 
@@ -222,57 +244,118 @@ def _certain_lifetime(tx: Transaction, entry: Entry) -> timedelta | None:
 
 
 def expire_stale(tx: Transaction, user_id: str, settings: QueueSettings) -> list[Entry]:
-    """Expire what has been pending for longer than the cap, and warn of what soon will be.
+    """Expire what has been pending for longer than its cap, and warn of what soon will be.
 
-    Entries that may have happened are kept as long as the server certainly knows their keys.
+    Entries that may have happened are kept as long as the server certainly knows their keys; those
+    that wait for a person, and all while the user is signed out, do not expire.
     """
-    limit = tx.ago(settings.stale_after)
-    warned = tx.ago(settings.stale_after - settings.warn_before)
     expired: list[Entry] = []
-    after = 0
+    after, caps = 0, _caps(tx, settings)
     while True:
         page = tx.rows("pending_by_age", user_id=user_id, after=after, limit=_PAGE)
-        for rowid, entry_id, enqueued_ms, outcome_unknown, maybe_since_ms in page:
-            if enqueued_ms >= limit:
-                if enqueued_ms < warned:
-                    _warn_of_expiry(tx, user_id, settings)
-                return expired
+        for rowid, entry_id, profile, enqueued_ms, aged_ms in page:
             after = rowid
-            entry = tx.entry(entry_id)
-            if entry.status is not Status.PENDING:  # parked when an earlier one expired
-                continue
-            if not outcome_unknown or _key_expired(tx, entry, maybe_since_ms):
-                error = KEY_EXPIRED if outcome_unknown else None
-                expired.append(settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, error))
-        if len(page) < _PAGE:
+            if profile not in caps and tx.profiles.find(profile) is not None:
+                caps = _caps(tx, settings)
+            cap = caps.get(profile)
+            if cap is not None and aged_ms < tx.ago(cap):
+                if _signed_out_since(tx, user_id) is not None:
+                    return expired
+                expired += _expire_unless_kept(tx, entry_id)
+            elif caps and enqueued_ms >= tx.ago(min(caps.values())):
+                _warn_of_expiry(tx, user_id, settings)
+                return expired
+        if len(page) < _PAGE or not caps:
             return expired
 
 
+def _expire_unless_kept(tx: Transaction, entry_id: str) -> list[Entry]:
+    """Expire an entry, unless it waits for a person or may have happened."""
+    entry = tx.entry(entry_id)
+    # Parked when an earlier one expired, or behind one that a person has to decide about.
+    if entry.status is not Status.PENDING or _waits_for_person(tx, entry):
+        return []
+    if not entry.outcome_unknown:
+        return [settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, None)]
+    if _key_expired(tx, entry, tx.rows("maybe_since", id=entry.id)[0][0]):
+        return [settle_unclaimed(tx, entry, Status.EXPIRED, Reason.STALE, KEY_EXPIRED)]
+    return []
+
+
+def _caps(tx: Transaction, settings: QueueSettings) -> dict[str, timedelta]:
+    """Return the caps of the profiles that have one, by name."""
+    return {
+        profile.name: cap
+        for profile in tx.profiles.loaded()
+        if (cap := settings.stale_after or profile.stale_after) is not None
+    }
+
+
+def _signed_out_since(tx: Transaction, user_id: str) -> int | None:
+    found = tx.rows("signed_out", user_id=user_id)
+    return found[0][0] if found else None
+
+
+def _waits_for_person(tx: Transaction, entry: Entry) -> bool:
+    """Return whether a pending entry waits for one that is failed or in conflict."""
+    seen, waiting = {entry.id}, [entry]
+    while waiting:
+        one = waiting.pop()
+        if one.status in {Status.FAILED, Status.CONFLICT}:
+            return True
+        before = [] if one.status is not Status.PENDING else _waited_for(tx, one)
+        waiting += [each for each in before if each.id not in seen]
+        seen.update(each.id for each in before)
+    return False
+
+
+def _waited_for(tx: Transaction, entry: Entry) -> list[Entry]:
+    """Return the first entry of the lane of an entry, and those that it depends on."""
+    found = []
+    if entry.lane is not None:
+        found += tx.entries("lane_open", user_id=entry.user_id, lane=entry.lane, limit=1)
+    for (name,) in tx.rows("awaited_by", id=entry.id) if entry.waiting_for else ():
+        parent_id = name
+        if "/" in name:
+            local_id = name.rpartition("/")[2]
+            parent_id = tx.rows("local_state", user_id=entry.user_id, local_id=local_id)[0][1]
+        found += [] if parent_id is None else [tx.entry(parent_id)]
+    return found
+
+
 def _expires_soon(tx: Transaction, user_id: str, settings: QueueSettings) -> bool:
-    """Return whether the user's oldest pending entry expires soon."""
-    found = tx.rows("oldest_unsent", user_id=user_id)[0][0]
-    return found is not None and found < tx.ago(settings.stale_after - settings.warn_before)
+    """Return whether the user's oldest pending entry may expire soon."""
+    found, caps = tx.rows("oldest_unsent", user_id=user_id)[0][0], _caps(tx, settings)
+    return bool(caps) and (
+        found is not None and found < tx.ago(min(caps.values()) - settings.warn_before)
+    )
 
 
 def _warn_of_expiry(tx: Transaction, user_id: str, settings: QueueSettings) -> None:
     """Emit ``expiring`` if entries pass the cap soon; once a day, and only if it is listened to."""
-    if not tx.has_listeners:
+    if not tx.has_listeners or not _expires_soon(tx, user_id, settings):
         return
-    expired_before = tx.ago(settings.stale_after)
-    soon = tx.ago(settings.stale_after - settings.warn_before)
-    found = tx.rows("expiring", user_id=user_id, since=expired_before, before=soon)
-    if not found or not tx.rows("warn", user_id=user_id, ms=tx.ms, before=tx.ms - _WARN_EVERY_MS):
+    counts: Counter[str] = Counter()
+    ages, delays = [], []
+    for profile, cap in _caps(tx, settings).items():
+        since, before = tx.ago(cap), tx.ago(cap - settings.warn_before)
+        for entity_type, count, oldest in tx.rows(
+            "expiring", user_id=user_id, profile=profile, since=since, before=before
+        ):
+            counts[entity_type] += count
+            ages.append((tx.ms - oldest) / 1000)
+            delays.append((oldest - since) / 1000)
+    if not ages or not tx.rows("warn", user_id=user_id, ms=tx.ms, before=tx.ms - _WARN_EVERY_MS):
         return
-    oldest = min(row[2] for row in found)
     tx.events.append(
         Event(
             kind=EventKind.EXPIRING,
             at=tx.now,
             user_id=user_id,
-            age_seconds=(tx.ms - oldest) / 1000,
-            delay_seconds=(oldest - expired_before) / 1000,
-            count=sum(row[1] for row in found),
-            counts={entity_type: count for entity_type, count, _ in found},
+            age_seconds=max(ages),
+            delay_seconds=min(delays),
+            count=counts.total(),
+            counts=dict(counts),
         )
     )
 

@@ -21,6 +21,13 @@ SELECT enqueued_ms FROM offline_sync_queue ORDER BY rowid DESC LIMIT 1;
 UPDATE offline_sync_queue SET enqueued_ms = enqueued_ms + :by_ms
  WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND enqueued_ms > :since_ms;
 
+-- name: shift_aged
+UPDATE offline_sync_queue SET aged_from_ms = aged_from_ms + :by_ms
+ WHERE status IN ('pending', 'in_flight', 'failed', 'conflict') AND aged_from_ms > :since_ms;
+
+-- name: shift_signed_out
+UPDATE users SET signed_out_ms = signed_out_ms + :by_ms WHERE signed_out_ms > :since_ms;
+
 -- name: shift_maybe
 UPDATE offline_sync_queue SET maybe_since_ms = maybe_since_ms + :by_ms
  WHERE maybe_since_ms > :since_ms AND MAYBE_SENT;
@@ -47,14 +54,30 @@ UPDATE offline_sync_queue SET settled_ms = settled_ms + :by_ms WHERE settled_ms 
 
 -- name: pending_by_age
 -- In the order in which they were queued, so that reading can stop at the first that is young enough.
-SELECT rowid, id, enqueued_ms, outcome_unknown, maybe_since_ms FROM offline_sync_queue
+SELECT rowid, id, profile, enqueued_ms, AGED_FROM
+  FROM offline_sync_queue
  WHERE user_id = :user_id AND status = 'pending' AND rowid > :after
  ORDER BY rowid LIMIT :limit;
 
 -- name: expiring
-SELECT entity_type, count(*), min(enqueued_ms) FROM offline_sync_queue
- WHERE user_id = :user_id AND status = 'pending' AND enqueued_ms >= :since AND enqueued_ms < :before
+SELECT entity_type, count(*), min(AGED_FROM) FROM offline_sync_queue
+ WHERE user_id = :user_id AND status = 'pending' AND profile = :profile
+   AND AGED_FROM >= :since AND AGED_FROM < :before
  GROUP BY entity_type;
+
+-- name: signed_out
+SELECT signed_out_ms FROM users WHERE id = :user_id;
+
+-- name: set_signed_out
+UPDATE users SET signed_out_ms = :ms WHERE id = :user_id;
+
+-- name: skip_signed_out
+-- The time without a sign-in does not count.
+UPDATE offline_sync_queue SET aged_from_ms = :ms - max(0, :since_ms - AGED_FROM)
+ WHERE user_id = :user_id AND status = 'pending';
+
+-- name: awaited_by
+SELECT awaited FROM entry_waits WHERE entry_id = :id AND met = 0;
 
 -- name: warn
 -- Returns no row if the user was warned less than a day ago.
@@ -72,7 +95,8 @@ SELECT maybe_since_ms, maybe_since_at FROM offline_sync_queue
 SELECT (SELECT count(*) FROM offline_sync_queue
          WHERE user_id = :user_id AND status IN ('pending', 'in_flight', 'failed', 'conflict')),
        (SELECT count(*) FROM offline_sync_queue
-         WHERE user_id = :user_id AND status = 'failed' AND IS_REFUSED);
+         WHERE user_id = :user_id AND status = 'failed' AND IS_REFUSED),
+       (SELECT signed_out_ms FROM users WHERE id = :user_id);
 
 -- name: count_refused
 SELECT count(*) FROM offline_sync_queue

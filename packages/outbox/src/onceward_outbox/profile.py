@@ -149,6 +149,10 @@ class Profile:
     key_lifetime: timedelta = timedelta(days=1)
     """How long the server remembers an idempotency key, at least."""
 
+    stale_after: timedelta | None = None
+    """How old an entry may become before it expires on the device: what the server accepts at most.
+    None: entries do not expire by age."""
+
     key_format: KeyFormat = KeyFormat.UUID4
     """What a key that the app chooses must look like."""
 
@@ -317,6 +321,10 @@ class ProfileRegistry:
         if len(self._known) < len(given):
             raise ConfigurationError("two of the outbox profiles have the same name")
         self._known.setdefault(DEFAULT_PROFILE.name, DEFAULT_PROFILE)
+
+    def loaded(self) -> list[Profile]:
+        """Return the profiles that were passed in or looked up so far."""
+        return [profile for profile in self._known.values() if profile is not None]
 
     def find(self, name: str) -> Profile | None:
         """Return the profile, or None if no such profile is registered.

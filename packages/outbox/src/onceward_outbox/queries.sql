@@ -37,7 +37,7 @@ SELECT min(enqueued_ms) FROM (
      WHERE user_id = :user_id AND status = 'pending' ORDER BY rowid LIMIT 1);
 
 -- name: by_once
-SELECT ENTRY FROM offline_sync_queue WHERE user_id = :user_id AND once = :once AND IS_OPEN;
+SELECT ENTRY FROM offline_sync_queue WHERE user_id = :user_id AND once = :once AND COUNTS_FOR_ONCE;
 
 -- name: stuck_like
 SELECT ENTRY FROM offline_sync_queue

@@ -64,17 +64,23 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def retry(tx: Transaction, entry_id: str) -> Entry:
-    """Return a failed entry to ``pending``."""
-    entry = tx.entry(entry_id)
-    after(Transition.RETRY, entry.status)
+    """Return a failed entry, or one that expired unsent, to ``pending``."""
+    entry = before = tx.entry(entry_id)
+    is_unsent = not entry.outcome_unknown and not tx.rows("expired_by_server", id=entry_id)
+    is_revived = entry.status is Status.EXPIRED and is_unsent
+    after(Transition.REVIVE if is_revived else Transition.RETRY, entry.status)
     dead = tx.rows("dead_waits", id=entry_id)
     if dead:
         raise TransitionError(
             f"{entry_id} depends on {dead[0][0].rpartition('/')[2]}, which is failed, discarded or "
             "expired: retry that one, or edit this one so that it no longer needs it"
         )
-    entry = tx.changed("to_pending", id=entry_id)
+    _check_once(tx, entry)
+    if is_revived:  # its lane has gone on without it
+        tx.rows("leave_lane", id=entry_id)
+    entry = tx.changed("to_pending", id=entry_id, ms=tx.ms, key=new_uuid4())
     entry = rejoin_lane(tx, entry)
+    _begin_age_behind(tx, before)
     tx.emit(EventKind.RETRIED, entry)
     revive_dependents(tx, entry)
     return entry
@@ -94,6 +100,8 @@ def edit(
     after(Transition.EDIT, entry.status)
     _check_outcome(entry, "edited", force=force)
     is_in_lane = entry.lane is not None
+    _check_once(tx, entry)
+    _begin_age_behind(tx, entry)
     entry = _rewrite(tx, entry, rewrite, settings, depends_on=depends_on)
     if is_in_lane:  # it may have come back to it before
         entry = keep_version(tx, entry)
@@ -121,6 +129,7 @@ def resolve(
     """
     entry = tx.entry(entry_id)
     is_create = entry.operation is Operation.CREATE
+    _begin_age_behind(tx, entry)
     match how:
         case Resolution.SERVER_WINS:
             _check_conflict(entry, Transition.DISCARD)
@@ -171,6 +180,7 @@ def discard(tx: Transaction, entry_id: str, *, reason: Reason, with_dependents: 
         if with_dependents
         else []
     )
+    _begin_age_behind(tx, entry)
     if entry.status is Status.CONFLICT:
         # As with ``Resolution.SERVER_WINS``: a person has decided for the server's side.
         record_adopted(tx, entry)
@@ -247,6 +257,7 @@ def _rewrite(
         base_version=_base_version(entry, request.headers, rebased=rebased),
         entity=entry.entity,
         forced=forced,
+        ms=tx.ms,
     )
     changed = rejoin_lane(tx, changed)
     if dependencies.has_dead_parent:
@@ -303,6 +314,35 @@ def _check_still_acyclic(tx: Transaction, entry: Entry, awaited: Sequence[str]) 
                 raise TransitionError(
                     f"{entry.id} cannot depend on {parent.id}, which was queued later"
                 )
+
+
+def _begin_age_behind(tx: Transaction, entry: Entry) -> None:
+    """Let the age of what waited for a person to decide about an entry begin anew."""
+    if entry.status in {Status.FAILED, Status.CONFLICT}:
+        tx.rows(
+            "begin_age",
+            id=entry.id,
+            user_id=entry.user_id,
+            lane=entry.lane,
+            sequence_number=entry.sequence_number,
+            ms=tx.ms,
+        )
+
+
+def newer_with_once(tx: Transaction, entry: Entry) -> str | None:
+    """Return the entry that was enqueued with the ``once`` of one that was refused or expired."""
+    if entry.once is None:
+        return None
+    found = tx.rows("same_once", user_id=entry.user_id, once=entry.once, id=entry.id)
+    return found[0][0] if found else None
+
+
+def _check_once(tx: Transaction, entry: Entry) -> None:
+    newer = newer_with_once(tx, entry)
+    if newer is not None:
+        raise TransitionError(
+            f"{newer} was enqueued since with once={entry.once!r}: discard {entry.id}, or that one"
+        )
 
 
 def _check_conflict(entry: Entry, transition: Transition) -> None:

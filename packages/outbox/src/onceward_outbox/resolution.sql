@@ -3,16 +3,45 @@
 -- x is failed, discarded or expired.
 
 -- name: to_pending
--- From `failed` or `conflict` back to `pending`, with all attempts. With the reason `unknown` a person
+-- From `failed` or `expired` back to `pending`, with all attempts. A refusal may be stored under the
+-- key: then it has a new one. With the reason `unknown` a person
 -- has been asked to check whether it happened, so the time of the first send is cleared.
 UPDATE offline_sync_queue
    SET status = 'pending', attempt_count = 0, due_ms = NULL, next_retry_at = NULL, reason = NULL,
+       idempotency_key = CASE WHEN WAS_REFUSED THEN :key ELSE idempotency_key END,
        sent_version = CASE WHEN outcome_unknown THEN sent_version END,
        maybe_since_ms = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_ms END,
        maybe_since_at = CASE WHEN reason IS NOT 'unknown' THEN maybe_since_at END,
-       stuck_ms = NULL, notice_ms = NULL
+       stuck_ms = NULL, notice_ms = NULL, settled_ms = NULL, aged_from_ms = :ms
  WHERE id = :id
 RETURNING ENTRY;
+
+-- name: begin_age
+-- The age of what waited for an entry begins anew: of pending ones behind it in its lane, and of those
+-- that depend on any of them. Not twice within a minute.
+WITH RECURSIVE waiting (id, local) AS (
+    SELECT first.id, CREATED_BY(first) FROM offline_sync_queue AS first WHERE first.id = :id
+    UNION
+    SELECT behind.id, CREATED_BY(behind) FROM offline_sync_queue AS behind
+     WHERE behind.user_id = :user_id AND behind.lane = :lane AND behind.sequence_number > :sequence_number
+       AND behind.status = 'pending' AND behind.status <> 'succeeded' AND behind.status <> 'discarded'
+       AND behind.status <> 'expired'
+    UNION
+    SELECT next.id, CREATED_BY(next)
+      FROM waiting
+      JOIN entry_waits AS wait ON wait.awaited IN (waiting.id, waiting.local) AND wait.met = 0
+      JOIN offline_sync_queue AS next ON next.id = wait.entry_id AND next.status = 'pending'
+)
+UPDATE offline_sync_queue SET aged_from_ms = :ms
+ WHERE id IN (SELECT id FROM waiting) AND id <> :id AND AGED_FROM < :ms - 60000;
+
+-- name: same_once
+-- The entry that has the ``once`` of another now.
+SELECT id FROM offline_sync_queue
+ WHERE user_id = :user_id AND once = :once AND COUNTS_FOR_ONCE AND id <> :id;
+
+-- name: expired_by_server
+SELECT 1 FROM attempts WHERE entry_id = :id AND outcome = 'expire';
 
 -- name: rewrite
 -- A changed request has a new key and was never sent.
@@ -22,7 +51,7 @@ UPDATE offline_sync_queue
        dependency_ids = :dependency_ids, local_refs = :local_refs, waiting_for = :waiting_for,
        payload_version = :payload_version, base = :base, base_version = :base_version, entity = :entity,
        theirs = NULL, theirs_version = NULL, conflict_fields = NULL, sent_version = NULL, forced = :forced, outcome_unknown = 0,
-       maybe_since_ms = NULL, maybe_since_at = NULL, stuck_ms = NULL, notice_ms = NULL
+       maybe_since_ms = NULL, maybe_since_at = NULL, stuck_ms = NULL, notice_ms = NULL, aged_from_ms = :ms
  WHERE id = :id
 RETURNING ENTRY;
 
@@ -68,7 +97,8 @@ RETURNING ENTRY;
 -- name: revive_dependents
 -- Entries parked directly behind an entry that is pending again, unless another parent is dead.
 UPDATE offline_sync_queue AS parked
-   SET status = 'pending', attempt_count = 0, reason = NULL, stuck_ms = NULL, notice_ms = NULL
+   SET status = 'pending', attempt_count = 0, reason = NULL, stuck_ms = NULL, notice_ms = NULL,
+       aged_from_ms = :ms
  WHERE id IN (SELECT entry_id FROM entry_waits WHERE awaited IN (:id, :local) AND met = 0)
    AND status = 'failed' AND reason = 'dependency'
    AND NOT EXISTS (

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any, Final, Self
 
 from onceward_outbox.errors import ConfigurationError
-from onceward_protocol.staleness import CAP
 
 VARIABLES: Final[Mapping[str, str]] = {
     "lease_seconds": "ONCEWARD_OUTBOX_LEASE_SECONDS",
@@ -45,8 +44,9 @@ class QueueSettings:
     lease_seconds: float = 120.0
     """How long a claim holds without being renewed."""
 
-    stale_after: timedelta = CAP
-    """How old a pending entry may become before it expires."""
+    stale_after: timedelta | None = None
+    """How old a pending entry of any profile may become before it expires; None: as its profile
+    says."""
 
     warn_before: timedelta = timedelta(hours=48)
     """How long before its entries expire a user is warned, by the event ``expiring``."""

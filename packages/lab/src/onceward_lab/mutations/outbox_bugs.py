@@ -29,6 +29,7 @@ from onceward_outbox.transaction import Transactions
 from onceward_outbox.transport import NoResponse
 from onceward_protocol import response_classification as classify
 from onceward_protocol.response_classification import Done
+from onceward_protocol.staleness import CAP
 
 COMPLETION, CLASSIFY, DATABASE, ENQUEUE, MAINTENANCE, REQUEST, SENDER, TRANSACTION = (
     untyped(module)
@@ -262,10 +263,8 @@ def age_by_the_wall_clock() -> list[Replacement]:
         old = []
         for _, entry_id, *_ in work.rows("pending_by_age", user_id=user_id, after=0, limit=200):
             entry = work.entry(entry_id)
-            if (
-                work.now - entry.created_at > settings.stale_after
-                and entry.status is Status.PENDING
-            ):
+            cap = settings.stale_after or work.profiles.get(entry.profile).stale_after or CAP
+            if work.now - entry.created_at > cap and entry.status is Status.PENDING:
                 old.append(settle_unclaimed(work, entry, Status.EXPIRED, Reason.STALE, None))
         return old
 

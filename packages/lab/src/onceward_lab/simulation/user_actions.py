@@ -48,7 +48,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
     retries: int = 0
     # The first try was acknowledged, so its position in the order is certain.
     first_try: bool = False
-    # The key may change, because of an edit or a resolved conflict.
+    # The key may change, because of an edit, a resolved conflict or a retry of what was refused.
     rekeyed: bool = False
     # The database has lost its effect, or what it needs.
     lost: bool = False

@@ -237,6 +237,7 @@ class Users:
                 action.first_try = False  # later actions did not wait for it
             action.is_overtaken = action.is_overtaken or _is_overtaken(queue, entry)
             action.returned_at = min(action.returned_at, self._world.loop.time())
+            action.rekeyed = action.rekeyed or not entry.outcome_unknown
             queue.retry(entry.id)
         app.clear_retry_after(entry.idempotency_key)
         self._world.note(app.name, f"review: {action.id}, which was {entry.status}")

@@ -180,8 +180,8 @@ def outbox_add(  # noqa: PLR0917 - typer turns them into options
     once: Annotated[
         str | None,
         typer.Option(
-            help="A name for the action: nothing is queued while the user has an unsettled entry "
-            "with it."
+            help="A name for the action: nothing is queued while the user has an entry with it "
+            "that is unsettled or succeeded."
         ),
     ] = None,
     key: Annotated[

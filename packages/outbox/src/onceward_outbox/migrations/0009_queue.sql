@@ -11,6 +11,8 @@ CREATE TABLE users (
     sequence_floor INTEGER NOT NULL DEFAULT 0,
     -- When the user was last warned of entries that will pass the cap.
     warned_ms      INTEGER,
+    -- Since when nothing can be sent without a new sign-in. NULL: signed in.
+    signed_out_ms  INTEGER,
     added_at       TEXT NOT NULL
 ) WITHOUT ROWID;
 
@@ -54,7 +56,7 @@ CREATE TABLE offline_sync_queue (
     profile             TEXT NOT NULL,
     -- The W3C trace context of the user action.
     traceparent         TEXT,
-    -- A user has one unsettled entry with this name.
+    -- A user has one entry with this name that is unsettled or succeeded; refused ones do not count.
     once                TEXT,
     reason              TEXT,
     -- The local ids in it that are replaced by server ids, as a JSON array.
@@ -99,6 +101,9 @@ CREATE TABLE offline_sync_queue (
     lease_ms            INTEGER,
 
     enqueued_ms         INTEGER NOT NULL,
+    -- Since when its age counts; NULL: since it was enqueued. Moved by a person's decision, and by the
+    -- time that it waited for one.
+    aged_from_ms        INTEGER,
     settled_ms          INTEGER,
     -- Since when it is failed or in conflict, as the maintenance has found it, and when its removal was
     -- announced. Both are cleared when it is pending again.
@@ -139,8 +144,8 @@ CREATE INDEX idx_offline_sync_queue_lane
 CREATE INDEX idx_offline_sync_queue_chain
     ON offline_sync_queue (user_id, chain, sequence_number) WHERE chain IS NOT NULL;
 CREATE UNIQUE INDEX idx_offline_sync_queue_once ON offline_sync_queue (user_id, once)
- WHERE once IS NOT NULL
-   AND status <> 'succeeded' AND status <> 'discarded' AND status <> 'expired';
+ WHERE once IS NOT NULL AND status <> 'discarded' AND status <> 'expired'
+   AND NOT (status = 'failed' AND outcome_unknown = 0 AND (reason IS 'answer' OR reason IS 'rebuild'));
 CREATE INDEX idx_offline_sync_queue_unknown
     ON offline_sync_queue (maybe_since_ms) WHERE outcome_unknown = 1;
 

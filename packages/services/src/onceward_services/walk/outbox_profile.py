@@ -7,6 +7,7 @@ from typing import Final
 from onceward_outbox import Profile, TimestampsInBody
 from onceward_protocol.response_classification import AttestationNeeded, Done, OutOfOrder, Refused
 from onceward_protocol.retry import DEVICE
+from onceward_protocol.staleness import CAP, GRACE
 from onceward_services.walk.quest_chain import QuestChain
 
 __all__ = ["PROFILE", "STRICT_PROFILE"]
@@ -21,6 +22,8 @@ PROFILE: Final = Profile(
     # Twelve attempts per wake-up; the entry then stays queued for the next one.
     retry=DEVICE,
     key_lifetime=timedelta(days=7),
+    # What the server accepts: its cap and its grace.
+    stale_after=CAP + GRACE,
     # Made anew for each action.
     batch_headers=frozenset({"x-firebase-appcheck"}),
     codes={
