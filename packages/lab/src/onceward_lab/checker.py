@@ -244,9 +244,9 @@ def _sequences(history: History) -> Iterator[Violation]:
     for stream, used in history.used_numbers.items():
         ran = [move for move in history.moves if move.stream == stream]
         refused = sum(
-            action.expect is not Expect.EFFECT
+            1 + action.retries
             for action in history.actions
-            if stream.startswith(f"{action.tenant} ")
+            if action.expect is not Expect.EFFECT and stream.startswith(f"{action.tenant} ")
         )
         # A refusal that is stored uses its number, and so may what was given up.
         if not len(ran) <= used <= len(ran) + refused:

@@ -81,6 +81,8 @@ class UserAction(msgspec.Struct, frozen=True, kw_only=True):
     is_overtaken: bool = False
     # When it came back; infinite if it never left.
     returned_at: float = float("inf")
+    # How often a person has retried it. What was refused has another key then.
+    retries: int = 0
 
 
 class EntryState(msgspec.Struct, frozen=True, kw_only=True):

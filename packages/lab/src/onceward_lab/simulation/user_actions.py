@@ -145,6 +145,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
             is_parallel=self.is_parallel,
             is_overtaken=self.is_overtaken,
             returned_at=self.returned_at,
+            retries=self.retries,
         )
 
 
