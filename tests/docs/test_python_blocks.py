@@ -169,7 +169,7 @@ def test_test_files_shown_on_the_testing_page_pass(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", "."]
     # The store contract is slow and has its own tests, so it is only collected here.
     for more, passed in (
-        (["test_shop.py", "test_orders.py"], "6 passed"),
+        (["test_shop.py", "test_orders.py"], "7 passed"),
         (["--collect-only"], "TestMyStore"),
     ):
         done = subprocess.run(
