@@ -312,3 +312,23 @@ def test_turn_is_passed_to_one_that_may_have_happened_after_the_outcome_before_i
         retry_later(lab.queue, claimed, delay_seconds=0, outcome_unknown=True)
     lab.queue.retry(first.id)
     assert drained(lab) == [second.id, third.id, first.id]
+
+
+def test_of_several_that_came_back_none_is_sent_beside_one_that_may_have_happened(
+    lab: Lab,
+) -> None:
+    first, second, third = (lab.add(lane="a") for _ in range(3))
+    for entry in (first, second):
+        lab.queue.park(entry.id, reason=Reason.REBUILD, error="set aside")
+    retry_later(lab.queue, lab.claim(), delay_seconds=0, outcome_unknown=True)
+    for entry in (first, second):
+        lab.queue.retry(entry.id)
+    claimed = lab.claim()
+    assert claimed.entry.id == third.id
+    assert lab.queue.claim("ada") is None, "two entries of a lane have the turn"
+    succeed(lab.queue, claimed)
+    claimed = lab.claim()
+    assert claimed.entry.id == first.id
+    assert lab.queue.claim("ada") is None, "two entries of a lane have the turn"
+    succeed(lab.queue, claimed)
+    assert drained(lab) == [second.id]

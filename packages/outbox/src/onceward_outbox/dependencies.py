@@ -240,13 +240,13 @@ def rejoin_lane(tx: Transaction, entry: Entry) -> Entry:
     """Return an entry that is pending again to the lane it had left, at its old position."""
     if entry.left_lane is None:
         return entry
-    tx.rows(
+    has_turn = tx.rows(
         "yield_turn",
         user_id=entry.user_id,
         lane=entry.left_lane,
         sequence_number=entry.sequence_number,
     )
-    return keep_version(tx, tx.changed("rejoin_lane", id=entry.id))
+    return keep_version(tx, tx.changed("rejoin_lane", id=entry.id, has_turn=bool(has_turn)))
 
 
 def keep_version(tx: Transaction, back: Entry) -> Entry:

@@ -146,8 +146,9 @@ UPDATE offline_sync_queue SET turn = 0
  WHERE rowid = (SELECT rowid FROM offline_sync_queue
                  WHERE user_id = :user_id AND lane = :lane AND IS_OPEN
                  ORDER BY sequence_number LIMIT 1)
-   AND status IN ('pending', 'conflict') AND outcome_unknown = 0
-   AND sequence_number > :sequence_number;
+   AND status IN ('pending', 'conflict') AND outcome_unknown = 0 AND turn = 1
+   AND sequence_number > :sequence_number
+RETURNING 1;
 
 -- name: yield_turn_to_earlier
 -- An entry in conflict returns the turn to one that came back while it was sent.
@@ -160,12 +161,14 @@ UPDATE offline_sync_queue AS conflicting SET turn = 0
 RETURNING 1;
 
 -- name: rejoin_lane
--- At its old position: it is next, unless the first entry of the lane has the turn.
+-- At its old position: it is next, unless another entry of the lane has the turn. That need not be the
+-- first one: others may have come back before it.
 UPDATE offline_sync_queue AS back
    SET lane = left_lane, left_lane = NULL,
-       turn = NOT coalesce((SELECT turn FROM offline_sync_queue
-                             WHERE user_id = back.user_id AND lane = back.left_lane AND IS_OPEN
-                             ORDER BY sequence_number LIMIT 1), 0)
+       turn = CASE WHEN :has_turn THEN 1
+                   ELSE NOT EXISTS (SELECT 1 FROM offline_sync_queue
+                                     WHERE user_id = back.user_id AND lane = back.left_lane
+                                       AND IS_OPEN AND turn = 1) END
  WHERE id = :id
 RETURNING ENTRY;
 
