@@ -8,9 +8,8 @@ CREATE OR REPLACE FUNCTION onceward_clean_jobs(
 DECLARE
     v_deleted integer;
 BEGIN
-    -- The others have no index for it.
-    PERFORM set_config('enable_seqscan', CASE p_what WHEN 'completions' THEN 'off' ELSE 'on' END, true);
     IF p_what = 'completions' THEN
+        SET LOCAL enable_seqscan = off;  -- the others have no index for it
         DELETE FROM onceward_job_completions
          WHERE ctid = ANY (ARRAY(
                SELECT ctid FROM onceward_job_completions
