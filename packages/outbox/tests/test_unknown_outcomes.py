@@ -104,7 +104,7 @@ def test_after_a_restart_the_servers_date_is_read_before_sending_again(lab: Lab)
 PAGE = {"content-type": "text/html"}
 
 
-@pytest.mark.parametrize("said", [Response(405, PAGE, b"<html>"), response(302)])
+@pytest.mark.parametrize("said", [response(405), response(302)])
 def test_a_server_without_a_date_does_not_block_entries(lab: Lab, said: Response) -> None:
     entry_id, other = lost(lab), lab.add()
     lab.clock.restart(hours=1)
@@ -176,7 +176,6 @@ def test_entries_found_too_old_during_a_drain_are_not_sent(lab: Lab) -> None:
     "said",
     [
         *(response(status) for status in (400, 403, 405, 413)),
-        Response(413, PAGE, b"<html>"),
         response(307, headers={"location": "/api/v1/activities/"}),
         response(403, headers={"onceward-effect": "unheard of"}),
     ],
@@ -191,6 +190,15 @@ def test_a_refusal_before_the_key_lookup_leaves_the_outcome_unknown(
     assert (failed.status, failed.outcome_unknown) == (Status.FAILED, True)
     with pytest.raises(OutcomeUnknownError):
         lab.queue.edit_payload(entry_id, {"title": "another"})
+
+
+@pytest.mark.parametrize("status", [403, 405, 413])
+def test_a_page_of_a_proxy_leaves_the_entry_pending(lab: Lab, status: int) -> None:
+    entry_id = lost(lab)
+    lab.clock.pass_by(hours=1)
+    drain(lab.queue, "ada", Scripted([Response(status, PAGE, b"<html>")]))
+    pending = lab.queue.get(entry_id)
+    assert (pending.status, pending.outcome_unknown) == (Status.PENDING, True)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ class Entries:
     ) -> Entry:
         """Queue one mutation durably, and return it as it is queued.
 
-        ``outbox.enqueue("ada", "create", "activity", "/activities", payload)``: user, operation,
+        ``outbox.enqueue("ada", "create", "note", "/notes", payload)``: user, operation,
         type of entity, path and payload; ``options`` are the other fields of ``NewEntry``, which
         may be given instead.
 

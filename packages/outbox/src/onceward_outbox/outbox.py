@@ -3,7 +3,7 @@
 ::
 
     outbox = Outbox.open("outbox.db", server="https://api.example", token=current_token)
-    outbox.enqueue("ada", "create", "activity", "/activities", {"title": "Visit"})
+    outbox.enqueue("ada", "create", "note", "/notes", {"title": "Visit"})
     outbox.start()          # sends in the background from now on
     …
     outbox.close()
