@@ -182,6 +182,8 @@ PLANTED: list[tuple[str, set[str], str]] = [
     ("drops the stored headers", {"replay"}, "Store the header etag"),
     ("does not send the original request id", {"replay"}, "Send it as X-Original-Request-ID"),
     ("sends the first request's id as its own", {"replay"}, "own id as X-Request-ID"),
+    ("denies effects of replays", {"replay"}, "Send Onceward-Effect: stored only with"),
+    ("denies effects", {"same key, other body"}, "no such header on a mismatch"),
     ("makes its own request id", {"first request"}, "Return the X-Request-ID of the request"),
     (
         "fails on malformed JSON",

@@ -40,6 +40,8 @@ PROFILE: dict[str, Any] = {
     "other_sign_in": {"Authorization": "Bearer two-token"},
 }
 
+_MISMATCH = 409
+
 
 @dataclass
 class Record:
@@ -83,6 +85,8 @@ class TinyServer:
             rendered = render_error(error, ErrorFormat.PROBLEM, request_id)
             status, out = rendered.status, rendered.body
             response_headers = list(rendered.headers)
+            if self.broken == "denies effects" and status == _MISMATCH:
+                response_headers.append((b"onceward-effect", b"none"))
             if self.broken == "sends errors as plain JSON":
                 response_headers = [(b"content-type", b"application/json")]
         if self.broken == "makes its own request id":
@@ -235,6 +239,8 @@ class TinyServer:
         headers = list(record.headers)
         if self.broken == "drops the stored headers":
             headers = headers[:1]
+        if self.broken == "denies effects of replays":
+            headers.append((b"onceward-effect", b"none"))
         if self.broken != "does not mark replays":
             headers.append((b"idempotency-replayed", b"true"))
         if self.broken != "does not send the original request id":

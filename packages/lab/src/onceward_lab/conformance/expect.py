@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from onceward.guard.policy import ErrorFormat
 from onceward_lab.conformance.harness import JSON, CheckFailedError, Harness, Response
+from onceward_protocol.effect import EFFECT_HEADER, Effect
 from onceward_protocol.error_codes import CODES
 
 __all__ = ["expect", "expect_error", "expect_first", "expect_replay"]
@@ -33,6 +34,8 @@ _FORMAT: Final = (
     "an app with its own format, give --code-at error.code or --statuses-only."
 )
 _UNAUTHORIZED: Final = (401, 403)
+# Something has happened under the key, and this is not its response.
+_UNDECIDED: Final = ("payload_mismatch", "in_progress")
 # Errors of the app, not of the guard.
 _OWN_KINDS: Final = ("not_authenticated", "not_found")
 _CLIENT_ERROR: Final = 400
@@ -67,6 +70,7 @@ def expect_first(response: Response) -> Response:
         f"{response.summary()}, with the X-Original-Request-ID of a replay",
         change="Send X-Original-Request-ID only with a stored response, never with an execution.",
     )
+    _expect_effect(response, Effect.STORED)
     return response
 
 
@@ -105,6 +109,7 @@ def expect_replay(response: Response, first: Response) -> Response:
         change=_REQUEST_IDS,
     )
     expect(own != original, "X-Request-ID is that of the first request", change=_REQUEST_IDS)
+    _expect_effect(response, Effect.STORED)
     return response
 
 
@@ -124,6 +129,7 @@ def expect_error(harness: Harness, response: Response, kind: str) -> dict[str, A
         f"{response.summary()}: marked as a replay",
         change="Do not store this error: the next request with the key decides again.",
     )
+    _expect_effect(response, *(() if kind in _UNDECIDED else Effect))
     if profile.statuses_only or (profile.own_errors and kind in _OWN_KINDS):
         return {}
     document = response.document()
@@ -164,6 +170,18 @@ def expect_error(harness: Harness, response: Response, kind: str) -> dict[str, A
     )
     details: dict[str, Any] = document["details"]
     return details
+
+
+def _expect_effect(response: Response, *allowed: Effect) -> None:
+    """Expect one of these values of ``Onceward-Effect``, or no such header: it is optional."""
+    found = response.headers.get(EFFECT_HEADER)
+    expect(
+        found is None or found in set(allowed),
+        f"{response.summary()} with Onceward-Effect: {found}",
+        change="Send Onceward-Effect: stored only with the response that is stored under the key, "
+        "none only if nothing has happened under it, and no such header on a mismatch or while "
+        "the first request runs: clients send again, or give up, by it.",
+    )
 
 
 def _refused_by_handler(response: Response) -> str | None:
