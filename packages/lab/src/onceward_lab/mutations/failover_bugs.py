@@ -79,7 +79,7 @@ def record_of_an_unknown_commit_remembered() -> list[Replacement]:
 
 @bug
 def unknown_commit_of_a_chunk_taken_for_success() -> list[Replacement]:
-    async def was_committed(_self: Any) -> bool:
+    async def was_committed(_self: Any, _unknown: Any) -> bool:
         return True
 
     return [(RequestChunk, "_was_committed", was_committed)]

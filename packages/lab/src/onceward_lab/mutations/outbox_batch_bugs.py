@@ -40,7 +40,7 @@ def skipped_item_counted_as_done() -> list[Replacement]:
             response = msgspec.structs.replace(response, status=200)
         return right(self, part, send, response, *more)
 
-    return [(Sender, "_result", result)]
+    return [(SENDER, "_is_skipped", lambda _response: False), (Sender, "_result", result)]
 
 
 @bug
