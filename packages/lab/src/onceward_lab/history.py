@@ -1,4 +1,4 @@
-"""What happened in a run: user actions, responses, device queues and database rows.
+"""History of a run: user actions, responses, device queues and database rows.
 
 The simulation and the chaos runner write it, ``checker`` reads it. Nothing here depends on how
 Onceward works. Every record names a user action by an id that the payload carries through all

@@ -224,7 +224,7 @@ class Response:
 
     @property
     def effect(self) -> Effect | None:
-        """What the server knows of the key; None if it does not say.
+        """The server's knowledge of the key; None if it does not say.
 
         ``Effect.NONE``: nothing has happened under it, whatever the status.
         """

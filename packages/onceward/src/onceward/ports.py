@@ -119,7 +119,7 @@ class UnitOfWork(Protocol[TransactionT_co]):
 
     @property
     def transaction(self) -> TransactionT_co:
-        """What the handler gets: a ``Transaction``, or a session or connection of the app."""
+        """Unit of the handler: a ``Transaction``, or a session or connection of the app."""
 
     @property
     def statements(self) -> Transaction:

@@ -1,4 +1,4 @@
-"""What happened in the last hour, minute by minute, in all processes of a database."""
+"""Counts of the last hour, minute by minute, in all processes of a database."""
 
 from collections import defaultdict
 from collections.abc import Mapping

@@ -539,7 +539,7 @@ def holds_row(server: str) -> str:
 
 
 class RoundTrips:
-    """What is known about how fast a server responds. Drains of one outbox share it."""
+    """Knowledge of how fast a server responds. Drains of one outbox share it."""
 
     def __init__(self, *, floor_seconds: float, ceiling_seconds: float) -> None:
         self._floor = floor_seconds

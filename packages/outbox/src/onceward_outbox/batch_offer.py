@@ -1,4 +1,4 @@
-"""What is known about the batch endpoint of a server: its offer, and what went wrong with it.
+"""State of the batch endpoint of a server: its offer, and what went wrong with it.
 
 A server that takes batches says so with ``Onceward-Batch: /batch; items=200`` in responses. The
 offer is stored in the outbox's file, so that the next process knows it, and forgotten after a day.
@@ -66,7 +66,7 @@ def parse_offer(header: str | None) -> BatchOffer | None:
 
 
 class Batches:
-    """What is known about batches to one server. Thread-safe: drains of one outbox share it."""
+    """State of batches to one server. Thread-safe: drains of one outbox share it."""
 
     def __init__(self, settings: QueueSettings, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic

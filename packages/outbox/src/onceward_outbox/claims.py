@@ -42,7 +42,7 @@ _UNPROCESSABLE: Final = 422
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """What the server says about a number that it refuses."""
+    """Details of a number that the server refuses."""
 
     # The number that the server expects next.
     expected: int

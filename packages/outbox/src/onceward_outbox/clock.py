@@ -106,7 +106,7 @@ class ClockReading(NamedTuple):
 
 
 class ClockUpdate(NamedTuple):
-    """What a ``Date`` changes: the new row, and how much time was missed since where."""
+    """Changes by a ``Date``: the new row, and how much time was missed since where."""
 
     row: ClockRow
     missed_ms: int

@@ -84,7 +84,7 @@ _FINAL: Final = frozenset({Reason.RESPONSE, Reason.REBUILD, Reason.DEPENDENCY})
 
 
 class _Changes(TypedDict, total=False):
-    """What the end of a claim changes besides the status, by the parameters of ``end_claim``."""
+    """Changes at the end of a claim besides the status, by the parameters of ``end_claim``."""
 
     uncount: int
     due_ms: int | None

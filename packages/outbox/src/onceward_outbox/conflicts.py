@@ -198,7 +198,7 @@ _GONE: Final = frozenset({404, 410})
 
 
 class ConflictPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the server's side, and the resolution. None: a person decides."""
+    """The server's side, as far as it is known, and the resolution. None: a person decides."""
 
     # The entity as the server has it, a JSON value; UNSET if it is not known.
     theirs: Any = UNSET

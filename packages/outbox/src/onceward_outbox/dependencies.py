@@ -34,7 +34,7 @@ _ACYCLIC: Final = "dependency_ids_must_not_be_cyclic"
 
 
 class Dependencies(NamedTuple):
-    """What an entry depends on."""
+    """Dependencies of an entry."""
 
     dependency_ids: tuple[str, ...]
     local_refs: tuple[str, ...]

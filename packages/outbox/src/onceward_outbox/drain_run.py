@@ -75,7 +75,7 @@ _POLL_SECONDS: Final = 0.5
 
 
 class _Step(Enum):
-    """What a drain does next."""
+    """Next step of a drain."""
 
     COMMIT = auto()
     SEND = auto()
@@ -85,7 +85,7 @@ class _Step(Enum):
 
 
 class Server(NamedTuple):
-    """What is known about the server. Drains of one outbox share it."""
+    """State of the server. Drains of one outbox share it."""
 
     origin: str
     base_url: str

@@ -20,9 +20,9 @@ class Ended(StrEnum):
     EMPTY = "empty"
     """Nothing is left to send. There may be refused entries."""
     BLOCKED = "blocked"
-    """What is left waits for a person, or for a profile."""
+    """The rest waits for a person, or for a profile."""
     WAITING = "waiting"
-    """What is left waits for its next attempt, or for another process that has claimed it."""
+    """The rest waits for its next attempt, or for another process that has claimed it."""
     OFFLINE = "offline"
     """The server cannot be reached."""
     HELD = "held"
@@ -36,7 +36,7 @@ class Ended(StrEnum):
 
 
 class DrainReport(msgspec.Struct, kw_only=True):
-    """What one drain did for one user."""
+    """Report of one drain for one user."""
 
     # Whose queue it was.
     user_id: str

@@ -230,7 +230,7 @@ def member_named(kind: type[_Member], value: str) -> _Member:
 
 
 class OnRefusal(StrEnum):
-    """What the entries behind a refused one do."""
+    """Behaviour of the entries behind a refused one."""
 
     CONTINUE = "continue"
     STOP = "stop"

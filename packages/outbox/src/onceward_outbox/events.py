@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class EventKind(StrEnum):
-    """What happened."""
+    """Kind of an event."""
 
     # An entry was queued.
     ENQUEUED = "enqueued"
@@ -126,7 +126,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventFacts(TypedDict, total=False):
-    """What an event about an entry says besides the entry itself."""
+    """Details of an event about an entry."""
 
     http_status: int | None
     code: str | None

@@ -32,7 +32,7 @@ AT_ONCE_SECONDS: Final = 0.02
 """How long to wait for a response before the next lane's request is sent."""
 
 Result = Response | NoResponse | BaseException
-"""What came of a request; an exception is a bug of the transport."""
+"""Result of a request; an exception is a bug of the transport."""
 
 
 class Call:

@@ -13,7 +13,7 @@ from onceward_protocol.retry import QUEUE, RetryPolicy
 
 
 class AttemptResult(NamedTuple):
-    """What the history keeps of one send."""
+    """One send in the history."""
 
     # The HTTP status; None without a response.
     http_status: int | None = None
@@ -172,4 +172,4 @@ Outcome = (
     | WrongOrder
     | KeyExpired
 )
-"""What came of a claim."""
+"""Outcome of a claim."""

@@ -78,7 +78,7 @@ class Park(msgspec.Struct, frozen=True):
 
 
 ChainAction = Send | Drop | Park
-"""What happens to one entry when a chain is rebuilt."""
+"""Change to one entry when a chain is rebuilt."""
 
 
 class Recovery(Protocol):
@@ -154,7 +154,7 @@ class Profile:
     None: entries do not expire by age."""
 
     key_format: KeyFormat = KeyFormat.UUID4
-    """What a key that the app chooses must look like."""
+    """Format of a key that the app chooses."""
 
     key_header: str = KEY_HEADER
     """The header in which the server expects the key."""
@@ -177,11 +177,11 @@ class Profile:
     """Strategy for conflicts of entries that name none."""
 
     force_with_version: bool = False
-    """What ``client_wins`` does if the server has named no version. False: it sends
+    """Behaviour of ``client_wins`` if the server has named no version. False: it sends
     ``If-Match: *``. True: the server refuses that, so a person decides."""
 
     on_refusal: OnRefusal = OnRefusal.CONTINUE
-    """What happens behind an entry that the server refuses for good. ``CONTINUE``: the lane goes
+    """Behaviour behind an entry that the server refuses for good. ``CONTINUE``: the lane goes
     on, and only entries that depend on the refused one are parked. ``STOP``: the lane waits until a
     person has retried, edited or discarded it."""
 
@@ -200,7 +200,7 @@ class Profile:
     are merged as a whole."""
 
     codes: Mapping[str, Verdict] = field(default_factory=dict)
-    """What the API's own error codes mean with status 409 or 422. They take precedence over the
+    """Meanings of the API's own error codes with status 409 or 422. They take precedence over the
     protocol's (``onceward_protocol.response_classification.BY_CODE``). With 401 only
     ``AttestationNeeded`` counts; any other code means that a new token is needed."""
 
@@ -219,7 +219,7 @@ class Profile:
     """None sends the payload as queued, and ``X-Client-Generated-At``."""
 
     recovery: Recovery | None = None
-    """What to do about an ``OutOfOrder`` verdict; without one the entry fails."""
+    """Plan for an ``OutOfOrder`` verdict; without one the entry fails."""
 
     def __post_init__(self) -> None:
         """Check the name and freeze the mappings."""

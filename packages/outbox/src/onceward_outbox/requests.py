@@ -37,7 +37,7 @@ _MAX_BYTES: Final = 960 * 1024
 """How large the body of a batch may be: a server takes 1 MiB by default."""
 
 _ITEM_BYTES: Final = 160
-"""What the framing of an item takes, about."""
+"""Approximate bytes of the framing of an item."""
 
 _MAX_HEADER_CHARS: Final = 8192
 _OPENINGS: Final = ("{local:", "{version:")

@@ -1,4 +1,4 @@
-"""What a person, or a strategy, does to entries: retry, edit, resolve, cancel, discard, park."""
+"""Changes to entries by a person or a strategy: retry, edit, resolve, cancel, discard, park."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, assert_never

@@ -1,4 +1,4 @@
-"""What a response to an entry means: its outcome, after the reads that it takes to know that.
+"""Meaning of a response to an entry: its outcome, after the reads that it takes to know that.
 
 Everything that takes time, such as reading the server's side of a conflict, happens here, so that
 the drain can record outcomes and claim the next entries in one short transaction.

@@ -95,7 +95,7 @@ class Assembled(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What came of a request with several entries."""
+    """Result of a request with several entries."""
 
     # For each entry its response, or its outcome if it has none.
     results: list[tuple[Claimed, Response | Outcome]]

@@ -22,7 +22,7 @@ _MAX_BODY_BYTES: Final = 256 * 1024
 
 
 class Produced(msgspec.Struct, frozen=True):
-    """What the response to a success says about the entity."""
+    """The entity's version and body, by the response to a success."""
 
     # As ``If-Match`` takes it; None if the response names none.
     version: str | None = None

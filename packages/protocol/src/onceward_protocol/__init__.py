@@ -1,1 +1,1 @@
-"""What client and server of Onceward agree on: pure functions and values, without I/O."""
+"""Protocol of client and server of Onceward: pure functions and values, without I/O."""

@@ -207,7 +207,7 @@ def check_headers(item: BatchItem, extra: Collection[str]) -> None:
 
 
 class Results:
-    """What earlier items have responded, as far as later ones can refer to it."""
+    """Responses to earlier items, as far as later ones can refer to it."""
 
     def __init__(self) -> None:
         self._ids: dict[str, str | int] = {}

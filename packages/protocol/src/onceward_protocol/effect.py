@@ -1,4 +1,4 @@
-"""What a response says about its key: whether anything has happened under it on the server."""
+"""Statement of a response about its key: whether anything has happened under it on the server."""
 
 from collections.abc import Mapping
 from enum import StrEnum

@@ -16,7 +16,7 @@ __all__ = ["MAX_LENGTH", "RULE", "check_endpoint"]
 
 RULE: Final = "endpoint_must_be_relative_path"
 MAX_LENGTH: Final = 2048
-"""What servers and proxies commonly accept."""
+"""Length that servers and proxies commonly accept."""
 
 _UUID: Final = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 # The characters of RFC 3986 for paths and queries, and placeholders of local ids. Control

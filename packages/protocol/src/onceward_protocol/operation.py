@@ -1,4 +1,4 @@
-"""What an entry does to its entity, and the HTTP method it is sent with."""
+"""Operation of an entry on its entity, and the HTTP method it is sent with."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,7 +12,7 @@ OperationName = Literal["create", "update", "patch", "delete"]
 
 
 class Operation(StrEnum):
-    """What an entry does to its entity; sent as POST, PUT, PATCH or DELETE."""
+    """Operation of an entry on its entity; sent as POST, PUT, PATCH or DELETE."""
 
     # Sent as POST.
     CREATE = "create"

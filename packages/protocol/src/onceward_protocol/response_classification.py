@@ -54,11 +54,11 @@ __all__ = [
 
 
 class SentEntry(Protocol):
-    """What the meaning of a response depends on: an entry of the outbox as it was claimed."""
+    """Context of a response: an entry of the outbox as it was claimed."""
 
     @property
     def operation(self) -> Operation:
-        """What the entry does to its entity."""
+        """Operation of the entry on its entity."""
 
     @property
     def attempt_count(self) -> int:

@@ -26,7 +26,7 @@ _TRANSIENT = frozenset({408, 425, 429})
 _SERVER_ERRORS = range(500, 600)
 
 _MAX_SECONDS = float(2**31 - 1)
-"""What a longer ``Retry-After`` is read as (68 years): adding it to any date must not overflow."""
+"""Ceiling of ``Retry-After`` (68 years): adding it to any date must not overflow."""
 
 _DELTA_SECONDS = re.compile(r"-?[0-9]+")
 

@@ -32,7 +32,7 @@ Position = TypeVar("Position")
 
 
 class Events(NamedTuple):
-    """What was found after a position: encoded events with theirs."""
+    """Events after a position: encoded events with theirs."""
 
     found: Sequence[tuple[Any, bytes]]
     # True if there may be more.

@@ -61,7 +61,7 @@ class Caller:
 
     @property
     def visits(self) -> Visits:
-        """What handlers did for this tenant."""
+        """Effects of handlers for this tenant."""
         return self.shop.visits[self.tenant]
 
     @property
@@ -166,7 +166,7 @@ class LimiterOf:
 
 
 class Counted(NamedTuple):
-    """What ``LimiterOf.count`` returns."""
+    """Result of ``LimiterOf.count``."""
 
     wait_seconds: float | None
     headers: tuple[tuple[bytes, bytes], ...]

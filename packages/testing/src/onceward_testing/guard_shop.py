@@ -84,7 +84,7 @@ class Headers(Protocol):
 
 
 class Sent(NamedTuple):
-    """What a handler sees of its request."""
+    """The handler's view of its request."""
 
     # As the framework has them.
     headers: Headers
@@ -143,7 +143,7 @@ STEPS = Write | Enqueue | Wait | CallExecution
 
 
 class Visits:
-    """What the handlers have done for one tenant, in this process; also what was rolled back."""
+    """Effects of the handlers for one tenant, in this process; also what was rolled back."""
 
     def __init__(self) -> None:
         # The value of ``X-Do`` in each run.

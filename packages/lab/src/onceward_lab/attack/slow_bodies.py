@@ -24,7 +24,7 @@ _RECONNECT_SECONDS: Final = 5.0
 
 @dataclass(slots=True)
 class SlowBodiesReport:
-    """What the uploads got so far."""
+    """Responses of the uploads so far."""
 
     # Connections that are open now.
     open: int = 0

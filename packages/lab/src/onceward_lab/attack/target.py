@@ -54,7 +54,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RawResponse(msgspec.Struct, frozen=True):
-    """What came back on one raw connection."""
+    """The response on one raw connection."""
 
     statuses: tuple[int, ...]
     data: bytes

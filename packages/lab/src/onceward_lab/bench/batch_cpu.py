@@ -33,7 +33,7 @@ _PATH = "/api/v1/activities"
 
 @dataclass
 class Size:
-    """What the rounds have measured for one size of batches."""
+    """Measurements of the rounds for one size of batches."""
 
     items: int
     server_us: list[float] = field(default_factory=list)

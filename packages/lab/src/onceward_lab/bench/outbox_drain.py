@@ -32,7 +32,7 @@ _READY_SECONDS = 30
 
 
 class Task(NamedTuple):
-    """What to send, where to, and the kind of outbox file."""
+    """A benchmark's entries, their server and the kind of outbox file."""
 
     url: str
     token: str

@@ -24,7 +24,7 @@ __all__ = ["SEGMENT_BYTES", "SlowLink", "slow_link"]
 SEGMENT_BYTES: Final = 1460
 _FIRST_SEGMENTS: Final = 10
 _LEAST_DEVIATION_SECONDS: Final = 0.2
-"""What Linux adds to the round trip, at least, for the retransmission time-out."""
+"""The least that Linux adds to the round trip for the retransmission time-out."""
 
 
 class _Direction:

@@ -1,4 +1,4 @@
-"""What a server and its database were doing in the slowest seconds of a load test."""
+"""Activity of a server and its database in the slowest seconds of a load test."""
 
 import asyncio
 import statistics

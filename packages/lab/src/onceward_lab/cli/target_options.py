@@ -1,4 +1,4 @@
-"""What ``onceward conform`` and ``onceward attack`` read: the server, its sign-in, a request."""
+"""Options of ``onceward conform`` and ``onceward attack``: the server, its sign-in, a request."""
 
 import ipaddress
 from pathlib import Path

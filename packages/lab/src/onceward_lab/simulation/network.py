@@ -41,7 +41,7 @@ _PORTALS: Final = {
     "not found": Response(404, _HTML, b"<html>Not found</html>"),
 }
 PORTALS: Final = tuple(_PORTALS)
-"""What captive portals respond."""
+"""Response of captive portals."""
 
 ELSEWHERE: Final = "elsewhere"
 """The sender of requests that no device has sent."""

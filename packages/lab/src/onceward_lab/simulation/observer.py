@@ -1,4 +1,4 @@
-"""What one device has sent, got and reported, for the rules about versions, chains and outages.
+"""Sends, responses and reports of one device, for the rules about versions, chains and outages.
 
 It outlives the processes of the device: what a process forgets in a crash has still happened.
 """

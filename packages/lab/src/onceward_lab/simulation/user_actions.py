@@ -150,7 +150,7 @@ class PlannedAction(msgspec.Struct, kw_only=True):
 
 
 class Bias(msgspec.Struct, frozen=True):
-    """What a seed has more of than usual, so that rare operations are reached."""
+    """Operations that a seed has more of than usual, so that rare ones are reached."""
 
     refusals: bool = False
     conflicts: bool = False

@@ -16,7 +16,7 @@ import msgspec
 from onceward.errors import ConfigurationError
 
 NO_PREVIOUS: Final = "0" * 64
-"""What the first seal of a tenant has instead of the hash of the seal before."""
+"""The previous hash in the first seal of a tenant."""
 
 EVENT_FIELDS: Final = (
     "tenant",
@@ -32,7 +32,7 @@ EVENT_FIELDS: Final = (
     "created_at",
     "reason",
 )
-"""What the digest of an event covers: every column except the number of its seal."""
+"""Columns in the digest of an event: every column except the number of its seal."""
 
 LATE: Final = timedelta(hours=1)
 """How far an event may be behind those sealed before it: long transactions, clocks."""

@@ -49,7 +49,7 @@ CORS_HEADERS: Final = CorsHeaders(
         "X-Request-ID",
     ),
 )
-"""What to allow and expose: ``add_middleware(CORSMiddleware, **CORS_HEADERS, allow_origins=…)``.
+"""Headers to allow and expose: ``add_middleware(CORSMiddleware, **CORS_HEADERS, allow_origins=…)``.
 
 Add the methods of the app, and headers of its own, such as another ``Policy.key_header``.
 """

@@ -89,7 +89,7 @@ class _View(NamedTuple):
 
 
 class _App:
-    """What a ``FlaskGuard`` knows about one app."""
+    """State of a ``FlaskGuard`` for one app."""
 
     __slots__ = ("batch", "bridge", "checked", "first_routes", "guarded_endpoints")
 

@@ -88,7 +88,7 @@ class executing:  # noqa: N801 - used like a function; a generator would cost fo
 
 
 class Writes(Enum):
-    """What becomes of the writes of a handler, by its response."""
+    """Fate of the writes of a handler, by its response."""
 
     # They commit with the response.
     KEPT = auto()
@@ -106,7 +106,7 @@ class Replay(msgspec.Struct, frozen=True, gc=False):
 
 
 class Execution:
-    """What a guarded handler gets: as ``scope["onceward"]`` or by the framework's dependency.
+    """Execution for a guarded handler: as ``scope["onceward"]`` or by the framework's dependency.
 
     A handler reads ``request``, writes in ``transaction`` and may call the methods below.
     ``Idempotency`` reads the other attributes when it commits or rolls back; handlers must not
@@ -272,7 +272,7 @@ class RequestTransaction(Protocol):
 
     @property
     def handle(self) -> Any:
-        """What a dependency gets: a ``Transaction``, or a session of the app."""
+        """The transaction for a dependency: a ``Transaction``, or a session of the app."""
 
     async def release(self, endpoint: str) -> Mapping[str, Any]:
         """End what ran before the claim; return the options with which to claim."""
@@ -445,7 +445,7 @@ class Exchange:
 
 
 class PendingExecution:
-    """What a dependency gets for the execution; it has the attributes of it after the claim."""
+    """The execution for a dependency; it has the attributes of it after the claim."""
 
     __slots__ = ("_exchange",)
 

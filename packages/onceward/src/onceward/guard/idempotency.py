@@ -147,7 +147,7 @@ def decide(known: Record | Held | None, fingerprint: RequestFingerprint, now: da
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdempotencyOptions:
-    """What an app can set."""
+    """Settings of an app."""
 
     # Records beside the store, e.g. in Redis.
     cache: RecordCache | None = None

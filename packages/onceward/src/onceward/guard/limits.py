@@ -68,7 +68,7 @@ class QuotaReporter(Protocol):
 
 
 class CountedRequest(Protocol):
-    """What a ``QuotaReporter`` returns."""
+    """Result of a ``QuotaReporter``."""
 
     @property
     def wait_seconds(self) -> float | None:

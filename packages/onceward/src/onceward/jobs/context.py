@@ -1,4 +1,4 @@
-"""What a handler gets: the job's payload, a transaction, steps, and a way to enqueue jobs."""
+"""Context of a handler: the job's payload, a transaction, steps, and a way to enqueue jobs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -42,7 +42,7 @@ class _LazyTransaction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextConfig:
-    """What the contexts of all jobs of a worker share."""
+    """State that the contexts of all jobs of a worker share."""
 
     job_store: JobStore
     worker_name: str
@@ -55,7 +55,7 @@ class ContextConfig:
 
 
 class JobAttributes:
-    """What a handler may know about its job and the attempt."""
+    """Facts about a job and its attempt, for the handler."""
 
     __slots__ = ("_job", "payload")
 

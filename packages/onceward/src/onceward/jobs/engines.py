@@ -1,4 +1,4 @@
-"""What delivers jobs to a worker: the database itself, or a broker of another package.
+"""Engines that deliver jobs to a worker: the database itself, or a broker of another package.
 
 Workers lease jobs from the job table, woken by a notifier. A package adds a broker with an entry
 point in its ``pyproject.toml``::

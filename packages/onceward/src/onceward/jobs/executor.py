@@ -63,7 +63,7 @@ class _TimeLimitError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorConfig(ContextConfig):
-    """What all executors of a worker share."""
+    """State that all executors of a worker share."""
 
     registry: JobRegistry
     engine: Engine

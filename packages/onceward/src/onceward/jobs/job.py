@@ -107,7 +107,7 @@ class EnqueueOptions(TypedDict, total=False):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """What a new job and a leased one have in common."""
+    """Fields of a new job and of a leased one."""
 
     # What makes two jobs the same job.
     key: str

@@ -1,4 +1,4 @@
-"""What an engine with a broker reads and writes: which jobs are published, and which are not."""
+"""Statements of an engine with a broker: which jobs are published, and which are not."""
 
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager

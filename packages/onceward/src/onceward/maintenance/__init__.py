@@ -1,1 +1,1 @@
-"""What runs beside requests: expiry, erasure, removal of records."""
+"""Work beside requests: expiry, erasure, removal of records."""

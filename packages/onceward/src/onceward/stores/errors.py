@@ -137,7 +137,7 @@ def unstorable_error(error: BaseException) -> BodyInvalidError | None:
 
 
 def refusal_of(error: BaseException) -> BodyInvalidError | StoreUnavailableError | None:
-    """Return what the client gets for the error of a handler's statement; None: an error of it."""
+    """Return the client's error for a handler's statement; None: an error of the handler."""
     state = state_of(error)
     found: StoreUnavailableError
     if state in _CONFLICT_STATES:

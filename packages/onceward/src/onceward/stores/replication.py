@@ -1,4 +1,4 @@
-"""What a PostgreSQL server guarantees about commits, and which commits are on its standby too.
+"""Guarantees of a PostgreSQL server about commits, and which commits are on its standby too.
 
 With synchronous replication, COMMIT waits until the standby has the commit. If the wait is ended by
 ``pg_cancel_backend``, ``pg_terminate_backend`` or a restart, the commit is visible although the
@@ -53,7 +53,7 @@ def is_replication_warning(severity: str | None, sqlstate: str | None) -> bool:
 
 
 class CommitNotices:
-    """What is noted of one connection. Set ``has_warned`` to False before COMMIT."""
+    """Notes about one connection. Set ``has_warned`` to False before COMMIT."""
 
     __slots__ = ("backend", "has_warned", "was_cut")
 

@@ -50,7 +50,7 @@ class KnownHead:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the person knows about the chains."""
+    """Facts about the chains that the person knows."""
 
     # Only this tenant.
     tenant: str | None = None

@@ -15,7 +15,7 @@ __all__ = ["Access", "Operator", "Role", "TokenAccess"]
 
 
 class Role(IntEnum):
-    """What a person may do. Each role may do all that the ones before it may."""
+    """Role of a person. Each role may do all that the ones before it may."""
 
     # Read.
     VIEWER = 1

@@ -43,7 +43,7 @@ _log = logging.getLogger("onceward_operator.console")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a live page shows: the same to all operators with the same rights."""
+    """Content of a live page: the same to all operators with the same rights."""
 
     # The console's own path, for links.
     root: str

@@ -1,4 +1,4 @@
-"""What the outcomes of requests mean, in a phrase, for pages that name them."""
+"""Meanings of the outcomes of requests, in a phrase, for pages that name them."""
 
 from collections.abc import Mapping
 from typing import Final, NamedTuple

@@ -51,7 +51,7 @@ class QueueState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Worker:
-    """What a worker runs of one queue."""
+    """Jobs of one queue that a worker runs."""
 
     name: str
     queue: str

@@ -1,4 +1,4 @@
-"""What a record says about an action, in a few sentences, before the details. Pure.
+"""Verdict of a record about an action, in a few sentences, before the details. Pure.
 
 "I was charged twice" is answered by the first line: how often it was executed, and when.
 """

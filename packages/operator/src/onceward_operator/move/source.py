@@ -45,7 +45,7 @@ _OF_TOOLS: Final = frozenset({"alembic_version", "django_migrations", "yoyo_lock
 
 @dataclass(frozen=True, slots=True)
 class SourceMark:
-    """What a move has recorded in the source: its id, its target, and whether it is finished."""
+    """Record of a move in the source: its id, its target, and whether it is finished."""
 
     move_id: str
     target: str

@@ -1,1 +1,1 @@
-"""What both halves need around their databases: migrations, SQL files, private files."""
+"""Storage code of both halves: migrations, SQL files, private files."""

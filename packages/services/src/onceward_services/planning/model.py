@@ -351,7 +351,7 @@ class NotificationView(BaseModel):
 
 
 class ReadUpToResult(BaseModel):
-    """What was marked."""
+    """Result of marking notifications."""
 
     marked: int
     more: bool

@@ -1,4 +1,4 @@
-"""What members of an organization may do, by the claim ``roles`` of their tokens."""
+"""Permissions of members of an organization, by the claim ``roles`` of their tokens."""
 
 from typing import Final
 

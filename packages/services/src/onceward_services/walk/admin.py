@@ -1,4 +1,4 @@
-"""What admins see: a review with its evidence, and a walker."""
+"""Views of admins: a review with its evidence, and a walker."""
 
 import json
 from typing import Any, Final

@@ -59,5 +59,5 @@ class WalkSettings(CatalogueSettings):
 
     @property
     def energy_sinks(self) -> tuple[str, ...]:
-        """What walkers may spend energy on with ``POST /energy/spend``."""
+        """Sinks on which walkers may spend energy with ``POST /energy/spend``."""
         return tuple(self.walk_energy_sinks.split(","))

@@ -1,4 +1,4 @@
-"""What a job does with the outcome of a delivery: a result, another attempt, or a dead letter."""
+"""Handling of the outcome of a delivery by its job: a result, another attempt, or a dead letter."""
 
 from typing import Any, assert_never
 

@@ -1,4 +1,4 @@
-"""What the PostgreSQL store needs of a driver. Implemented for asyncpg and for psycopg."""
+"""Port of the PostgreSQL store to a driver. Implemented for asyncpg and for psycopg."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -107,7 +107,7 @@ class Driver(Protocol):
 
     @property
     def outages(self) -> tuple[type[BaseException], ...]:
-        """What is raised if the server is unavailable."""
+        """Exceptions that mean an unavailable server."""
 
     async def connect(self, *, is_limited: bool = True) -> Any:
         """Open a connection to a writable server, which has the methods of ``Connection``.

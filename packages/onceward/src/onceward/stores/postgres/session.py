@@ -57,7 +57,7 @@ def outlives_statement(sql: str) -> bool:
 
 
 class UsedSession:
-    """What a handler has used of a session, and so what must be removed at its end."""
+    """Parts of a session that a handler has used, and that must be removed at its end."""
 
     __slots__ = ("is_raw", "is_used", "may_have_names")
 

@@ -296,7 +296,7 @@ class BasePostgresStore(BaseStore[TransactionT_co]):
 
     @property
     def durability(self) -> Durability | None:
-        """What the server guarantees, as far as it was read; None before ``open``."""
+        """Guarantees of the server, as far as they were read; None before ``open``."""
         return self.connections.epochs.durability
 
     @property

@@ -191,7 +191,7 @@ def _delegated(path: str) -> Any:
 
 
 class _Wrapped:
-    """What both kinds of connections have in common: see ``postgres.driver.Connection``."""
+    """Common part of both kinds of connections: see ``postgres.driver.Connection``."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw

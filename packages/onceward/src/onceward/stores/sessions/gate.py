@@ -71,7 +71,7 @@ def end_visit() -> None:
 
 
 class _Gate(ABC):
-    """What the gates for tasks and for threads have in common."""
+    """Common part of the gates for tasks and for threads."""
 
     def __init__(
         self,

@@ -41,7 +41,7 @@ _IDLE: Final = TransactionStatus.IDLE
 
 
 class _ThreadLimit(threading.local):
-    """What a response to this thread may take, on connections that have no limit of their own.
+    """Time limit of a response to this thread, on connections that have no limit of their own.
 
     For what a pool does before it returns a connection: tests of old connections.
     """

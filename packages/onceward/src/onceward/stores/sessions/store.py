@@ -63,7 +63,7 @@ class SessionOptions(TypedDict, total=False):
 
 
 class Ran(NamedTuple):
-    """What a statement has returned, and how many rows it has changed."""
+    """Rows that a statement has returned, and how many it has changed."""
 
     rows: Sequence[Any]
     changed: int
@@ -224,7 +224,7 @@ class SessionUnit(BaseUnit, ABC, Generic[TransactionT_co]):
 
 
 class SessionAdapter(BaseStore[TransactionT_co]):
-    """What the adapter of a library does for ``SessionStore``. Methods without ``async`` block."""
+    """Adapter of a library for ``SessionStore``. Methods without ``async`` block."""
 
     # How the driver sends Onceward's statements, and within what time.
     messages: Messages

@@ -48,7 +48,7 @@ _GONE_CODES: Final = frozenset({"UNREGISTERED"})
 
 
 class ServiceAccount(msgspec.Struct, frozen=True):
-    """What is needed of the key file of a service account."""
+    """Required members of the key file of a service account."""
 
     project_id: str
     client_email: str

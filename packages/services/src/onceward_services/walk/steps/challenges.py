@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Reread:
-    """What a report has in response to a challenge."""
+    """Response of a report to a challenge."""
 
     challenge_id: str
     samples: Sequence[Sample]
