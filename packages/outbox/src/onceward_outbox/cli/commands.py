@@ -349,7 +349,7 @@ def outbox_retry(  # noqa: PLR0917 - typer turns them into options
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Send a failed entry again, with the same key; its parked dependents are revived.
+    """Send a failed entry again, or one that expired unsent; its parked dependents are revived.
 
     For example, after the server has been corrected:
 
