@@ -138,16 +138,18 @@ def find_bug(
         return BugResult(name, 0, broken=errors[0])
     failure: Failure | None = None
     count = 0
-    with bug():
-        for seed in range(first, first + max_seeds):
-            count += 1
+    for seed in range(first, first + max_seeds):
+        count += 1
+        with bug():
             try:
                 outcome = run_seed(seed, templates)
             except _STALE:
                 break
-            if outcome.violations:
+        # A violation that is there without the bug proves nothing about it.
+        if outcome.violations and not run_seed(seed, templates).violations:
+            with bug():
                 failure = describe(shrink(outcome, templates) if shrinks else outcome)
-                break
+            break
     # Tracing is slow: only the seed that ended the search is traced, or the first few.
     has_ended_early = count < max_seeds or failure is not None
     last = first + count - 1
