@@ -106,7 +106,7 @@ def test_time_without_a_sign_in_does_not_count(capped: Lab) -> None:
     assert [one.id for one in capped.queue.expire_stale("ada")] == [late.id]
 
 
-def test_what_expired_unsent_is_revived_by_hand_at_its_place(lab: Lab) -> None:
+def test_what_expired_unsent_is_revived_by_a_person_at_its_place(lab: Lab) -> None:
     first, second = lab.queue.enqueue(walk()), lab.queue.enqueue(walk())
     dependent = lab.queue.enqueue(walk(depends_on=[first.id]))
     lab.clock.pass_by(days=8)
