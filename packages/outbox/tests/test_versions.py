@@ -11,7 +11,7 @@ from msgspec import UNSET
 
 from onceward_outbox import EventKind, OutboxQueue, Profile
 from onceward_outbox.conflicts import ConflictPlan, resolve_conflict
-from onceward_outbox.entry import Entry, NewEntry, Resolution, Status
+from onceward_outbox.entry import Entry, NewEntry, Reason, Resolution, Status
 from onceward_outbox.errors import ClaimLostError, EntryInvalidError
 from onceward_outbox.outcome import AttemptResult, Conflicted
 from onceward_outbox.transport import HttpTransport, NoResponse, Request, Response
@@ -25,7 +25,14 @@ from packages.onceward.tests.support.outbox_harness import (
     response,
     token_of,
 )
-from packages.outbox.tests.outcomes import rebase, record_conflict, release, retry_later, succeed
+from packages.outbox.tests.outcomes import (
+    fail,
+    rebase,
+    record_conflict,
+    release,
+    retry_later,
+    succeed,
+)
 from packages.outbox.tests.queue_harness import Lab
 from packages.services.tests.cli.conftest import Server
 
@@ -271,6 +278,29 @@ def test_retry_sends_the_same_version_even_if_another_edit_succeeded_meanwhile(
     assert [request.headers["If-Match"] for request in sent] == ['"1"', '"1"']
     assert len({request.headers["Idempotency-Key"] for request in sent}) == 1
     assert queue.get(first.id).sent_version == '"1"'
+
+
+def test_retried_edit_keeps_its_version_if_a_later_one_may_have_happened(
+    queue: OutboxQueue,
+) -> None:
+    """The later one has failed and is retried too: its version is not the one to overwrite."""
+    older = edit(queue, "older", base_version='"1"')
+    newer = edit(queue, "newer", base_version='"1"')
+    queue.park(older.id, reason=Reason.REBUILD, error="set aside")
+    claimed = queue.claim("ada")
+    assert claimed is not None
+    assert claimed.entry.id == newer.id
+    fail(queue, claimed, reason=Reason.UNKNOWN, outcome_unknown=True)
+    for entry in (older, newer):
+        queue.retry(entry.id)
+    made = response(200, {"version": 2}, {"etag": '"2"'})
+    server = Scripted([made, response(412), made])
+    drain(queue, "ada", server)
+    assert if_matches(server)[:2] == ['"1"', '"1"']
+    assert [queue.get(entry.id).status for entry in (older, newer)] == [
+        Status.CONFLICT,
+        Status.SUCCEEDED,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ SELECT 1 FROM offline_sync_queue
 SELECT 1 FROM offline_sync_queue
  WHERE user_id = :user_id AND lane = :lane AND entity = :entity AND IS_OPEN
    AND sequence_number > :sequence_number
-   AND (status = 'in_flight' OR (status = 'pending' AND outcome_unknown = 1))
+   AND (status = 'in_flight' OR outcome_unknown = 1)
  LIMIT 1;
 
 -- name: chain_behind
