@@ -16,7 +16,7 @@ KINDS = dict.fromkeys(CODES, 1) | {
     "method_not_allowed": 0,  # services raise it
 }
 # What describes the headers and errors of an API to its clients.
-DESCRIPTIONS = ("frameworks/openapi.py", "frameworks/openapi_batch.py")
+DESCRIPTIONS = ("frameworks/cors.py", "frameworks/openapi.py", "frameworks/openapi_batch.py")
 SOURCES = [
     module
     for module in (*modules(LIBRARY), *modules(PROTOCOL))
@@ -103,7 +103,7 @@ def test_header_is_written_in_few_places(header: str) -> None:
 
 
 def test_frameworks_name_no_header_of_the_protocol() -> None:
-    """Paths of options and what OpenAPI tells clients aside, the guard writes and reads them."""
+    """The guard writes and reads them; OpenAPI and the list for CORS tell clients of them."""
     names = (
         "idempotency-",
         "onceward-",

@@ -123,7 +123,7 @@ def test_reset_restores_the_contents_of_the_server_database(templates: Templates
 
     database = templates.server
     before = content()
-    run_seed(3, templates)
+    run_seed(11, templates)
     assert database.reader.execute("SELECT count(*) FROM effects").fetchone()[0] > 0
     assert content() == before
 

@@ -24,6 +24,7 @@ LEGAL = {
     ("revive", "failed"): "pending",
     # What a person does.
     ("retry", "failed"): "pending",
+    ("revive", "expired"): "pending",
     ("resend", "conflict"): "pending",
     ("give_up", "conflict"): "failed",
     ("edit", "pending"): "pending",
@@ -50,9 +51,10 @@ def test_the_refusal_names_both_the_status_and_what_it_would_take() -> None:
         after(Transition.DISCARD, Status.SUCCEEDED)
 
 
-def test_nothing_leads_out_of_a_settled_status() -> None:
+def test_only_a_person_leads_out_of_a_settled_status() -> None:
+    """What the device expired unsent can be revived."""
     leads_out = {status for froms in TRANSITIONS.values() for status in froms}
-    assert leads_out == OPEN
+    assert leads_out == OPEN | {Status.EXPIRED}
     assert set(Status) - OPEN == {Status.SUCCEEDED, Status.EXPIRED, Status.DISCARDED}
 
 

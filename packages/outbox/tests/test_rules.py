@@ -187,6 +187,8 @@ def test_status_transition_must_be_valid(lab: Lab) -> None:
         ("pending", "discarded"),
         ("pending", "expired"),
         ("pending", "failed"),
+        # Revived by a person: the device has expired it unsent.
+        ("expired", "pending"),
     }
     assert {(a, b) for froms in TRANSITIONS.values() for a, b in froms.items()} == allowed
     entry = lab.add()

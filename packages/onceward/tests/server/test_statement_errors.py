@@ -66,10 +66,10 @@ def fastapi_app(store: Any, kind: Any, run: Callable[..., Any]) -> tuple[Any, An
 @pytest.mark.parametrize("store", ["asyncpg", "session asyncpg"])
 async def test_passing_errors_of_statements_are_503(postgres_url: str, store: str) -> None:
     is_session, driver = store.startswith("session"), store.rsplit(maxsplit=1)[-1]
-    url = postgres_url.replace("://", f"+{driver}://")
+    engine = create_async_engine(postgres_url.replace("://", f"+{driver}://"))
     if is_session:
         app, onceward = fastapi_app(
-            SqlAlchemyStore(create_async_engine(url)), Session, lambda s, q: s.execute(text(q))
+            SqlAlchemyStore(engine), Session, lambda s, q: s.execute(text(q))
         )
     else:
         app, onceward = fastapi_app(postgres_url, Tx, lambda tx, q: tx.execute(q))
@@ -79,6 +79,7 @@ async def test_passing_errors_of_statements_are_503(postgres_url: str, store: st
             response = await client.post(f"/?state={state}", headers=key(state))
             check(state, code, response, response.json())
     await onceward.close()
+    await engine.dispose()
 
 
 def test_passing_errors_of_flask_views_are_503(postgres_url: str) -> None:
@@ -98,3 +99,4 @@ def test_passing_errors_of_flask_views_are_503(postgres_url: str) -> None:
         response = client.post(f"/?state={state}", headers=key(state))
         check(state, code, response, response.get_json())
     guard.close()
+    engine.dispose()

@@ -35,6 +35,7 @@ _COMMITS: Final = (
     "expire_stale",
     "learn_server_time",
     "map_local_id",
+    "note_sign_in",
     "park",
     "prune",
     "purge_user",
