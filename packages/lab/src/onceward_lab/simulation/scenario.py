@@ -905,11 +905,12 @@ class _ErrorLogHandler(logging.Handler):
     def __init__(self, world: World) -> None:
         super().__init__(logging.ERROR)
         self._world = world
-        self._logger = logging.getLogger("onceward")
-        self._was = self._logger.level, self._logger.propagate
-        self._logger.setLevel(logging.ERROR)
-        self._logger.propagate = False
-        self._logger.addHandler(self)
+        loggers = [logging.getLogger(name) for name in ("onceward", "onceward_outbox")]
+        self._were = [(each, each.level, each.propagate) for each in loggers]
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+            logger.propagate = False
+            logger.addHandler(self)
 
     def emit(self, record: logging.LogRecord) -> None:
         process = CURRENT_PROCESS.get()
@@ -924,9 +925,10 @@ class _ErrorLogHandler(logging.Handler):
             self._world.errors.append(f"{record.getMessage()}: {type(error).__name__}: {error}")
 
     def remove(self) -> None:
-        self._logger.removeHandler(self)
-        self._logger.setLevel(self._was[0])
-        self._logger.propagate = self._was[1]
+        for logger, level, propagate in self._were:
+            logger.removeHandler(self)
+            logger.setLevel(level)
+            logger.propagate = propagate
 
 
 def _never() -> bool:
