@@ -52,7 +52,7 @@ def test_the_refusal_names_both_the_status_and_what_it_would_take() -> None:
 
 
 def test_only_a_person_leads_out_of_a_settled_status() -> None:
-    """What the device expired unsent can be revived."""
+    """An entry that the device expired unsent can be revived."""
     leads_out = {status for froms in TRANSITIONS.values() for status in froms}
     assert leads_out == OPEN | {Status.EXPIRED}
     assert set(Status) - OPEN == {Status.SUCCEEDED, Status.EXPIRED, Status.DISCARDED}

@@ -1,4 +1,4 @@
-"""What a response says about its key."""
+"""The effect that a response names for its key."""
 
 import pytest
 

@@ -65,7 +65,7 @@ SELECT 'other-' || n % 1000, gen_random_uuid(), 'r', 'c'
 
 
 class Paths:
-    """What requests, jobs and sweeps do, each on one connection that keeps its plans."""
+    """The statements of requests, jobs and sweeps, on one connection that keeps its plans."""
 
     def __init__(self, lab: Lab, strict: Lab, jobs: JobsLab) -> None:
         self._lab, self._strict, self._jobs = lab, strict, jobs

@@ -157,7 +157,7 @@ PATIENT = RetryPolicy(
     jitter_fraction=0.5,
     attempts=12,
 )
-"""Twelve attempts over five hours and more, then a dead letter. Nobody waits."""
+"""Twelve attempts over at least five hours, then a dead letter. No caller waits for it."""
 
 
 def is_transient(status: int | None) -> bool:

@@ -38,7 +38,7 @@ async def resolve_review(
     walker = str((await reviews.find_review(tx, review_id))["tenant"])
     # The actor in the console is ``boss via console``.
     if admin.partition(" via ")[0] == walker:
-        raise ForbiddenError("nobody resolves a review of their own walks: ask another admin")
+        raise ForbiddenError("your own walks are reviewed by another admin: ask one")
     before = (await lock_walker(tx, walker, now)).event_seq
     resolved = await reviews.resolve_review(tx, review_id, resolution, admin=admin, now=now)
     if resolution.decision == "suspend":
